@@ -1,4 +1,4 @@
-"""The storage formats: a frozen table, those that other packages register, and lookup by name and suffix."""
+"""Storage formats: the built-in table, formats that other packages register, and lookup by name and suffix."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Format:
 
     def files_beside(self, path: Path) -> list[Path]:
         """Return the paths of additional files that belong to a file, existing or not."""
-        resolved = path.resolve()  # a link: DuckDB looks beside what it leads to
+        resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
         return [Path(f"{resolved}{suffix}") for suffix in self.beside]
 
     def module(self) -> ModuleType:
@@ -279,7 +279,7 @@ def formats() -> tuple[Format, ...]:
         problem = None
         try:
             registered = entry.load()
-        except _UNLOADABLE as error:  # the other formats are to work all the same
+        except _UNLOADABLE as error:  # the other formats must still work
             problem = f"{type(error).__name__}: {error}"
         else:
             if not isinstance(registered, Format) or registered.implementation is None:
@@ -309,19 +309,19 @@ def format_names() -> str:
 
 
 def fitting(test: Callable[[Format], bool]) -> list[Format]:
-    """Return the formats that ``test`` is true of: of those here, or else, which takes longer, of others' packages."""
+    """Return the formats that pass ``test``: built-in ones or, if none does, slower to find, registered ones."""
     return [fmt for fmt in FORMATS if test(fmt)] or [fmt for fmt in formats() if test(fmt)]
 
 
 def of_suffix(name: str, *, files: bool = False) -> Format | None:
-    """Return the format with the longest suffix that ``name`` ends with; with ``files`` of those that are files."""
+    """Return the format with the longest suffix that ``name`` ends with; with ``files``, only single-file formats."""
     low = name.lower()
     found = fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))
     return max(found, key=lambda fmt: max(len(each) for each in fmt.suffixes if low.endswith(each)), default=None)
 
 
 def format_of_target(path: Path) -> Format:
-    """Return the format that the suffix of a path to be written names, or raise `FormatError`."""
+    """Return the format of the suffix of a path to be written, or raise `FormatError`."""
     found = of_suffix(path.name)
     if found is None:
         suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())

@@ -1,4 +1,4 @@
-"""Compressed bytes of files: by imagecodecs, which is told where to decompress to, and so how much that may be."""
+"""Decompression by imagecodecs into an existing buffer, which limits the decompressed size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
     """Decompress ``stored`` into ``plain``, flat bytes.
 
-    Raises `ValueError` if it cannot be decompressed, or not to as many bytes.
+    Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
     """
     try:
         size_bytes = len(_decoder(codec)(stored, out=plain))
@@ -26,7 +26,7 @@ def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
 
 @cache
 def _decoder(codec: str) -> Callable[..., Any]:
-    import imagecodecs  # noqa: PLC0415  # what is compressed alone needs it
+    import imagecodecs  # noqa: PLC0415  # only compressed data needs it
 
     decode = getattr(imagecodecs, f"{codec}_decode")
     return partial(decode, numthreads=1) if codec == "blosc" else decode

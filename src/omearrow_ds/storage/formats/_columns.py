@@ -1,6 +1,6 @@
-"""Columns in plain Arrow types: a format keeps the values of a column, not how Arrow laid them out.
+"""Columns in plain Arrow types: a format stores the values of a column, not its Arrow layout.
 
-What is written is plain, and so is what is read, of whatever tool; so all formats give the same types.
+Columns are converted when written, and when read from files of any writer, so all formats return the same types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN
 from omearrow_ds.errors import MetadataError
 
-_DEPTH = 12  # of lists that are nested 32 deep Vortex asks for terabytes, and ends the process
+_DEPTH = 12  # Vortex allocates terabytes for lists nested 32 deep, and ends the process
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _LISTS = (
     pa.types.is_list,
@@ -32,23 +32,23 @@ _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_sh
 
 
 class Named(Protocol):
-    """Columns by their names, as those of a `pyarrow.Table`: each may be read when it is asked for."""
+    """Columns by name, like those of a `pyarrow.Table`; a column may be read lazily."""
 
     @property
     def column_names(self) -> list[str]:
-        """The names of all."""
+        """The names of all columns."""
 
     def __getitem__(self, name: str, /) -> pa.ChunkedArray:
         """Return a column."""
 
 
 def plain_columns(columns: pa.Table, where: str) -> pa.Table:
-    """Return ``columns`` with plain Arrow types; ``where`` names what they are of in errors.
+    """Return ``columns`` with plain Arrow types; ``where`` names the table in errors.
 
-    Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) are laid out plainly; times are
-    in µs, or in ns where they were, and in UTC; decimals are of 128 bits where they have up to 38 digits; UUIDs are
-    bytes, JSON is text, ``bool8`` is bool, tensors are lists of lists. Raises `MetadataError` if a type has no plain
-    form (a union), or a value does not fit it.
+    Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) get a plain layout. Times are in
+    UTC and in µs, or in ns if they were; decimals have 128 bits if they have up to 38 digits. UUIDs become bytes, JSON
+    becomes text, ``bool8`` becomes bool, and tensors become lists of lists. Raises `MetadataError` if a type has no
+    plain form (a union), or a value does not fit it.
     """
     plain = []
     for field, column in zip(columns.schema, columns.columns, strict=True):
@@ -69,7 +69,7 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
 
 
 def columns_and_checksums(columns: pa.Table, where: str) -> tuple[pa.Table, pa.ChunkedArray | None]:
-    """Return what `plain_columns` does, without that of the checksums, which is none of the user's, and the latter."""
+    """Return the `plain_columns` without our own column of checksums, and that column or None."""
     plain = plain_columns(columns, where)
     if CHECKSUM_COLUMN not in plain.column_names or plain[CHECKSUM_COLUMN].type != pa.string():
         return plain, None
@@ -89,7 +89,7 @@ def refuse_extensions(columns: pa.Schema, where: str) -> None:
 
 
 def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, where: str) -> None:
-    """Raise `MetadataError` for plain types that the format called ``label`` does not hold, or none gives back."""
+    """Raise `MetadataError` for plain types that the format ``label`` cannot store, or no format can read back."""
     for field in columns:
         if "\0" in field.name:
             raise MetadataError(
@@ -134,13 +134,13 @@ def _has_no_plain_form(kind: pa.DataType) -> bool:
 
 
 def _digits(kind: pa.DataType) -> int:
-    """Return how many digits a decimal needs if all are stored, to its point and from it on."""
+    """Return how many digits a decimal needs before and after its point."""
     return int(max(kind.precision - min(kind.scale, 0), kind.scale))
 
 
 def _plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = plain_type(column.type)
-    same = kind.equals(column.type, check_metadata=True)  # by the names of a list's values too, which Parquet changes
+    same = kind.equals(column.type, check_metadata=True)  # also by the names of list items, which Parquet changes
     return column if same else pa.chunked_array([_plain(chunk) for chunk in column.chunks], kind)
 
 
@@ -156,7 +156,7 @@ def _plain(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return array.storage.cast(pa.bool_()) if kind.extension_name == "arrow.bool8" else _plain(array.storage)
     if pa.types.is_dictionary(kind):
-        return _plain(array.dictionary).take(array.indices)  # Arrow takes of no views
+        return _plain(array.dictionary).take(array.indices)  # take does not support views
     if pa.types.is_run_end_encoded(kind):
         places = np.arange(array.offset, array.offset + len(array))
         return _plain(array.values).take(pa.array(np.searchsorted(array.run_ends.to_numpy(), places, side="right")))
@@ -189,7 +189,7 @@ def _plain_scalar(kind: pa.DataType) -> pa.DataType:
 
 
 def _listed(lengths: np.ndarray[Any, Any], values: pa.Array, array: pa.Array) -> pa.Array:
-    """Return lists of these lengths of values that stand end to end; those are null that are null in ``array``."""
+    """Return lists of contiguous values with these lengths; rows are null as in ``array``."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise pa.ArrowInvalid(f"{offsets[-1]:,} values in lists are more than a column of lists can have")

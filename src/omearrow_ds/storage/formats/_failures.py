@@ -1,4 +1,4 @@
-"""Errors of libraries that cannot read something, told as one of ours that names it and says what to do."""
+"""Conversion of library errors to our own, which name the path and a remedy."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from types import TracebackType
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 
-# What code meets that takes a damaged header at its word; a text that is no text is a ValueError too.
+# Errors of code that trusts a damaged header; invalid UTF-8 is a ValueError too.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
 
 
 class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
-    """Turns ``errors``, and panics of libraries written in Rust, into a `FormatError` that names ``path``.
+    """Converts ``errors``, and panics of libraries written in Rust, to a `FormatError` that names ``path``.
 
-    A source's ``failure`` tells what the error means: what was replaced since it was opened is not damaged.
+    A source's ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
 
-    It is entered at every read, where a `contextlib.contextmanager` takes five times as long.
+    It is entered at every read, for which a `contextlib.contextmanager` takes five times as long.
     """
 
     __slots__ = ("_errors", "_failure", "_label", "_path")
@@ -51,7 +51,7 @@ class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parqu
 
 
 class Opening:
-    """Refuses errors, and a file that is another one afterwards than it was at first; see `BaseSource._opening`."""
+    """Converts errors, and refuses a file that was replaced since it was first opened; see `BaseSource._opening`."""
 
     __slots__ = ("_first", "_refuse_replaced", "_refusing")
 
@@ -65,23 +65,23 @@ class Opening:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, Exception):  # an error too may come of another file
+        if error is None or isinstance(error, Exception):  # a replaced file may also cause an error
             self._refuse_replaced()
         self._refusing.__exit__(kind, error, trace)
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether it is what DuckDB makes of Ctrl-C."""
+    """Whether an error is DuckDB's form of Ctrl-C."""
     return str(error) in ("Query interrupted", "INTERRUPT Error: Interrupted!")
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is a panic of a library written in Rust: no `Exception`, and of each library a class of its own."""
+    """Whether an error is a panic of a library written in Rust: not an `Exception`, with one class per library."""
     return type(error).__name__ == "PanicException"
 
 
 def refuse_odd_name(path: Path) -> None:
-    """Raise `FormatError` if a path is no text, which half of the libraries cannot be told."""
+    """Raise `FormatError` if a path is not valid UTF-8, which half of the libraries cannot open."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -89,7 +89,7 @@ def refuse_odd_name(path: Path) -> None:
 
 
 def damaged(path: Path, label: str, error: BaseException) -> FormatError:
-    """Return the error for a file that its own library refuses to read."""
+    """Return the error for a file that its library cannot read."""
     if isinstance(error, UnicodeEncodeError):
         return FormatError(f"{str(path)!a}: the name is not valid UTF-8; rename it")
     if isinstance(error, PermissionError):

@@ -1,4 +1,4 @@
-"""Handles of a process: opened at their first use, kept unused in a forked child; and files that are mapped."""
+"""Process-local handles, opened at their first use and kept unused in a forked child; and memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import read_ahead_bytes
 
-LOOK_NS = 10**6  # between two looks at a file, where they would cost more than reading an image does
+LOOK_NS = 10**6  # time between two checks of a file, if a check would cost more than reading an image
 Handle = TypeVar("Handle")
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
@@ -24,22 +24,22 @@ _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.
 class ProcessLocal(Generic[Handle]):
     """A handle opened at its first use in each process.
 
-    A forked child opens its own. What it inherited it keeps, unused and unclosed, to its end: Lance and DuckDB crash
-    where a child closes its parent's handle.
+    A forked child opens its own. It keeps the inherited handle, unused and unclosed, until it exits: Lance and DuckDB
+    crash if a child closes its parent's handle.
 
-    An opener that is a method is held weakly: its owner, which holds this, would otherwise be gone only when garbage is
-    collected, with files, connections and the threads of these.
+    A bound method as opener is referenced weakly. Otherwise, its owner, which owns this handle, would only be freed by
+    the garbage collector, together with files, connections and their threads.
     """
 
-    _owner: tuple[int, Handle] | None = None  # of the class too: Ctrl-C may come before an instance has its own
+    _owner: tuple[int, Handle] | None = None  # also set on the class: Ctrl-C may come before an instance has its own
 
     def __init__(self, opener: Callable[[], Handle]) -> None:
         method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
         self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
 
     def get(self) -> Handle:
-        """Return this process's handle, opened now if it was not."""
-        owner = self._owner  # looked at once: another thread may close it
+        """Return this process's handle, and open it at the first use."""
+        owner = self._owner  # read once: another thread may close it
         if owner is not None and owner[0] == os.getpid():
             return owner[1]
         if owner is not None:
@@ -52,31 +52,31 @@ class ProcessLocal(Generic[Handle]):
         return handle
 
     def close(self) -> None:
-        """Let go of this process's handle, if there is one; a later `get` opens another.
+        """Drop this process's handle, if it is open; a later `get` opens another.
 
-        It is closed with its last reference, which a thread that is reading may hold.
+        It is closed with its last reference, which may be that of a reading thread.
         """
         owner = self._owner
         if owner is not None and owner[0] == os.getpid():
             self._owner = None
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, keep: Callable[[object], object] = _keep_for_ever) -> None:
-        # An interpreter that ends may have cleared this module before: what is needed is held here.
+        # At interpreter exit, this module may already be cleared: the default arguments keep the functions.
         if self._owner is not None and self._owner[0] != getpid():
             keep(self._owner)
 
 
 class Mapping:
-    """A file that is mapped; if it is cut short, what was cut off must not be touched: that ends the process (SIGBUS).
+    """A memory-mapped file; if it is truncated, touching the missing bytes ends the process (SIGBUS).
 
-    What is written over it appears in the mapping. A file that was put in its place does not.
+    Overwritten bytes appear in the mapping. A file that replaces it at its path does not.
 
     Attributes
     ----------
     file
-        The mapping, which Arrow and NumPy take as a buffer.
+        The mapping, a buffer for Arrow and NumPy.
     read_ahead_bytes
-        Read-ahead of the disk: what one page fault reads.
+        Read-ahead of the disk: the bytes that one page fault reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,16 +96,16 @@ class Mapping:
             self.file.madvise(mmap.MADV_NORMAL)
 
     def refuse_cut(self, among: int = 1) -> None:
-        """Raise `FormatError` if the file is not as long as it was when it was mapped, or was written over.
+        """Raise `FormatError` if the file has another length than when it was mapped, or was overwritten.
 
-        The first takes 0.4 us and is looked at each time; the second takes 1.5, and is looked at once a millisecond, of
-        several files that are read together at one of them.
+        The length takes 0.4 us and is checked each time. The status takes 1.5 us and is checked once per millisecond
+        and file, or less often if ``among`` files are read together.
         """
         if monotonic_ns() >= self._look_ns:
             self._look_ns = monotonic_ns() + among * LOOK_NS
             try:
                 status = os.stat(self._path)  # noqa: PTH116  # pathlib would double its cost
-            except OSError:  # it is gone, and so is who could write over it
+            except OSError:  # the file is gone, so it cannot be overwritten
                 status = None
             if status is not None and (status.st_dev, status.st_ino) == self._file_number:
                 self._size_bytes = self._size_bytes if status.st_mtime_ns == self._modified_ns else -1  # from now on

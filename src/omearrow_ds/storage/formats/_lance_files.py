@@ -1,4 +1,4 @@
-"""The data files of a Lance dataset, where each can be read by itself."""
+"""Data files of a Lance dataset that each hold a whole fragment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentSession
 
 
-Client = dict[str, str] | None  # what Lance is told of a server
+Client = dict[str, str] | None  # storage options of a server
 
 
 class WholeFile(NamedTuple):
-    """A data file that alone holds a fragment: its name, the fragment's, and its column's number for each leaf."""
+    """A data file with all columns of a fragment: its name, the fragment's id, and the file column of each leaf."""
 
     name: str
     fragment: int
@@ -32,16 +32,16 @@ class WholeFile(NamedTuple):
 
 
 class Sessions(threading.local):
-    """A thread's open sessions of the pixels in fragments, by the number of the file."""
+    """A thread's open sessions of the pixels in fragments, by the index of the file."""
 
     def __init__(self) -> None:
         self.of_file: dict[int, FragmentSession] = {}
 
 
 def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
-    """Return the data file of each fragment, if that alone holds its rows, all of them and as they are, else [].
+    """Return the data file of each fragment if it contains all of its rows and columns unchanged, else [].
 
-    It does not where rows were deleted, or columns were added, dropped or patched since; Lance knows how to read that.
+    It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
     """
     leaves = dict(_leaf_ids(dataset.lance_schema.fields()))
     files = []
@@ -50,7 +50,7 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
         if len(metadata.files) != 1 or metadata.deletion_file is not None or getattr(metadata, "overlays", None):
             return []
         file = metadata.files[0]
-        if "/" in file.path or file.path.startswith("."):  # of another folder than the data's
+        if "/" in file.path or file.path.startswith("."):  # in another folder than the data files
             return []
         if list(file.fields) != list(leaves.values()) or getattr(file, "base_id", None) is not None:
             return []
@@ -59,14 +59,14 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
 
 
 def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
-    """Return what tells the metadata of a data file of the dataset at ``path``."""
+    """Return a reader of the metadata of a data file of the dataset at ``path``."""
     from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
     return LanceFileReader(as_parsed(path / "data" / name), storage_options=client)
 
 
 def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, client: Client) -> dict[int, int]:
-    """Return the bytes that the pixels' pages take in a few of the fragments, by their number."""
+    """Return the stored bytes of the pixels' pages in a few of the fragments, by fragment index."""
     leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
     fragments = dataset.get_fragments()
     found = {}
@@ -83,7 +83,7 @@ def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, cl
 
 
 def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield path and id of the fields at the bottom of a Lance schema."""
+    """Yield path and id of the leaf fields of a Lance schema."""
     for field in fields:
         path = f"{prefix}{field.name()}"
         children = field.children()
@@ -91,7 +91,7 @@ def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, in
 
 
 def open_session(dataset: lance.LanceDataset, fragment: int, columns: list[str]) -> FragmentSession:
-    """Return what takes rows of a fragment, of these columns alone."""
+    """Return a session that takes rows of a fragment, with only these columns."""
     found = dataset.get_fragment(fragment)
     if found is None:
         raise ValueError(f"fragment {fragment} is missing")
@@ -101,7 +101,7 @@ def open_session(dataset: lance.LanceDataset, fragment: int, columns: list[str])
 def take_rows(session: FragmentSession, rows: list[int]) -> list[pa.Array]:
     """Return the chunks of a fragment's rows by number, in ascending order.
 
-    By a session: it costs half of what `LanceFileReader` does where images are small, and a panic of Lance, as over a
-    damaged page, is an error of it. In a stream, as of the reader or a scan, a panic ends the process (Lance 14).
+    A session costs half of a `LanceFileReader` for small images, and raises a panic of Lance, such as for a damaged
+    page, as an error. In a stream, such as that of the reader or a scan, a panic ends the process (Lance 14).
     """
     return as_arrays(session.take(rows).column(0), "chunks")  # type: ignore[no-untyped-call]

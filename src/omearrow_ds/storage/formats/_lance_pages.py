@@ -1,14 +1,14 @@
-"""The pixel pages of a Lance data file, read where they lie: an image is cut out of its page by offsets.
+"""Pixel pages of a memory-mapped Lance data file, from which images are cut by offset.
 
-Through Lance an image costs two reads, each by another thread. But from file format 2.1 on, a large value stands in its
-page as it is, after a control byte (1 where a row starts, else 0) and its length, and a second buffer of the page tells
-where its rows start. So a page is known to be uncompressed if its rows start where the sizes of their images put them,
-to the byte; and the control bytes and lengths are looked at whenever an image is cut.
+Through Lance, an image costs two reads, each by another thread. But from file format 2.1 on, a large value is stored as
+is in its page, after a control byte (1 at the start of a row, else 0) and its length. A second buffer of the page holds
+the offsets of its rows. So a page is known to be uncompressed if its row offsets equal the sums of its image sizes, to
+the byte; the control bytes and lengths are checked whenever an image is cut.
 
-A value compressed by zstd stands there as its length and its plain size, each of eight bytes, and one frame. These are
-decompressed here too: Lance asks for as much memory as a damaged size says, which ends the process.
+A value compressed by zstd is stored as its length and its plain size, of eight bytes each, and one frame. Such values
+are decompressed here too: Lance allocates the size that a damaged value states, which ends the process.
 
-Whatever else a page may be (with nulls, of small values, of another version) is left to Lance.
+Lance reads all other pages (with nulls, small values, another version).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Array = np.ndarray[Any, Any]
 _OFFSET_BYTES = (1, 2, 4, 8)
 _HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a large binary value
 _ZSTD = ("FullZipLayout{bits_rep:1,bits_def:0,", "scheme:CompressionAlgorithmZstd", "Variable(", "BitsPerOffset(64,")
-_ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of what follows, and what is decompressed to
-_ZSTD_LENGTH_BYTES = 9  # of the header, before what its length counts
+_ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of the following bytes, and their decompressed size
+_ZSTD_LENGTH_BYTES = 9  # header bytes before those that its length counts
 STAGES = {"PixelPages.image": "decode"}
 
 
 class Places(NamedTuple):
-    """Where the images of a file start, headers included, and how long the header of each chunk is.
+    """Start offsets of the images of a file, headers included, and the header size of each chunk.
 
-    Those of zstd also stop somewhere.
+    zstd-compressed images also have stop offsets.
     """
 
     starts: Array
@@ -53,7 +53,7 @@ class Places(NamedTuple):
 
 
 def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: Array, pieces: Array) -> Places | None:
-    """Return where images of ``size_bytes``, in ``pieces`` chunks each, stand in the pages, or None if they do not."""
+    """Return the locations of images of ``size_bytes``, in ``pieces`` chunks each; None if pages do not match."""
     if len({re.sub(r"\d+", "", page.encoding) for page in pages}) != 1 or any(len(page.buffers) != 2 for page in pages):
         return None
     if all(_is_zstd(page.encoding) for page in pages):
@@ -79,7 +79,7 @@ def _is_zstd(encoding: str) -> bool:
 
 
 def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -> Places | None:
-    """Return where the rows of compressed pages start and stop, if their stored offsets are in order."""
+    """Return start and stop offsets of the rows of compressed pages, if their stored offsets are in order."""
     starts, stops = [], []
     for values, offsets in (page.buffers for page in pages):
         stored = mapped[offsets.position : offsets.position + offsets.size]
@@ -96,7 +96,7 @@ def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -
 
 
 def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
-    """Yield the offsets of the rows of a page, in each width in which they lead from its start to its end."""
+    """Yield the row offsets of a page for each integer width that spans it from its start to its end."""
     for width in _OFFSET_BYTES:
         if len(stored) % width == 0 and 0 < len(stored) // width - 1 <= most_rows:
             bounds = stored.view(f"<u{width}").astype(np.int64)
@@ -105,10 +105,10 @@ def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
 
 
 def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
-    """Return where the rows of one page start in it, if its stored offsets are those of the next images."""
+    """Return the row offsets within one page, if they match the sizes of the next images."""
     for bounds in _offsets(stored, page_bytes, len(size_bytes)):
-        # From one row's start to the next are its pixels and a header for each of its chunks, all of one known size:
-        # a page of anything else leaves other bytes over.
+        # The distance of two row starts is the image size plus a header per chunk, all of one known size. Other
+        # pages leave a remainder.
         count = len(bounds) - 1
         headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
         if headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any():
@@ -120,7 +120,7 @@ _MOST_STACKS = 512
 
 
 class _Layout(NamedTuple):
-    """How an uncompressed image of some shape and dtype is stored."""
+    """Storage layout of uncompressed images of one shape and dtype."""
 
     step: int  # Bytes from one chunk to the next.
     headers: Array  # (K, W) uint8 before each of its K chunks: 1 where a row starts, else 0, and the chunk's length.
@@ -128,7 +128,7 @@ class _Layout(NamedTuple):
 
 
 class PixelPages:
-    """The images of one mapped data file, whose chunks are known to be one for each (t, c), in order.
+    """The images of one mapped data file, with one chunk per (t, c), in order.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class PixelPages:
     places
         From `find_places`.
     kinds, start
-        Shape and native dtype of each image of the dataset, and which of them is the file's first.
+        Shape and native dtype of each image of the dataset, and index of the file's first image.
     """
 
     def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
@@ -149,9 +149,9 @@ class PixelPages:
         self._layouts: dict[Kind, _Layout] = {}
 
     def image(self, row: int) -> Array | None:
-        """Return one image as a view of the mapped file, or None if something else stands there.
+        """Return one image as a view of the mapped file, or None if the bytes before a chunk are unexpected.
 
-        Raises `DecodeError` if it is compressed, and damaged; no view of a mapped file can be.
+        Raises `DecodeError` for a damaged compressed image; uncompressed pixels have no checksum.
         """
         if self._stops is not None:
             return self._decompressed(row, int(self._starts[row]), int(self._stops[row]))
@@ -159,7 +159,7 @@ class PixelPages:
         return None if images is None else images[0]
 
     def stack(self, first: int, count: int) -> Array | None:
-        """Return images that follow each other as one view (n, T, C, Z, Y, X), or None if they do not make one."""
+        """Return consecutive images as one view (n, T, C, Z, Y, X), or None if they are not evenly spaced and alike."""
         if self._stops is not None:
             return None
         steps = np.diff(self._starts[first : first + count])
@@ -198,7 +198,7 @@ class PixelPages:
         where = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
         image = new_image(shape, dtype, where)
-        # A frame is decompressed only where its header says the size of the chunk, and where it ends within the row.
+        # A frame is decompressed only if its header states the size of the chunk, and it ends within the row.
         for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
             if start + _ZSTD_HEADER.size > stop:
                 raise _damaged(where)
@@ -216,7 +216,7 @@ class PixelPages:
         return image
 
     def _cut(self, first: int, count: int, row_bytes: int, *, are_checked: bool = True) -> Array | None:
-        """Return images that begin ``row_bytes`` apart; None if the bytes before a chunk are not as they must be."""
+        """Return images that begin ``row_bytes`` apart; None if the bytes before a chunk are not as expected."""
         self.mapping.refuse_cut()
         kind = self._kinds[self._start + first]
         step, expected, strides = self._layouts.get(kind) or self._layout(kind)

@@ -1,4 +1,4 @@
-"""Folders that LanceDB keeps its tables in, a Lance dataset each."""
+"""Folders in which LanceDB stores its tables, one Lance dataset each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TABLE = ".lance"
 
 
 def table_path(folder: Path, table: str | None) -> Path | None:
-    """Return the path of a table in a folder of LanceDB's: the one asked for, or the only one; None if it is none.
+    """Return the path of the requested or only table in a folder of LanceDB; None if it contains no tables.
 
-    Raises `ArgumentError` if there is no such table; `FormatError` if none is asked for, and there are several.
+    Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
     """
     entries = (each for each in folder.iterdir() if each.name.endswith(_TABLE) and each.is_dir())
     names = sorted(each.name.removesuffix(_TABLE) for each in entries)
@@ -32,7 +32,7 @@ def table_path(folder: Path, table: str | None) -> Path | None:
 
 
 def refuse_open_table(value: object) -> None:
-    """Raise `ArgumentError` for an object of LanceDB, which names the path of an open table."""
+    """Raise `ArgumentError` for an object of LanceDB; the message gives the path of an open table."""
     if not type(value).__module__.startswith("lancedb."):
         return
     uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None

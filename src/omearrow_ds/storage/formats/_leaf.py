@@ -1,4 +1,4 @@
-"""The base of sources that fetch the pixel leaf of a table alone, where all images are plainly stored."""
+"""Base class of sources that fetch only the pixel leaf of a table if all images are plainly stored."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STAGES = {"_cut": "decode"}
 class LeafSource(TableSource):
     """Images in a struct column of a table whose pixel leaf can be fetched without the rest of the chunks.
 
-    A subclass sets ``_all_placed`` once it found with `_leaf_and_places` and `placed_chunks` that the leaf is enough;
-    from then on `_fetch` gives lists of structs of the leaf alone for the field ``chunks``.
+    A subclass sets ``_all_placed`` if `_leaf_and_places` and `placed_chunks` show that the leaf suffices. Then `_fetch`
+    returns lists of structs with only the leaf for the field ``chunks``.
     """
 
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
@@ -32,13 +32,13 @@ class LeafSource(TableSource):
         if self._look:
             return
         self._image_bytes = image_bytes(self.shapes, self.dtypes)
-        known: dict[Kind, Kind] = {}  # a tuple for each image would take more memory than a small image
+        known: dict[Kind, Kind] = {}  # one tuple per image would take more memory than a small image
         kinds = zip(zip(*self.shapes.T.tolist(), strict=True), self.dtypes, strict=True)
         self._kinds = [known.setdefault(kind, kind) for kind in kinds]
         self._native = self._given_dtypes == self.dtypes
 
     def _leaf_and_places(self, image: pa.DataType) -> tuple[pa.Field, list[pa.Field]] | None:
-        """Return the pixel leaf of the image struct's chunks and their other fields; None if it cannot be enough."""
+        """Return the pixel leaf of the image struct's chunks and their other fields; None if it cannot suffice."""
         chunks = image.field(self._column.pixel_field).type
         if self._column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self._odd_order.any():
             return None
@@ -48,7 +48,7 @@ class LeafSource(TableSource):
         return (leaves[0], places) if alone and places and len(self) else None
 
     def _rows_of(self, block_bytes: int) -> int:
-        """Return how many images make about so many bytes."""
+        """Return the number of images in about ``block_bytes``."""
         return max(1, int(block_bytes * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
 
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
@@ -59,9 +59,9 @@ class LeafSource(TableSource):
 
 
 def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> Array | list[Array] | None:
-    """Return the images of rows as views of the leaf's buffer, or None if the leaf is no bytes or not of these sizes.
+    """Return the images of rows as views of the leaf's buffer, or None if the leaf has other types or sizes.
 
-    Of a few rows, `ImageBlock` takes longer to look at each piece than the store to fetch them.
+    For a few rows, `ImageBlock` takes longer to check each piece than the store to fetch them.
     """
     structs = lists.values
     pixels = structs.field(0)

@@ -1,4 +1,4 @@
-"""OME-XML that lists several files of a dataset, reduced to the image that one of them holds."""
+"""OME-XML that lists several files of a dataset, reduced to the image in one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UUIDS = "{*}Image/{*}Pixels/{*}TiffData/{*}UUID"
 
 
 class _Part(NamedTuple):
-    """An image of which a file holds planes."""
+    """An image with planes in a file."""
 
     image: ET.Element
     pixels: ET.Element
@@ -24,10 +24,10 @@ class _Part(NamedTuple):
 
 
 def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
-    """Return a function of UUID elements: whether they name the file that the OME-XML is from.
+    """Return a function that checks whether a UUID element names the file of the OME-XML.
 
-    They name it by its identifier, also if it was renamed, unless files of several names have that. Then, or if none
-    has it, they name it by its name.
+    It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no element
+    has the identifier, it compares the file name.
     """
     own_id, name = root.get("UUID"), own_name.lower()
     names = {uuid.get("FileName", "").lower() for uuid in root.iterfind(_UUIDS) if uuid.text == own_id}
@@ -37,7 +37,7 @@ def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
 
 
 def names_other_files(root: ET.Element, own_name: str) -> bool:
-    """Whether OME-XML tells of planes in other files than its own."""
+    """Whether OME-XML lists planes in other files than its own."""
     return not all(map(own_files(root, own_name), root.iterfind(_UUIDS)))
 
 
@@ -61,7 +61,7 @@ def own_description(root: ET.Element, own_name: str, num_pages: int, split_along
 
 
 def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: int) -> _Part | None:
-    """Return an image with the pages of its planes in this file; None if there are none."""
+    """Return an image with the pages of its planes in this file; None without any."""
     pixels = image.find("{*}Pixels")
     if pixels is None:
         return None
@@ -85,7 +85,7 @@ def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: in
 
 
 def _keep_own_planes(part: _Part, split_along: str) -> bool:
-    """Remove planes of other files from the description; False if the others do not make an image."""
+    """Remove planes of other files from the description; return False if the others do not form an image."""
     kept = [sorted(set(positions)) for positions in zip(*part.pages, strict=True)]
     split = {axis for axis, positions in zip(_PLANE_AXES, kept, strict=True) if len(positions) < part.sizes[axis]}
     if math.prod(map(len, kept)) != len(part.pages) or not split <= set(split_along):

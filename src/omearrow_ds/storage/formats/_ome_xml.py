@@ -1,7 +1,7 @@
-"""OME metadata in OME-XML: what tifffile is told to write, and what is read back.
+"""OME metadata in OME-XML: passed to tifffile when writing, and parsed when reading.
 
-What OME-XML has a place for stands there (https://docs.openmicroscopy.org/ome-model/6.2.2/). The rest (channel ids,
-image type, free illumination names) stands as JSON in a map annotation, so that nothing is lost.
+Metadata with a place in OME-XML is stored there (https://docs.openmicroscopy.org/ome-model/6.2.2/). Other metadata
+(channel ids, image type, free illumination names) is stored as JSON in a map annotation, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m":
 
 
 def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
-    """Return ``metadata`` in the words of tifffile's ``imwrite(metadata=)``."""
+    """Return ``metadata`` in the form of tifffile's ``imwrite(metadata=)``."""
     given: dict[str, Any] = {"axes": "TCZYX"}
     if metadata["name"] is not None and _is_xml(metadata["name"]):
         given["Name"] = metadata["name"]
@@ -45,7 +45,7 @@ def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
 
 
 def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return tifffile's per-channel lists; a list is given only where every channel has a value for it."""
+    """Return tifffile's per-channel lists; a list is included only if every channel has a value for it."""
     known: dict[str, list[Any]] = {
         "Name": [channel["name"] if _is_xml(channel["name"] or "") else None for channel in channels],
         "EmissionWavelength": [channel["emission_um"] or None for channel in channels],
@@ -63,7 +63,7 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _is_xml(text: str) -> bool:
-    """Whether XML 1.0 can hold the text, and gives it back unchanged (it turns CR into LF)."""
+    """Whether XML 1.0 can store the text and return it unchanged (it turns CR into LF)."""
     return not _NOT_XML.search(text)
 
 
@@ -108,7 +108,7 @@ def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
 
 
 def _parse_root(xml: str) -> ET.Element:
-    """Return the root of OME-XML, which has no document type: entities could make a short text a long one."""
+    """Return the root of OME-XML; a document type is refused, because entities could expand to a very long text."""
     if "<!DOCTYPE" in xml:
         raise ValueError("its XML declares a document type (DOCTYPE), which OME-XML does not have")
     return ET.fromstring(xml)  # noqa: S314  # It has no entities, and expat resolves no external ones.
@@ -120,12 +120,12 @@ def is_ome_xml(description: str) -> bool:
 
 
 def max_channels(xml: str) -> int:
-    """Return an upper bound of the number of channel elements of an image, without the time to parse a text."""
+    """Return an upper bound of the number of an image's channel elements, without parsing the XML."""
     return len(_CHANNEL.findall(xml))
 
 
 def image_sizes(xml: str) -> list[tuple[tuple[int, ...], int]]:
-    """Return the shape (T, C, Z, Y, X) of each image and the number of its channel elements; none if malformed."""
+    """Return the shape (T, C, Z, Y, X) and the number of channel elements of each image; [] if malformed."""
     try:
         root = _parse_root(xml)
     except ET.ParseError:

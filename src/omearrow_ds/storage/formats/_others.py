@@ -1,4 +1,4 @@
-"""Files of kinds that are not read here, and what to do about each."""
+"""Known file types that are not supported, and a remedy for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNPACK = "unpack it, and pass the path of what was in it"
 
 
 class Other(NamedTuple):
-    """A kind of file that is not read: what one is called, by what it is known, and what to do about it."""
+    """An unsupported file type: its name, the suffixes and first bytes that identify it, and the remedy."""
 
     article: str
     noun: str
@@ -52,25 +52,25 @@ _OTHERS = (
 
 
 def other_of(name: str, head: bytes) -> Other | None:
-    """Return the kind of a file of that name that starts so; None where it is of none of these."""
+    """Return the unsupported type of a file from its name or first bytes, or None."""
     ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
     named = (other for other in _OTHERS if ending in other.suffixes)
     return next(named, None) or next((each for each in _OTHERS if each.magic and head.startswith(each.magic)), None)
 
 
 def refuse_other(path: Path, head: bytes, name: str = "") -> None:
-    """Raise `FormatError` for a file of a known kind that is not read, by its first bytes or its name."""
+    """Raise `FormatError` for a file of a known unsupported type, from its first bytes or its name."""
     other = other_of(name, head)
     if other is not None:
         raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
 
 
 def endings_of(names: Iterable[str]) -> Counter[str]:
-    """Return the endings of file names, in small letters, with the number of each."""
+    """Return the number of names with each lowercase suffix."""
     return Counter(os.path.splitext(name)[1].lower() for name in names)  # noqa: PTH122  # there may be 100,000
 
 
 def others_in(endings: Mapping[str, int]) -> dict[Other, int]:
-    """Return the kinds of files with such endings, images first, with the number of each."""
+    """Return the unsupported types with these suffixes, images first, with the number of files of each."""
     numbers = {other: sum(endings.get(suffix, 0) for suffix in other.suffixes) for other in _OTHERS}
     return {other: number for other, number in numbers.items() if number}

@@ -1,7 +1,7 @@
-"""The headers of a Parquet column chunk's data pages: where each page's values lie, and how they are encoded.
+"""Data page headers of a Parquet column chunk: the byte range and encoding of each page's values.
 
-Parquet libraries keep this to themselves. A header is a struct in Thrift's compact protocol, of which only what page
-headers use is read here. What is met of anything else is `OtherPagesError`.
+Parquet libraries do not expose them. A header is a struct in Thrift's compact protocol; only the parts that page
+headers use are read here. All other content raises `OtherPagesError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 _HEADER_LIMIT_BYTES = 2**20
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _PLAIN, _RLE = 0, 3
-_PLAIN_ENCODINGS, _BY_DICTIONARY = (_PLAIN,), (2, 8)  # the first of a dictionary is what it was called formerly
+_PLAIN_ENCODINGS, _BY_DICTIONARY = (_PLAIN,), (2, 8)  # the first of a dictionary is its former name
 _VARINT_BITS = 64
 _INT32_LIMIT = 2**31
 _BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12  # field types of Thrift's compact protocol
@@ -23,13 +23,13 @@ _MALFORMED = (IndexError, KeyError, TypeError, ValueError)
 
 
 class OtherPagesError(Exception):
-    """The pages are not as they are read here."""
+    """The pages have a layout that is not supported here."""
 
 
 class Page(NamedTuple):
-    """Body of a data page: where it stands, its length before compression, and how many entries it has.
+    """Body of a data page: its byte range, its size before compression, and its number of entries.
 
-    Of version 2 also the lengths of its levels, and how many entries have no value.
+    Version 2 also states the lengths of the levels, and the number of nulls.
     """
 
     start: int
@@ -42,10 +42,10 @@ class Page(NamedTuple):
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of Thrift's compact protocol, and where it ends."""
+    """Return a number of Thrift's compact protocol, and its end."""
     value = data[at]
     shift = 7
-    while value >> shift:  # the top bit so far says that the number goes on
+    while value >> shift:  # the top bit of the last byte states that the number continues
         if shift > _VARINT_BITS:
             raise OtherPagesError
         at += 1
@@ -55,9 +55,9 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct of Thrift's compact protocol by number, and where it ends.
+    """Return the fields of a struct of Thrift's compact protocol by number, and its end.
 
-    Of the types, those in page headers are known; binary fields are passed over.
+    Only the types in page headers are supported; binary fields are skipped.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -83,9 +83,9 @@ def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], 
 
 
 def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
-    """Return the page of a dictionary, which stands from ``start`` to ``stop``; its entries are plainly encoded.
+    """Return the dictionary page from ``start`` to ``stop``; its entries are PLAIN-encoded.
 
-    Raises `OtherPagesError` if there is another.
+    Raises `OtherPagesError` for any other page.
     """
     try:
         header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
@@ -101,10 +101,10 @@ def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -
 
 
 def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
-    """Return the data pages of the column chunk that stands from ``start`` to ``stop``, which they must fill.
+    """Return the data pages that fill a column chunk from ``start`` to ``stop``.
 
-    Raises `OtherPagesError` if there are others, or their values are not plainly encoded, or not numbers of entries of
-    a dictionary.
+    Raises `OtherPagesError` if there are other pages, or their values are not PLAIN-encoded or, with ``by_dictionary``,
+    not dictionary indices.
     """
     pages = []
     encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
@@ -122,9 +122,9 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dic
 
 
 def first_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
-    """Return the first of the `data_pages`, whatever follows it.
+    """Return the first of the `data_pages`, without reading the others.
 
-    Raises `OtherPagesError` if it is another one.
+    Raises `OtherPagesError` if it is another kind of page.
     """
     try:
         header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)

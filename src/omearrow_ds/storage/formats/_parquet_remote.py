@@ -1,4 +1,4 @@
-"""Parquet files on servers: the footer and all columns but pixels are fetched at once, then the ranges of images."""
+"""Parquet files on servers: footer and columns without pixels are fetched at opening, then ranges of images."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from omearrow_ds.storage.formats._ranged import Ranged, Span
 from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable, footer
 
 _MARK_BYTES = 8  # the footer's length and the magic number
-_UNKNOWN = object()  # other threads may clear what is known of row groups
-_MOST_HEADERS = 2**10  # of a row group, that are fetched at once
+_UNKNOWN = object()  # distinct from None; other threads may clear the cached row groups
+_MOST_HEADERS = 2**10  # limit of page headers of a row group that are fetched at once
 
 
 class _Pages(MappedPages):
-    """As `MappedPages`, of a file of which ranges are fetched."""
+    """See `MappedPages`; for a file whose byte ranges are fetched."""
 
     def __init__(self, file: Ranged, chunks: Sequence[ColumnChunk]) -> None:
         self.mapping: Any = UNMAPPED
@@ -35,14 +35,14 @@ class _Pages(MappedPages):
         self.groups: dict[int, Any] = {}
 
     def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
-        """Return what a method of a row group's pages gives; or None."""
+        """Call a method of a row group's pages; None if they cannot be cut."""
         try:
             pages = self.groups.get(number, _UNKNOWN)
             if pages is _UNKNOWN:
                 chunk = self._chunks[number]
                 if is_plain(chunk):
                     self._hold_headers(chunk)
-                else:  # one image cannot be found without those before it
+                else:  # an image cannot be located without those before it
                     self.groups.clear()
                     self._file.let_go()
                     self._file.hold([(chunk.start, chunk.stop)])
@@ -53,9 +53,9 @@ class _Pages(MappedPages):
             return None
 
     def _hold_headers(self, chunk: ColumnChunk) -> None:
-        """Fetch the headers of all pages at once, where they are as far from each other as the first two.
+        """Fetch the headers of all pages at once, assuming that their distance is that of the first two.
 
-        Those of images of one shape are. The others are fetched one by one, as each tells where the next one is.
+        It is for images of one shape. Other headers are fetched one by one, since each gives the offset of the next.
         """
         self._file.hold([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
         page = first_page(self._bytes, chunk.start, chunk.stop, compressed=False)  # type: ignore[arg-type]
@@ -65,15 +65,15 @@ class _Pages(MappedPages):
 
 
 def is_plain(chunk: ColumnChunk) -> bool:
-    """Whether images stand in the pages as they are."""
+    """Whether the pages store images as plain bytes."""
     return chunk.codec is None and not chunk.lists
 
 
 class RemoteParquet(RemoteTable, ParquetSource):
     """Images of a Parquet file on a server.
 
-    Of a plainly stored image its own bytes alone are fetched; of compressed ones, and of lists, the pixels of its row
-    group.
+    Plainly stored images are fetched by their own byte ranges; for compressed ones and lists, all pixels of the row
+    group are fetched.
     """
 
     takes = ("engine", "image_column")
@@ -115,14 +115,14 @@ class RemoteParquet(RemoteTable, ParquetSource):
             spans: list[Span] = []
             for number, rows in by_part(self._starts, indices):
                 spans += pages.cut(number, self._pages_of, "spans", [row - self._starts[number] for row in rows]) or []
-            file.hold(spans)  # of all row groups, several at once
+            file.hold(spans)  # over all row groups, in parallel
         images = super().views(indices)
         file.let_go()
         return images
 
 
 def _beside_pixels(metadata: pq.FileMetaData) -> list[Span]:
-    """Return where all stands that is no pixels."""
+    """Return the byte ranges of all columns except pixels."""
     spans: list[Span] = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

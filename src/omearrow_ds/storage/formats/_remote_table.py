@@ -1,4 +1,4 @@
-"""The bases of sources of tables on servers: one object, opened in each process, read by ranges or fetched whole."""
+"""Base classes for tables on servers: one object, opened in each process, read by ranges or fetched whole."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, stamp_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 
-BLOCK_BYTES = 2**25  # of images that are fetched together, where all are
-_END_BYTES = 2**16  # in which most footers are
+BLOCK_BYTES = 2**25  # images that are fetched together when all are read
+_END_BYTES = 2**16  # size that covers most footers
 
 
 class Unmapped:
-    """Stands where a mapped file is looked at before it is read."""
+    """Replacement of a mapping whose file is checked before each read."""
 
     def refuse_cut(self, among: int = 1) -> None:
-        """Do nothing: what is fetched is compared, each time."""
+        """Do nothing: each fetch compares the object's fingerprint."""
 
 
 UNMAPPED = Unmapped()
 
 
 class OnServer(TableSource):
-    """A table on a server, whatever reads it. It stands before the source of its format in the order of classes."""
+    """A table on a server, for any reader; it precedes the source of its format in the list of base classes."""
 
     _objects: Objects
 
@@ -41,7 +41,7 @@ class OnServer(TableSource):
         self._how["objects"] = objects
 
     def _reach(self, objects: Objects) -> None:
-        """Take what fetches, before anything is read."""
+        """Set the client that fetches, before anything is read."""
         self._objects = objects
 
     def _refuse_other(self, seen: tuple[int, str]) -> None:
@@ -51,14 +51,14 @@ class OnServer(TableSource):
         self.stamp = stamp_of(seen)
 
     def _refuse_replaced(self) -> None:
-        """Do nothing: what is fetched is compared, each time."""
+        """Do nothing: each fetch compares the object's fingerprint."""
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()
 
 
 class RemoteTable(OnServer):
-    """A table in one object, read by ranges; `_object` is it."""
+    """A table in one object, `_object`, that is read by ranges."""
 
     fetches = True
     _object: ProcessLocal[Ranged]
@@ -73,7 +73,7 @@ class RemoteTable(OnServer):
 
     @property
     def mapping(self) -> None:
-        """None: no file is mapped."""
+        """None, because no file is mapped."""
         return
 
     def stored_as(self) -> Stored:
@@ -101,7 +101,7 @@ class RemoteTable(OnServer):
 
 
 class CopiedTable(OnServer):
-    """A table in one object that is fetched whole, into the cache, where it is read as a file of this machine."""
+    """A table in one object that is fetched whole into the cache and read there as a local file."""
 
     _copy: ProcessLocal[Copy]
 
@@ -132,6 +132,6 @@ class CopiedTable(OnServer):
 
 
 def footer(file: Ranged, mark_bytes: int, size_of: Any) -> None:
-    """Fetch a footer, of which ``size_of(last mark_bytes)`` tells the length."""
+    """Fetch a footer, whose length ``size_of(last mark_bytes)`` returns."""
     end = file.hold_end(_END_BYTES)
     file.hold_end(size_of(bytes(end[-mark_bytes:])) + mark_bytes)

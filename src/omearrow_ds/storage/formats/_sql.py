@@ -1,4 +1,4 @@
-"""`SqlSource`: the base of the two DuckDB formats: the connection, quoting, and a source over one relation."""
+"""`SqlSource`: the base of both DuckDB formats: the connection, quoting, and a source over one relation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
 
-VECTOR_ROWS = 2048  # DuckDB decodes that many rows together, at the least
-# Small batches use the same memory again: 1,000 images of 100 x 100 took 36 ms in one, 18 in five, 24 in sixty-three.
+VECTOR_ROWS = 2048  # minimum number of rows that DuckDB decodes together
+# Small batches reuse memory: 1,000 images of 100 x 100 took 36 ms in one batch, 18 in five, 24 in sixty-three.
 STREAMED_BYTES = 4 * 2**20
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": False,
     "allow_persistent_secrets": False,
-    "allowed_configs": ["memory_limit"],  # even when locked
-    "arrow_large_buffer_size": True,  # or a batch of results of 2 GiB, and a chunk of that size, could not be had
+    "allowed_configs": ["memory_limit"],  # even if locked
+    "arrow_large_buffer_size": True,  # otherwise, result batches and chunks of 2 GiB would fail
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "python_enable_replacements": False,
@@ -39,12 +39,12 @@ STAGES = {"SqlSource._query": "read+decode"}
 
 
 def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a database of its own in memory, which installs and loads no extension."""
+    """Return a connection to a new in-memory database, which installs and loads no extension."""
     return duckdb.connect(":memory:", config={**_CONFIG, **settings})
 
 
 def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
-    """Keep a connection from all files but ``paths`` and what it has attached, from the network, and from unlocking."""
+    """Block a connection from files except ``paths`` and attached ones, from the network, and from unlocking."""
     allowed = f"SET allowed_paths = [{', '.join(map(literal, paths))}]"
     connection.execute(f"{allowed}; SET enable_external_access = false; SET lock_configuration = true")
 
@@ -60,7 +60,7 @@ def literal(text: str) -> str:
 
 
 def unglobbed(path: str) -> str:
-    """Return ``path`` as DuckDB takes it where it takes patterns: each special character is a class of its own."""
+    """Return ``path`` escaped for DuckDB's glob patterns: each special character becomes a character class."""
     return re.sub(r"[*?\[]", r"[\g<0>]", path)
 
 
@@ -73,19 +73,19 @@ def run_on_tables(
 
 
 class SqlSource(TableSource):
-    """Images of one relation that DuckDB reads, its rows numbered by a column of the engine's own.
+    """Images of one relation that DuckDB reads; an internal column numbers its rows.
 
-    A subclass gives `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the engine's column).
+    A subclass defines `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the internal column).
     """
 
     errors = (duckdb.Error, pa.ArrowException, OSError)
     unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
     _row_number: ClassVar[str]
-    _selector: str | None = None  # what rows are asked for by; None until it is known
+    _selector: str | None = None  # column that selects rows; None until it is known
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse names that DuckDB cannot tell apart, and that of its row number."""
+        """Refuse names that differ only in case, and the name of DuckDB's row number."""
         super().refuse_target(path, columns)
         taken = cls._taken_names()
         for name in columns.names:
@@ -96,7 +96,7 @@ class SqlSource(TableSource):
 
     @classmethod
     def _taken_names(cls) -> set[str]:
-        """Return the names, in small letters, that no column of the user's can have."""
+        """Return the lowercase names that are reserved and cannot be user columns."""
         return {cls._row_number, schema.COLUMN, schema.CHECKSUM_COLUMN}
 
     def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
@@ -134,15 +134,15 @@ class SqlSource(TableSource):
 
     @abstractmethod
     def _relation(self) -> str:
-        """Return what to select from, as SQL."""
+        """Return the relation to select from, as SQL."""
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
-        """Return the column of the writer's own that rows are found by without a scan, if there is one."""
+        """Return the writer's own column that finds rows without a scan, if it exists."""
         del table_schema
         return None
 
     def _set_rows(self, key: str | None) -> None:
-        """Take the number that each image is selected by: its key if all have one, else the engine's row number."""
+        """Set the number that selects each image: its key if all have one, else the engine's row number."""
         self._selector = self._row_number if key is None else identifier(key)
         rows = self._query(f"SELECT {self._selector} AS key", self._in_order)["key"]
         if rows.null_count:
@@ -150,12 +150,12 @@ class SqlSource(TableSource):
             return
         self._rows = rows.to_numpy()
         self._absent = int(self._rows.min(initial=0)) - 2
-        if self._keyed and len(self):  # a scan never looks at the index, and would not see that it is cut off
+        if self._keyed and len(self):  # a scan does not read the index, and would not detect that it is truncated
             self._query("SELECT 1", f"WHERE {self._selector} = {self._rows[-1]}")
 
     @property
     def _keyed(self) -> bool:
-        """Whether rows are found by a key, each alone."""
+        """Whether single rows are found by a key."""
         return self._selector not in (None, self._row_number)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -163,7 +163,7 @@ class SqlSource(TableSource):
             return self._connect()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error for what DuckDB raised where nothing is damaged; None where it may be."""
+        """Return the error if DuckDB failed for another reason than damage; None if the file may be damaged."""
         if isinstance(error, duckdb.OutOfMemoryException):
             return MemoryLimitError(f"{self.path}: DuckDB has too little memory to read it: {first_line(error)}")
         return super().failure(error)
@@ -172,12 +172,12 @@ class SqlSource(TableSource):
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        with self._opening():  # each opens a Parquet file; a cursor each, so that threads do not meet
+        with self._opening():  # each query opens a Parquet file; one cursor per query keeps threads apart
             return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
 
     def _wanted(self, rows: Array) -> str:
         numbers = rows.tolist()
-        if self._keyed and len(rows) > 1:  # DuckDB makes a range of consecutive numbers, and scans for it
+        if self._keyed and len(rows) > 1:  # DuckDB turns consecutive numbers into a range, and scans for it
             numbers.append(self._absent)
         return f"WHERE {self._selector} IN ({', '.join(map(str, numbers))})"
 
@@ -198,7 +198,7 @@ class SqlSource(TableSource):
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
         with self._opening():
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
-                self._refuse_replaced()  # before anything of another file is given
+                self._refuse_replaced()  # before yielding data of another file
                 yield from as_arrays(batch.column(0))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`Stored`: the way that a collection is stored, in words that users choose formats by; found without decoding."""
+"""`Stored`: the storage layout of a collection, in words for choosing a format; found without decoding."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
 class Stored:
     """How a collection is stored and read."""
 
-    encoding: str | None  # of a table ``"bytes"`` or ``"list"``; of a folder of image files None
-    # of the pixels: ``"none"``, or what packs them; ``"compressed"`` where their library does not tell
+    encoding: str | None  # ``"bytes"`` or ``"list"`` for a table; None for a folder of image files
+    # codec of the pixels: ``"none"``, its name, or ``"compressed"`` if the library does not report it
     compression: str
-    chunking: str  # what stands, and is decompressed, together
-    # whether reading takes the pixels from where they lie, with nothing to decompress and no library between
+    chunking: str  # the data that is stored, and decompressed, together
+    # whether pixels are read zero-copy from the file, without decompression or a library
     in_place: bool
     reading: str  # how an image is read
-    # how many files were opened to find this out, where they were not all; None where they were
+    # number of opened files if only some were opened, else None
     looked_at: int | None = None
 
 
 class Outline(NamedTuple):
-    """What a look at a few images of a collection tells of all."""
+    """Storage layout of a collection, and metadata of a few of its images."""
 
     stored: Stored  # how they are stored
-    metadata: Sequence[Mapping[str, Any]]  # the OME metadata of those that were looked at
+    metadata: Sequence[Mapping[str, Any]]  # OME metadata of the images read
 
     def as_json(self) -> dict[str, Any]:
-        """Return what JSON keeps of it: of the metadata channels and sizes of pixels, each kind once."""
+        """Return the fields stored as JSON: the layout, and each distinct set of channels and pixel sizes once."""
         kinds: list[dict[str, Any]] = []
         for each in map(_few, self.metadata):
             kinds += [] if each in kinds else [each]
@@ -41,12 +41,12 @@ class Outline(NamedTuple):
 
     @classmethod
     def of_json(cls, said: Mapping[str, Any]) -> Self:
-        """Return what `as_json` kept; what is no such thing raises `ValueError`, `TypeError` or `KeyError`."""
+        """Return the outline of `as_json`; invalid input raises `ValueError`, `TypeError` or `KeyError`."""
         return cls(Stored(**said["stored"]), list(map(_few, said["metadata"])))
 
 
 def _few(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of an image's metadata the names of its channels and the sizes of its pixels."""
+    """Return the channel names and pixel sizes of an image's metadata."""
     few: dict[str, Any] = {"channels": [{"name": _or_none(str, each["name"])} for each in metadata["channels"]]}
     for axis in "xyz":
         size, unit = (f"physical_size_{axis}{end}" for end in ("", "_unit"))
@@ -59,7 +59,7 @@ def _or_none(kind: type, value: Any) -> Any:
 
 
 def groups(starts: Sequence[int], what: str) -> str:
-    """Return in words how many groups there are of how many images: ``4 row groups of 232 to 256 images``."""
+    """Return a description of the groups and their sizes: ``4 row groups of 232 to 256 images``."""
     sizes = [stop - start for start, stop in pairwise(starts)]
     plural = "es" if what.endswith("ch") else "s"
     number = f"{len(sizes):,} {what}{'' if len(sizes) == 1 else plural}"
@@ -67,7 +67,7 @@ def groups(starts: Sequence[int], what: str) -> str:
 
 
 def images_in(numbers: Sequence[int]) -> str:
-    """Return the least and the greatest of some numbers of images: ``232 to 256 images``."""
+    """Return the range of some numbers of images: ``232 to 256 images``."""
     low, high = min(numbers), max(numbers)
     if low == high:
         return f"{low:,} image{'' if low == 1 else 's'}"
@@ -75,12 +75,12 @@ def images_in(numbers: Sequence[int]) -> str:
 
 
 def joined(names: Iterable[str]) -> str:
-    """Return distinct names, the most frequent first; ``unknown`` where there is none."""
+    """Return distinct names, the most frequent first; ``unknown`` without any."""
     return ", ".join(name for name, _ in Counter(names).most_common()) or "unknown"
 
 
 def spread(count: int) -> list[int]:
-    """Return a few indices that are spread evenly over ``count`` things."""
+    """Return a few indices that are spread evenly over ``range(count)``."""
     if count <= LOOKED_AT:
         return list(range(count))
     return [number * (count - 1) // (LOOKED_AT - 1) for number in range(LOOKED_AT)]

@@ -1,4 +1,4 @@
-"""`Stream`: what the writer of a format pulls from."""
+"""`Stream`: the iterator that the writer of a format reads from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Item = TypeVar("Item")
 
 
 class Stream(Generic[Item]):
-    """What a writer pulls from, in whatever thread: it keeps the exception that ends it, and can be stopped.
+    """Iterator for writers that may read from any thread: it stores the exception that ends it, and can be stopped.
 
-    Stream readers turn an exception of the items into one of their own; ``failure`` is the original. A writer that is
-    interrupted may leave a thread behind that goes on pulling: `stop` gives it no more, and waits until it noticed, or
-    it would crash an interpreter that is ending (seen with Lance 14).
+    Stream readers replace an exception of the items by their own; ``failure`` is the original. An interrupted writer
+    may leave a thread that keeps reading: `stop` ends the stream and waits until the thread notices. Otherwise, it
+    would crash an interpreter that is exiting (seen with Lance 14).
     """
 
     _notice_s = 1.0
@@ -46,9 +46,9 @@ class Stream(Generic[Item]):
                 raise
 
     def stop(self) -> None:
-        """End the stream, once the item that is being made is made, and see another thread off."""
+        """End the stream after the current item, and wait for a reader in another thread."""
         self._stopping.set()
         with self._lock:
             elsewhere = self._puller != threading.get_ident()
         if elsewhere and self.failure is None and self._noticed.wait(self._notice_s):
-            time.sleep(self._notice_s / 10)  # it still lets go of the stream, for which it needs the interpreter
+            time.sleep(self._notice_s / 10)  # it still releases the stream, for which it needs the interpreter

@@ -119,7 +119,7 @@ def _is_described_by_tifffile(metadata: dict[str, Any], series: tifffile.TiffPag
         return False
     if series.kind == "shaped":
         return tuple(shape) == series.get_shape(squeeze=False)
-    # The description may be one of the first page alone.
+    # The description may be that of only the first page.
     return [size for size in shape if size > 1] == [size for size in series.keyframe.shape if size > 1]
 
 
@@ -140,7 +140,7 @@ def _is_described_by_imagej(metadata: dict[str, Any], image: TiffImage) -> bool:
     num_images, *sizes = (metadata.get(key, 1) for key in _IMAGEJ_KEYS)
     num_t, num_c, num_z, *_ = image.shape
     samples = dict(zip(image.axes, image.lengths, strict=True)).get("S", 1)
-    if sizes == [1, 1, 1]:  # There are no axes, and pages are read along Z.
+    if sizes == [1, 1, 1]:  # Without axes, pages are read along Z.
         return num_images in (1, num_t * num_c * num_z // samples)
     # Bio-Formats counts the samples of a page as channels, ImageJ does not.
     return sizes in ([num_c, num_z, num_t], [num_c // samples, num_z, num_t])
@@ -166,7 +166,7 @@ def _used_offsets(series: tifffile.TiffPageSeries) -> set[int]:
 
 
 def _has_planes_after_first(tif: tifffile.TiffFile, num_planes: int) -> bool:
-    """Whether a file of one page has room for further planes, as ImageJ writes them, before or after its header."""
+    """Whether a file of one page has space for more planes, as ImageJ writes them, before or after its header."""
     page = tif.pages.first
     start = page.dataoffsets[0]
     stop = start + num_planes * page.nbytes
@@ -175,7 +175,7 @@ def _has_planes_after_first(tif: tifffile.TiffFile, num_planes: int) -> bool:
 
 
 def _describe(tif: tifffile.TiffFile, image: TiffImage) -> str:
-    """Return in words which planes the description of a file describes."""
+    """Return a text about the planes that the description of a file lists."""
     page = tif.pages.first
     if page.shaped_description is not None:
         metadata = shaped_description_metadata(page.shaped_description)

@@ -27,7 +27,7 @@ STAGES = {"Rows.take": "read+decode"}
 
 
 class Rows:
-    """All rows of an expression as Vortex holds them, still encoded, in the parts that the mapped file stores."""
+    """All rows of an expression, still encoded by Vortex, in the parts that the mapped file stores."""
 
     def __init__(self, array: vortex.Array) -> None:
         import vortex  # noqa: PLC0415  # an optional backend
@@ -36,7 +36,7 @@ class Rows:
         self.starts = list(accumulate(map(len, self.parts), initial=0))
 
     def take(self, indices: Sequence[int]) -> list[pa.Array]:
-        """Return rows by number, taken: of rows that are sliced, Vortex 0.91 decodes the whole part they are of."""
+        """Return rows by number with take: for sliced rows, Vortex 0.91 decodes their whole part."""
         import vortex  # noqa: PLC0415  # an optional backend
 
         arrays = []
@@ -52,14 +52,14 @@ class Rows:
 
     @cached_property
     def decoded_whole(self) -> list[bool]:
-        """Whether a part has to be decoded whole for one row of it."""
+        """Whether reading one row decodes the whole part, for each part."""
         trees = (part.display_tree() for part in self.parts)
         return [any(encoding in tree for encoding in _DECODED_WHOLE) for tree in trees]
 
 
 @dataclass
 class MappedFile:
-    """The mapped file as one process holds it, with the rows and the images that it found in it."""
+    """A process's mapped file, with its cached rows and images."""
 
     file: vortex.VortexFile
     mapping: Mapping
@@ -68,9 +68,9 @@ class MappedFile:
 
 
 def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
-    """Return a part's lists of pixels if they lie in the mapped file as Arrow wants them, else None.
+    """Return a part's lists of pixels if they are zero-copy views of the mapped file, else None.
 
-    Pixels that are decoded at each asking stand in other memory each time.
+    Pixels that are decoded at each access have another address each time.
     """
     if not len(part) or part.nbytes < pixel_bytes:
         return None
@@ -82,7 +82,7 @@ def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
 
 
 def without_views(lists: pa.Array) -> pa.Array:
-    """Return lists of pixel bytes with offsets in place of Arrow's views, if the bytes lie end to end.
+    """Return lists of pixel bytes with offsets in place of Arrow's views, if the bytes are contiguous.
 
     A cast would copy the pixels.
     """

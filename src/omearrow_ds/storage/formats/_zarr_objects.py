@@ -1,4 +1,4 @@
-"""`ZarrObjects`: objects on a server as zarr reads them, each request with our own limits, tries and errors."""
+"""`ZarrObjects`: a zarr store of objects on a server, with our own limits, retries and errors for requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from omearrow_ds.storage.formats._detect import ZARR_FILES
 from omearrow_ds.storage.formats._ranged import Objects
 
 _DESCRIBING = (*ZARR_FILES, ".zmetadata")
-_MOST_KEPT = 1024  # arrays and groups, of which the descriptions are kept
+_MOST_KEPT = 1024  # arrays and groups whose metadata is cached
 
 
 class ZarrObjects(Store):
-    """What is below a URL, to be read.
+    """Read-only store of the objects below a URL.
 
-    Where it is ``complete``, a chunk that is not there is an error, in place of what stands for no data.
+    If ``complete``, a missing chunk raises an error, and is not replaced by the fill value.
     """
 
     supports_writes = supports_deletes = supports_listing = False
@@ -32,10 +32,10 @@ class ZarrObjects(Store):
         super().__init__(read_only=True)
         self._objects, self._url, self._complete = objects, url, complete
         self._kept: dict[str, Any] = {}
-        self._described = "", memoryview(b"")  # zarr asks twice for what describes a group
+        self._described = "", memoryview(b"")  # zarr reads a group's metadata twice
 
     def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
-        """Return the array or group at a URL below the root; of version 3 it is asked for first: one request."""
+        """Return the array or group at a URL below the root; version 3 is tried first, with one request."""
         path = url.removeprefix(self._url).strip("/")
         with reading:
             try:
@@ -44,7 +44,7 @@ class ZarrObjects(Store):
                 return zarr.open(self, path=path, mode="r", zarr_format=2)
 
     def kept(self, what: str, made: Callable[[], Any]) -> Any:
-        """Return what was made of something that was read, kept since then."""
+        """Return the result of ``made``, cached under the key ``what``."""
         if what not in self._kept:
             if len(self._kept) > _MOST_KEPT:
                 self._kept.clear()
@@ -54,10 +54,10 @@ class ZarrObjects(Store):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrObjects) and self._url == other._url
 
-    __hash__ = None  # type: ignore[assignment]  # as of all that are compared
+    __hash__ = None  # type: ignore[assignment]  # like all classes that define equality
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object or a part of it; None where it is not there."""
+        """Return an object or a part of it; None if it does not exist."""
         try:
             data = await asyncio.to_thread(partial(self._read, key, byte_range))
         except MissingPathError:
@@ -90,7 +90,7 @@ class ZarrObjects(Store):
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Whether an object is there."""
+        """Whether an object exists."""
         try:
             await asyncio.to_thread(partial(self._objects.part, f"{self._url}/{key}", 0, 1))
         except MissingPathError:

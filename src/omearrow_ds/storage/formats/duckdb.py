@@ -57,7 +57,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         else:
             _sql.run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
-        # Opened anew, in the same instance, which would take 20 ms to make.
+        # Reattached in the same instance, because creating one would take 20 ms.
         connection.execute(f"USE memory; DETACH {_DATABASE}")
         _attach(connection, path, "(READ_ONLY)")
         _sql.lock(connection)
@@ -67,7 +67,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 
 
 class _Counted:
-    """Tables, and the number of their rows so far, which is a row's key."""
+    """Tables, and the number of their rows so far, from which keys are numbered."""
 
     def __init__(self, tables: Iterable[pa.Table]) -> None:
         self.rows = 0
@@ -85,9 +85,9 @@ class _Counted:
 
 
 def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: _Counted, table_schema: pa.Schema) -> None:
-    """Write tables without zstd, with a key and its index; ``images`` is a view that leaves the key out."""
+    """Write tables without zstd, with a key and its index; ``images`` is a view that omits the key."""
     connection.execute("SET disabled_compression_methods = 'zstd'")
-    connection.execute(f"USE {_DATABASE}")  # or the view would name the database as it is attached here
+    connection.execute(f"USE {_DATABASE}")  # or the view would store the attached database name
     stored = table_schema.append(_KEY_FIELD)
     _sql.run_on_tables(connection, tables.with_keys(), stored, f"CREATE TABLE {_KEYED_TABLE} AS FROM incoming")
     connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_KEYED_TABLE} ({_KEY})")
@@ -95,31 +95,31 @@ def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: _Counted, table_
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
-    """Attach a database file. Opening it directly would give the one that this process has open under its path."""
+    """Attach a database file. Opening it directly would return the one that this process has open at its path."""
     connection.execute(f"ATTACH {_sql.literal(str(path))} AS {_DATABASE} {options}")
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Return a table of the database, by its schema's name and its own, as SQL."""
+    """Return the qualified SQL name of a table of the attached database, from its schema's name and its own."""
     return ".".join(map(_sql.identifier, (_DATABASE, *names)))
 
 
 def _called(names: Sequence[str]) -> set[str]:
-    """Return what a table may be called by, in small letters: that of rows with keys also as the view over it is."""
+    """Return the lowercase names that select a table; a table with keys is also selected by its view's name."""
     schema_name, *own = (name.lower() for name in names)
     own += [_TABLE] if own == [_KEYED_TABLE] else []
     return {*own, *(f"{schema_name}.{name}" for name in own)}
 
 
 def _refuse_misread(path: Path) -> None:
-    """Refuse a path that DuckDB would take for another one."""
+    """Refuse a path that DuckDB would misread."""
     if "?" in str(path) or "\\" in str(path):
         what = "DuckDB takes what follows '?' in a path for options, and a backslash for a slash"
         raise FormatError(f"{path}: {what}; choose a path without them")
 
 
 def _not_had(path: Path, error: BaseException) -> FormatError | None:
-    """Return the error for a database that DuckDB does not let be read, or whose log is not its own; else None."""
+    """Return the error for a database that is locked, or whose log is not its own; else None."""
     for said, what in _NOT_HAD.items():
         if said in str(error):
             return FormatError(f"{path}: {what}: {first_line(error)}")
@@ -127,7 +127,7 @@ def _not_had(path: Path, error: BaseException) -> FormatError | None:
 
 
 def _refuse_in_use(path: Path) -> None:
-    """Raise `PathExistsError` if a database is open for writing: its log would come to lie beside the new file."""
+    """Raise `PathExistsError` if a database is open for writing: its log would be applied to the new file."""
     if not path.is_file():
         return
     with _sql.connect() as connection:
@@ -139,9 +139,9 @@ def _refuse_in_use(path: Path) -> None:
 
 
 class Source(_sql.SqlSource):
-    """Images of a table of a DuckDB database, by default ``images`` (or that below this view), or its only one.
+    """Images of a table of a DuckDB database, by default ``images`` (or the table below this view), or its only one.
 
-    Raises `ColumnError` if there is no such table, or none was asked for and there is none, or several.
+    Raises `ColumnError` if the table does not exist, or, if none was requested, unless exactly one has images.
     """
 
     name = "duckdb"
@@ -159,7 +159,7 @@ class Source(_sql.SqlSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse, beside what DuckDB refuses of columns, a path that it would misread."""
+        """Refuse columns that DuckDB cannot store, and paths that it would misread."""
         super().refuse_target(path, columns)
         _refuse_misread(path)
         _refuse_in_use(path)
@@ -170,15 +170,15 @@ class Source(_sql.SqlSource):
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         _refuse_misread(self.path)
-        connection = _sql.connect(threads=1)  # more were never faster, and each holds the images of a row group
+        connection = _sql.connect(threads=1)  # more were never faster, and each holds a row group of images
         _attach(connection, self.path, "(READ_ONLY)")
-        _sql.lock(connection)  # from here on it reads this database alone
-        if self._keyed and self._frugal:  # or DuckDB would in time hold the whole file beside the system's page cache
+        _sql.lock(connection)  # from here on, only this database can be read
+        if self._keyed and self._frugal:  # or DuckDB would in time cache the whole file, like the page cache
             connection.execute(f"SET memory_limit = '{self._working_bytes()}B'")
         return connection
 
     def _use_more(self) -> None:
-        """Lift the limit on memory, now and whenever it is opened."""
+        """Remove the memory limit, now and at each later opening."""
         self._frugal = False
         self._connection.get().cursor().execute("RESET memory_limit")
 
@@ -193,7 +193,7 @@ class Source(_sql.SqlSource):
         return super()._query(select, rest)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error for what DuckDB raised where nothing is damaged; None where it may be."""
+        """Return the error if DuckDB failed for another reason than damage; None if the file may be damaged."""
         return super().failure(error) or _not_had(self.path, error)
 
     def _relation(self) -> str:
@@ -240,7 +240,7 @@ class Source(_sql.SqlSource):
         return Stored(self._column.encoding, compression, chunking, in_place=False, reading=reading)
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
-        """Return the name of the key if it has the index that `write` gives it; another's column is like any other."""
+        """Return the name of the key if it has the index that `write` creates; else it is an ordinary column."""
         if _KEY not in table_schema.names or not pa.types.is_integer(table_schema.field(_KEY).type):
             return None
         query = (
@@ -257,13 +257,13 @@ class Source(_sql.SqlSource):
         return min(_sql.VECTOR_ROWS, len(self)) * self._image_bytes
 
     def _working_bytes(self) -> int:
-        """Return the memory that reading a keyed table needs; a list that grows is held twice meanwhile."""
+        """Return the memory that reading a keyed table needs; a growing list temporarily exists twice."""
         scan_bytes = 5 * self._vector_bytes() if self._scanned else 0
         return _SPARE_BYTES + 4 * max(self._image_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self)
 
     @property
     def _scanned(self) -> bool:
-        """Whether everything is read by a scan: not where its vectors are large, and each image can be had alone."""
+        """Whether all images are read by a scan: not if its vectors are large and images can be read by key."""
         return not self._keyed or self._vector_bytes() <= _SCANNED_BYTES
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:

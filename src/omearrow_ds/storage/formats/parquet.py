@@ -1,7 +1,7 @@
-"""Parquet by pyarrow, laid out so that one image can be cut out of its page (``docs/explanation/layouts.md``).
+"""Parquet by pyarrow, with a layout that allows cutting an image out of its page (``docs/explanation/layouts.md``).
 
-No compression; row groups large enough for a small footer, yet small for readers that decode all of one; pages of an
-image if compressed, for which preloading pays (half as fast as from pages of 1 MiB) and random access gains most.
+Uncompressed by default; row groups large enough for a small footer, but small for readers that decode a whole one. If
+compressed, one image per page: preloading is half as fast as from pages of 1 MiB, and random access gains most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omearrow_ds.storage.formats._parquet_remote import RemoteParquet
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Parquet file, a row group each; if compressed, an image a page, which can be read alone."""
+    """Write tables to a Parquet file, one row group each; if compressed, with one image per page, read separately."""
     options = page_options(compression, table_schema, [schema.CHECKSUM_COLUMN])
     with pq.ParquetWriter(path, table_schema, **options) as writer:
         for table in tables:

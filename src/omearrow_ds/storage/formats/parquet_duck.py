@@ -1,6 +1,6 @@
-"""Parquet by DuckDB: written by its COPY; read page by page as any Parquet file, or by DuckDB itself.
+"""Parquet by DuckDB: written by its COPY; read page by page like any Parquet file, or by DuckDB itself.
 
-DuckDB makes one page of a row group, and has no option for it: for random access to a compressed file, pass a small
+DuckDB writes one page per row group, without an option for it: for random access to a compressed file, pass a small
 ``rows_per_group``. Measurements are in ``docs/explanation/layouts.md``.
 """
 
@@ -19,12 +19,12 @@ from omearrow_ds.storage.formats import _sql, get_format
 from omearrow_ds.storage.formats._parquet import ParquetSource
 from omearrow_ds.storage.formats._stored import Stored
 
-_ASYNC_THREADS = 0  # with any, DuckDB 2.0 sometimes hangs where a COPY is interrupted
+_ASYNC_THREADS = 0  # with more, DuckDB 2.0 sometimes hangs if a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Parquet file with DuckDB, a row group each where they are alike; no dictionaries."""
+    """Write tables to a Parquet file with DuckDB, one row group per table if they are alike; without dictionaries."""
     remaining = iter(tables)
     first = next(remaining, table_schema.empty_table())
     options = {
@@ -53,7 +53,7 @@ class _ByDuckDB(_sql.SqlSource):
         return connection
 
     def _relation(self) -> str:
-        # The path is one file's name, no pattern; nor do folders in it called ``well=A01`` stand for columns.
+        # The path is a file name, not a pattern; folders such as ``well=A01`` in it are not columns.
         return f"read_parquet({_sql.literal(_sql.unglobbed(str(self.path)))}, hive_partitioning = false)"
 
     def stored_as(self) -> Stored:
@@ -63,7 +63,7 @@ class _ByDuckDB(_sql.SqlSource):
 
 
 class Source(ParquetSource):
-    """Images of a Parquet file that DuckDB wrote, or any other tool; with ``engine="duckdb"`` DuckDB reads them."""
+    """Images of a Parquet file written by DuckDB or another tool; DuckDB reads them with ``engine="duckdb"``."""
 
     name = "parquet_duck"
     engines = (*ParquetSource.engines, "duckdb")
@@ -71,10 +71,10 @@ class Source(ParquetSource):
     unheld_types = _ByDuckDB.unheld_types
 
     def __new__(cls, path: Path, engine: str | None = None, **how: Any) -> Any:
-        """Make a source that DuckDB reads for, if asked to."""
+        """Create a source that DuckDB reads if ``engine`` requests it."""
         return _ByDuckDB(path, **how) if engine == "duckdb" else super().__new__(cls)
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse names that DuckDB cannot tell apart, and that of its row number."""
+        """Refuse names that differ only in case, and the name of DuckDB's row number."""
         _ByDuckDB.refuse_target(path, columns)

@@ -1,4 +1,4 @@
-"""Vortex file: the mapped file's rows, still encoded, are taken by number, of the pixel leaf only.
+"""Vortex file: rows of the mapped file, still encoded, are taken by number, of the pixel leaf only.
 
 zstd suits archives that are preloaded: reading one image decodes its block of 8,192 rows. Vortex creates these blocks
 for any input, holds them while writing, and cannot store bytes unencoded.
@@ -35,9 +35,9 @@ STAGES = {"Source._images_of_scalars": "read+decode"}
 
 
 def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Vortex file, encoded as Vortex chooses, or by zstd where that is smaller.
+    """Write tables to a Vortex file, with the encodings that Vortex chooses, or with zstd if that is smaller.
 
-    In a thread of its own: where Vortex pulls in one of its threads, the main one sees no Ctrl-C until all is written.
+    Runs in a separate thread: if Vortex pulls batches in its threads, the main one would see Ctrl-C only at the end.
     """
     import vortex.io  # noqa: PLC0415  # an optional backend
 
@@ -86,7 +86,7 @@ class Source(LeafSource):
         return unnest(self._read(vortex.expr.select(column.info_fields, vortex.expr.column(column.name))))
 
     def _read_told(self, others: list[str]) -> tuple[pa.Table, pa.Table]:
-        """Return the fields that say which images there are, and the columns ``others``, by one scan."""
+        """Return the fields that give id, shape and dtype, and the columns ``others``, by one scan."""
         from vortex.expr import column, pack, root, select  # noqa: PLC0415  # an optional backend
 
         image = column(self._column.name)
@@ -105,7 +105,7 @@ class Source(LeafSource):
 
     @property
     def _place(self) -> Path:
-        """Where the file is."""
+        """Path of the file."""
         return self.path
 
     def stored_as(self) -> Stored:
@@ -133,14 +133,14 @@ class Source(LeafSource):
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
     def _find_leaf(self, image: pa.DataType) -> pa.Field | None:
-        """Return the pixel leaf of the chunks if it is enough to tell every image."""
+        """Return the pixel leaf of the chunks if it suffices to read every image."""
         found = self._leaf_and_places(image)
         if found is None:
             return None
         leaf, places = found
         try:
             stored = pa.concat_arrays(self._read(self._narrowed(places)).chunks)
-        except FormatError:  # what Vortex does not narrow, it reads whole
+        except FormatError:  # columns that Vortex cannot narrow are read whole
             return None
         return leaf if placed_chunks(stored, self._expected(np.arange(len(self)))).all() else None
 
@@ -162,13 +162,13 @@ class Source(LeafSource):
         return self._kept_rows(field, partial(self._expression, field))
 
     def _pixel_rows(self, field: str) -> Rows:
-        """Return the rows of a field; of the chunks of a plainly stored file their pixels alone."""
+        """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
         if self._leaf is None or field != "chunks":
             return self._rows(field)
         return self._kept_rows("pixels alone", partial(self._narrowed, [self._leaf]))
 
     def _kept_rows(self, name: str, expression: Callable[[], Any]) -> Rows:
-        """Return all rows of what ``expression`` makes, kept under ``name``."""
+        """Return all rows of an expression, cached under ``name``."""
         mapped = self._file.get()
         if name not in mapped.rows:
             with self._reading():
@@ -176,7 +176,7 @@ class Source(LeafSource):
         return mapped.rows[name]
 
     def _mapped_images(self) -> list[Array | list[Array]]:
-        """Return the images where they lie in the mapped file, part by part, if none of them is encoded, else []."""
+        """Return the images as views of the mapped file, part by part, if none of them is encoded, else []."""
         mapped = self._file.get()
         mapped.mapping.refuse_cut()
         if mapped.images is None:
@@ -196,14 +196,14 @@ class Source(LeafSource):
                 return
             try:
                 images = self._block(lists, indices).images()
-            except DecodeError:  # the other images are to be had
+            except DecodeError:  # the other images can still be read
                 return
             yield images
 
     def _images_of_scalars(self, indices: Sequence[int]) -> list[Array] | None:
-        """Return images of plainly stored bytes, or None if one is no such image.
+        """Return images of plainly stored bytes, or None if one is stored in another way.
 
-        A scalar spares the Arrow arrays, which cost more than dozens of small images; of bytes it is an object a chunk.
+        A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
         """
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._native:
             return None
@@ -224,7 +224,7 @@ class Source(LeafSource):
     def views(self, indices: Sequence[int]) -> list[Array]:
         mapped = self._mapped_images()
         if not mapped and len(indices) == 1:
-            one = self._images_of_scalars(indices)  # whatever its block: nothing else is decoded
+            one = self._images_of_scalars(indices)  # any encoding: only this image is decoded
             return super().views(indices) if one is None else one
         pixels = self._pixel_rows(self._column.pixel_field)
         if mapped:
@@ -265,13 +265,13 @@ class Source(LeafSource):
 
 
 class RemoteSource(CopiedTable, Source):
-    """Images of a Vortex file on a server: for one image Vortex 0.91 fetches the whole file itself, in each process."""
+    """Images of a Vortex file on a server, copied to the cache: Vortex 0.91 itself fetches all of it per process."""
 
     takes = ("image_column",)
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
-    """Whether pixels of all these dtypes stand in a leaf of this type as they do in memory."""
+    """Whether a leaf of this type stores pixels of all these dtypes as they are in memory."""
     if pa.types.is_list(leaf):
         return dtypes == {np.dtype(leaf.value_type.to_pandas_dtype())}
     return all(dtype.isnative for dtype in dtypes)
