@@ -79,8 +79,8 @@ __all__ = [
     "write_images",
 ]
 
-# A name is imported when it is first asked for: torch takes seconds, which what only reads or writes files has no use
-# for, and the command line is stopped by Ctrl-C in its own words from its start.
+# Names are imported lazily. The import of torch takes seconds, and programs that only read or write files do not need
+# it. The command line can also handle Ctrl-C from its start.
 _MODULES = {
     "advise.profile": ("Profile", "profile_dataset"),
     "advise.recommend": ("recommend",),
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
-    globals()[name] = found  # from now on it is found without asking here
+    globals()[name] = found  # The next access does not call this function.
     return found
 
 

@@ -1,4 +1,4 @@
-"""TCZYX arithmetic: input axes, sample axes, selections and crops. No I/O."""
+"""TCZYX arithmetic: input axes, sample axes, selections and crops."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def checked_size(crop_size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one image shape becomes a sample: slices, then picks, then the axes that stay.
+    """Transform from images of one shape to samples: slices, then picks, then a reshape and a transpose.
 
-    ``shape`` is the sample's shape. ``slices`` and ``picks`` work on the last five axes, so a cut applies to one
-    image (T, C, Z, Y, X) and to a stack of them (N, T, C, Z, Y, X) alike.
+    ``shape`` is the shape of a sample. ``slices`` and ``picks`` apply to the last five axes, so that a cut works on one
+    image (T, C, Z, Y, X) and on a stack of images (N, T, C, Z, Y, X).
     """
 
     slices: tuple[slice, ...]
@@ -79,7 +79,7 @@ class Cut:
     shape: tuple[int, ...]
 
     def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Cut ``pixels`` (..., T, C, Z, Y, X) to (..., *shape): a view where that is possible."""
+        """Cut ``pixels`` (..., T, C, Z, Y, X) to (..., *shape), as a view if possible."""
         index: tuple[Any, ...] = (..., *self.slices)
         pixels = pixels[index]
         for axis, pick in self.picks:
@@ -93,18 +93,18 @@ class Cut:
 
 @dataclass(frozen=True)
 class SampleAxes:
-    """Which axes a sample keeps, which indices it picks and how large its centre crop is.
+    """Axes, selection and center crop of samples.
 
-    Raises `AxesError` if an argument is malformed, whatever the images are.
+    Raises `AxesError` if an argument is malformed, independent of the images.
 
     Parameters
     ----------
     axes
-        Axes of a sample, in its order, e.g. ``"CYX"``.
+        Axes of a sample, in this order, e.g. ``"CYX"``.
     select
-        Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``. An integer leaves length 1.
+        Indices per axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``. An integer leaves length 1.
     crop_size
-        ``(height, width)`` of a centre crop, in pixels.
+        ``(height, width)`` of a center crop, in pixels.
     """
 
     axes: str = "CYX"
@@ -116,7 +116,7 @@ class SampleAxes:
         for axis in self.select or {}:
             if not isinstance(axis, str) or axis not in tuple(AXES):
                 raise AxesError(f"select={self.select!r}: unknown axis {axis!r}, expected letters of {AXES!r}")
-        # It is gone by again in each process: what the caller does to a list later must not change the samples there.
+        # A copy, as each worker process evaluates it again, and changes by the caller must not affect samples.
         picks = {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()}
         object.__setattr__(self, "select", picks)
         if self.crop_size is not None:
@@ -125,8 +125,8 @@ class SampleAxes:
     def cut(self, shape: Sequence[int], where: str) -> Cut:
         """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``where`` names the image in an error.
 
-        Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1; `SelectError` if a
-        selection lies outside the image.
+        Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1, and `SelectError`
+        if a selection is outside the image.
         """
         slices, picks = [], []
         sizes = []
@@ -176,7 +176,7 @@ class SampleAxes:
 
 
 def _own(axis: str, pick: Any) -> slice | int | list[int]:
-    """Return a pick as a value that nobody else holds."""
+    """Return a copy of a pick as a slice, an integer or a list."""
     if isinstance(pick, slice):
         return pick
     try:
@@ -190,7 +190,7 @@ def _own(axis: str, pick: Any) -> slice | int | list[int]:
 
 
 def _resolve(axis: str, size: int, pick: Pick, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
-    """Return the slice, the irregular pick if there is one, and the length that stays of an axis of ``size``."""
+    """Return the slice, the irregular pick (or None) and the resulting length for an axis of length ``size``."""
     if isinstance(pick, slice):
         try:
             chosen = range(size)[pick]

@@ -1,23 +1,23 @@
-"""Exceptions of the package: each is the package's base class and a builtin together.
+"""Exceptions of the package, each derived from the base class and a builtin exception.
 
 OMEArrowDSError
-├── ArgumentError (ValueError)          an option that is not one of those allowed
+├── ArgumentError (ValueError)          invalid or contradictory arguments
 ├── FormatError (ValueError)            unknown, ambiguous or damaged storage
-│   └── DecodeError                     one stored image that cannot be decoded
-│       └── ChecksumError               one that was decoded, and is not what was written
+│   └── DecodeError                     stored image that cannot be decoded
+│       └── ChecksumError               decoded image that differs from the written one
 ├── MissingPathError (FileNotFoundError)
 ├── PathExistsError (FileExistsError)
-├── WriteError (OSError)                 the format's library could not write, e.g. the disk is full
-├── StorageError (OSError)               a server that does not answer, or refuses
-├── BackendError (ImportError)          the library that reads a format is not installed
-├── ImageError (ValueError)             an image that cannot be written: rank, dtype, size
+├── WriteError (OSError)                failed write, e.g. because the disk is full
+├── StorageError (OSError)              server that does not answer, or refuses
+├── BackendError (ImportError)          library of a format that is not installed
+├── ImageError (ValueError)             image that cannot be written: rank, dtype, size
 ├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
-├── ColumnError (LookupError)           no such column
-│   └── ImageColumnError                several columns hold images, and none was chosen
-├── AxesError (ValueError)              axes, select or crop that do not fit an image
-│   └── SelectError (IndexError)        select asks for an index outside an axis
-├── ImageIndexError (IndexError)        no image of that index
-└── MemoryLimitError (MemoryError)      the pixels do not fit the memory allowed
+├── ColumnError (LookupError)           missing or unsuitable column
+│   └── ImageColumnError                several image columns, none of which was chosen
+├── AxesError (ValueError)              axes, selection or crop that do not fit an image
+│   └── SelectError (IndexError)        selected index outside its axis
+├── ImageIndexError (IndexError)        image index out of range
+└── MemoryLimitError (MemoryError)      pixels that exceed the allowed memory
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OMEArrowDSError(Exception):
     Attributes
     ----------
     path : str or None
-        File, folder or URL at fault. A reader that an error passes fills it in.
+        File, folder or URL at fault. Readers add it if it is missing.
     image : int or None
         Index of the image at fault.
     column : str or None
@@ -45,9 +45,9 @@ class OMEArrowDSError(Exception):
     option : str or None
         Name of the argument at fault.
     value : Any
-        Its value; ``...`` if there is none, or if the error comes from another process.
+        Value of the argument; ``...`` if it is missing, or if the error comes from another process.
     problem, allowed, remedy : str
-        What is wrong, which values are allowed, and what to do; empty if not stated.
+        Cause, allowed values, and recommended action; empty if not stated.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OMEArrowDSError(Exception):
         self.path = shown  # `ImportError` has an attribute of this name, which it resets.
 
     def describe(self, show_option: Callable[[str, Any], str], show_text: Callable[[str], str] = str) -> str:
-        """Return the message with option and value, and the texts, as these functions show them."""
+        """Return the message; the functions format an option with its value, and texts."""
         is_named = self.path is None or self.problem.startswith(self.path)
         subjects = [] if is_named else [str(self.path)]
         subjects += [] if self.option is None else [show_option(self.option, self.value)]

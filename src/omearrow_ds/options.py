@@ -1,7 +1,7 @@
 """Options of opening, sampling and writing, each declared once.
 
-Checks, flags of the command line, ``--help`` and a table of options are made from these records. A test compares the
-records with the signatures of the public functions.
+Checks, command-line flags, ``--help`` and the table of options are generated from these records. A test compares them
+with the signatures of the public functions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rule:
     choices, minimum
         Values that the check allows, besides the default.
     flag
-        Name of the flag, None for an option that the command line does not have.
+        Name of the flag, None for an option without one; an empty string derives it from the name of the option.
     metavar, help, shows_default
         Texts of the flag.
     """
@@ -100,7 +100,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str], also: str = "") 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRecord:
-    """Base of the records: values that were checked.
+    """Base class of records with checked values.
 
     Attributes
     ----------
@@ -120,12 +120,12 @@ class OptionRecord:
 
     @classmethod
     def take(cls, values: Mapping[str, Any]) -> Self:
-        """Return the record of the options among some values, which may hold other names."""
+        """Return a record from the options in ``values``, ignoring other names."""
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise `ArgumentError` for a keyword that is none of those known, which ``**`` takes as well."""
+    """Raise `ArgumentError` for unknown keywords, which ``**`` accepts."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -177,7 +177,7 @@ def _is_task(task: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSettings(OptionRecord):
-    """Options of `omearrow_ds.open_images`, in the order of ``--help``; ``Any`` is a type of a later layer."""
+    """Options of `omearrow_ds.open_images`, in the order of ``--help``; ``Any`` avoids imports of higher layers."""
 
     image_column: str | Sequence[str] | None = option(
         None,
@@ -348,7 +348,7 @@ class WriteSettings(OptionRecord):
 
     @property
     def skips_errors(self) -> bool:
-        """Whether unreadable images are left out."""
+        """Whether unreadable images are skipped."""
         return self.on_error == "skip"
 
 

@@ -1,4 +1,4 @@
-"""Limits of this process: memory and cores, of the machine, of its control groups, of its ulimits and its ranks."""
+"""Memory and cores of this process, limited by machine, control groups, ulimits and ranks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import psutil
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-# By version: limits, usage, and what of the usage is cached files that the system drops when memory is short.
+# By version: files of limits, file of usage, and field of the page cache in it, which the system can reclaim.
 _FILES = {
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
-_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # and the field of statm that counts towards it
+_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # With the field of statm that counts toward the limit.
 
 
-_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
+_BLOCK_BYTES = 512  # Unit of st_blocks on all file systems.
 
 
 def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
-    """Return the size of files in bytes, and the bytes that the file system gives them and the folders they are in.
+    """Return the size of files in bytes, and the bytes that are allocated for them and for their folders.
 
-    Folders count from ``path`` on, if it is one of them. Blocks of a file are whole: a hundred small files may take
-    several times their size.
+    Only folders at or below ``path`` count. Files are allocated in whole blocks, so that small files may take several
+    times their size.
     """
     size_bytes, blocks, folders = 0, 0, set[Path]()
     for file in files:
@@ -47,7 +47,7 @@ def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
 
 @functools.cache
 def read_ahead_bytes(device: int) -> int:
-    """Return the read-ahead of the device whose number is ``st_dev`` of its files; 128 KiB where it is unknown."""
+    """Return the read-ahead of the device with number ``st_dev``, or 128 KiB if it is unknown."""
     try:
         file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
         return 1024 * int(file.read_text())
@@ -56,45 +56,45 @@ def read_ahead_bytes(device: int) -> int:
 
 
 def is_private_file(status: os.stat_result) -> bool:
-    """Whether a status is of a file of this user's that no other can write to: what caches take their own for."""
+    """Whether a regular file belongs to this user and no other user can write to it, as caches require."""
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not others_write
 
 
 def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -> np.ndarray[Any, Any]:
-    """Return for each image, of shapes (n, 5) and as many dtypes, the bytes that it takes decoded, as int64."""
+    """Return the decoded size in bytes of each image, as int64, from shapes (n, 5) and n dtypes."""
     itemsizes = dtypes[0].itemsize if one_of(dtypes) else np.array([dtype.itemsize for dtype in dtypes], np.int64)
     sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * itemsizes
     return sizes
 
 
 def one_of(values: Sequence[Any]) -> bool:
-    """Whether there is one distinct value, without a loop in Python over a list of the same object."""
+    """Whether there is exactly one distinct value, without a Python loop."""
     return len(values) > 0 and values.count(values[0]) == len(values)
 
 
 def pixel_count(shape: Sequence[int]) -> int:
-    """Return the number of pixels of ``shape``, exact whatever its size."""
+    """Return the number of pixels of ``shape``, without integer overflow."""
     return math.prod(int(size) for size in shape)
 
 
 def available_bytes() -> int:
-    """Return the bytes that this process can still use without swapping, or being killed or refused them.
+    """Return the bytes that this process can allocate without swapping, an allocation error or being killed.
 
-    The least of what the machine has free, what each control group around this process leaves it (``memory.max`` and
-    ``memory.high``, its cached files not counted), and its own limits (``ulimit -v``, ``ulimit -d``).
+    The minimum of the available memory of the machine, the rest of each control group of this process (``memory.max``
+    and ``memory.high``, without page cache), and its own limits (``ulimit -v``, ``ulimit -d``).
     """
     machine = psutil.virtual_memory()
     return max(0, min([int(machine.available), *_left_by_groups(int(machine.total)), *_left_by_limits()]))
 
 
 def preload_limit_bytes(available: int | None = None) -> int:
-    """Return how many bytes of pixels are held in memory unless a caller says otherwise: half of those available."""
+    """Return the default limit of preloaded pixels in bytes, half of the available memory."""
     return (available_bytes() if available is None else available) // 2
 
 
 def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> list[int]:
-    """Return what each control group around this process leaves it, of those with a limit below the machine's total."""
+    """Return the remaining bytes of each control group of this process with a limit below the machine's total."""
     left = []
     for folder, version in control_groups("memory", root, own).items():
         limit_files, usage_file, cached = _FILES[version]
@@ -106,7 +106,7 @@ def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> lis
 
 
 def _left_by_limits() -> list[int]:
-    """Return what the limits of this process leave it, of those that are set."""
+    """Return the remaining bytes of each ulimit that is set."""
     found = [(resource.getrlimit(kind)[0], field) for kind, field in _LIMITS]
     limits = [(limit, field) for limit, field in found if limit != resource.RLIM_INFINITY]
     used = numbers(Path("/proc/self/statm")) if limits else ()
@@ -114,10 +114,10 @@ def _left_by_limits() -> list[int]:
 
 
 def available_cores() -> int:
-    """Return the cores that this process can keep busy, at least 1.
+    """Return the number of cores that this process can use, at least 1.
 
-    The least of its affinity and of the quotas of its control groups (a container or batch job), divided by the ranks
-    that ``torchrun`` started on this host (``LOCAL_WORLD_SIZE``).
+    The minimum of its affinity and the quotas of its control groups (a container or batch job), divided by the number
+    of ranks that ``torchrun`` started on this host (``LOCAL_WORLD_SIZE``).
     """
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -126,7 +126,7 @@ def available_cores() -> int:
 
 
 def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
-    """Return the cores that each control group around this process is allowed, of those that have a limit."""
+    """Return the number of cores allowed by each control group of this process that has a limit."""
     quotas = []
     for folder, version in control_groups("cpu", root, own).items():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -138,13 +138,13 @@ def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> dict[Path, int]:
-    """Return the folders of this process's groups for a controller, each with its version, 1 or 2, the root last."""
+    """Return the folders of this process's control groups for a controller with their versions, the roots last."""
     return _folders(_read(own), controller, root)
 
 
 @functools.lru_cache
 def _folders(own: bytes, controller: str, root: Path) -> dict[Path, int]:
-    """As `control_groups`, of what the system says of the groups of a process."""
+    """Return the result of `control_groups` from the content of ``/proc/self/cgroup``."""
     found: dict[Path, int] = {}
     for line in own.decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -153,23 +153,23 @@ def _folders(own: bytes, controller: str, root: Path) -> dict[Path, int]:
             folder = top / path.lstrip("/")
             found |= dict.fromkeys([folder, *folder.parents], 1 if controllers else 2)
     folders = {folder: version for folder, version in found.items() if folder.is_relative_to(root) and folder != root}
-    return {**folders, root / controller: 1, root: 2}  # the two are there in a container that hides its own path
+    return {**folders, root / controller: 1, root: 2}  # The roots exist even if a container hides its path.
 
 
 def numbers(file: Path) -> tuple[int, ...]:
-    """Return the numbers in a file; none if it is not there, or says ``max``."""
+    """Return the numbers in a file; an empty tuple if it is missing or contains ``max``."""
     words = _read(file).split()
     return tuple(map(int, words)) if all(map(bytes.isdigit, words)) else ()
 
 
 def number_named(file: Path, name: str) -> int:
-    """Return the number that stands after ``name`` in a file of such lines, 0 if there is none."""
+    """Return the number after ``name`` in a file with one name and number per line, or 0 if it is missing."""
     lines = (line.split() for line in _read(file).splitlines())
     return next((int(words[1]) for words in lines if words[:1] == [name.encode()]), 0)
 
 
 def _read(file: Path) -> bytes:
-    """Return what a file of the system holds, nothing if it is not there."""
+    """Return the content of a system file, or empty bytes if it cannot be read."""
     try:
         with file.open("rb", buffering=0) as raw:
             return raw.read() or b""

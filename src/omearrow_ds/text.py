@@ -1,4 +1,4 @@
-"""Sizes, times, counts and tables as people read them, and options as they type them."""
+"""Human-readable sizes, times, counts and tables, and options as Python code or flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(n_bytes: float) -> str:
-    """Return a number of bytes in the unit that suits it: ``20.5 MB`` (decimal, as disks and the rest of it count)."""
+    """Return a number of bytes in a suitable decimal unit: ``20.5 MB``."""
     if n_bytes < 1000:
         return f"{int(n_bytes)} {'byte' if n_bytes == 1 else 'bytes'}"
     unit = 0
@@ -22,7 +22,7 @@ def size(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it: ``2.1 ms``, ``12.3 s``, ``4.17 min``."""
+    """Return a time in a suitable unit: ``2.1 ms``, ``12.3 s``, ``4.17 min``."""
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"
     if seconds < 0.9995:
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def as_rate(said: str) -> float | None:
-    """Return the bytes a second of a text such as ``1Gb``, ``1Gbit/s`` (bits) or ``100MB`` (bytes); None of no such."""
+    """Return bytes/s from a string such as ``1Gb``, ``1Gbit/s`` (bits) or ``100MB`` (bytes), None if it is invalid."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(b|bit|B)(?:ps|/s)?", said.strip())
     if found is None:
         return None
@@ -41,7 +41,7 @@ def as_rate(said: str) -> float | None:
 
 
 def as_seconds(said: str) -> float | None:
-    """Return the seconds of a text such as ``20ms`` or ``0.5s``; None of no such text."""
+    """Return seconds from a string such as ``20ms`` or ``0.5s``, or None if it is invalid."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(us|µs|ms|s)", said.strip())
     return None if found is None else float(found[1]) * {"ms": 1e-3, "s": 1.0}.get(found[2], 1e-6)
 
@@ -52,9 +52,9 @@ def count(n: int, what: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as aligned lines: names and the words that come last to the left, the numbers between to the right.
+    """Return rows as aligned lines: the first and the last column to the left, the numbers between to the right.
 
-    A row of two cells in a table of more is a name, and words that run over all other columns.
+    In a row of only two cells, the second one spans all other columns.
     """
     columns = max(map(len, rows))
     widths = [max((len(row[at]) for row in rows if len(row) == columns), default=0) for at in range(columns)]
@@ -67,18 +67,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_keywords(options: Mapping[str, Any]) -> list[str]:
-    """Return keywords of a function as they are typed in Python, without those that are None."""
+    """Return options as Python keywords, without those that are None."""
     return [f"{name}={value!r}" for name, value in options.items() if value is not None]
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Return the same as words of a command line, where several values are an option each."""
+    """Return options as words of a command line; a list or mapping becomes one flag per item."""
     words = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
         for each in values if isinstance(values, list | tuple) else [values]:
-            if is_dataclass(each):  # of options, as Storage
+            if is_dataclass(each):  # A record of options, such as `Storage`.
                 words += as_flags(vars(each))
             elif each is not None and each is not False:
                 words += [flag] if each is True else [flag, str(each)]

@@ -1,4 +1,4 @@
-"""The command ``omearrow-ds``. Each command is a thin shell over a function of the library that does the work."""
+"""The command ``omearrow-ds``; each subcommand only calls a function of the library."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 
 from omearrow_ds.cli import failures
 
-# A name, where its command stands, and its line in the list of commands: they are imported one at a time, as some
-# need torch, which takes seconds, and ``--help`` does not.
+# Import path and summary of each command. Commands are imported lazily, as some need torch, whose import takes seconds,
+# and ``--help`` does not.
 _COMMANDS = {
     "info": ("omearrow_ds.cli.files:info", "Describe images, columns and storage of a collection."),
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection to another format or layout."),
@@ -29,20 +29,20 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported when they are asked for, and whose failures are shown in one line."""
+    """A group that imports its commands lazily and shows failures in one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as a program."""
+        """Run the command line."""
         _fill_closed_streams()
         return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order that they are used in."""
+        """Return the names of commands, in the order of typical use."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
+        """Import and return a command, or None if it does not exist."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -57,23 +57,23 @@ class _Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
-        logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it logs of a broken file is in our error
+        """Run the requested command."""
+        logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # Our errors contain its messages on broken files.
         with failures.in_one_line():
             return super().invoke(ctx)
 
 
 def _fill_closed_streams() -> None:
-    """Put the null device where a standard stream is closed.
+    """Replace closed standard streams by the null device.
 
-    Its number would be that of the next file to be opened, which could be the one that is written, and get what
-    libraries say on the stream.
+    Otherwise, the next opened file would get the number of the stream. If that is an output file, messages of libraries
+    to the stream would be written into it.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # The system returns the lowest free number.
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # a number
 
 

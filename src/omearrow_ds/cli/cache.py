@@ -1,4 +1,4 @@
-"""``omearrow-ds cache``: which parts of collections on servers are kept on this machine, and what room they take."""
+"""``omearrow-ds cache``: lists and evicts cached parts of remote collections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``omearrow-ds crops``: the crops around objects as a collection of their own."""
+"""``omearrow-ds crops``: writes the crops around objects as a new collection."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def crops(
     """
     started_s = time.perf_counter()
     of_parts = of_parts.beside(fields, dst, opening.get("storage"))
-    # FIELDS may take long to open
+    # Check DST before FIELDS, which can take long to open.
     Target.choose(dst, format, WriteSettings(**layout, overwrite=overwrite, target_storage=of_parts.storage))
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
     types = types_with_objects(opening, objects)

@@ -1,7 +1,7 @@
-"""Ends of a command that cannot do what it was asked to: one line on stderr, and an exit code.
+"""Errors of commands: one line on stderr, and an exit code.
 
-0 done · 1 an error, in one line · 2 the command line itself is wrong (click's own) · 130 stopped by Ctrl-C, or 128 and
-the signal's number. A reader that has gone (``| head``) ends a command without a word.
+0 success · 1 an error, in one line · 2 an invalid command line (from click) · 130 stopped by Ctrl-C, or 128 plus the
+number of the signal. If the reader of a pipe ends (``| head``), the command ends without a message.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from omearrow_ds.errors import OMEArrowDSError, show_keyword
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _SAME_STOP_S = 2.0
 _AGAIN_S = 0.05
-_MOST_PUT_OFF = 200  # times: ten seconds
-_IMPORTS = "<frozen importlib._bootstrap>"  # the file that frames of an import name
+_MOST_PUT_OFF = 200  # At most 200 times, which takes ten seconds.
+_IMPORTS = "<frozen importlib._bootstrap>"  # File name of the frames of an import.
 _OWN = (OMEArrowDSError, click.ClickException, click.exceptions.Exit, click.Abort)
 
 
 class Failure(click.ClickException):
-    """An error that is told in one line on stderr: ``error: ...``."""
+    """An error that is shown as one line on stderr: ``error: ...``."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(line.strip() for line in message.strip().splitlines()))
 
     def show(self, file: Any = None) -> None:
-        """Write the line."""
+        """Write the line to a file, by default to stderr."""
         click.echo(f"error: {self.message}", file=file, err=True)
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn what ends a command into a line and an exit code, and warnings into lines.
+    """Turn errors and stops of a command into a line and an exit code, and warnings into lines.
 
-    Errors of the package itself keep their traceback.
+    Unexpected errors, which are bugs, keep their traceback.
     """
     with Stops() as stops, warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -59,21 +59,21 @@ def in_one_line() -> Iterator[None]:
             stop = _stop_of(error)
             if stop is not None:
                 click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
-                # Where a stop came within an eval of text (that of every namedtuple), Python would end the process by
-                # SIGINT in place of the exit code, until another one comes to its end.
+                # If a stop interrupts an eval of a string (as in every namedtuple), Python would end the process by
+                # SIGINT instead of the exit code, unless a later eval completes.
                 eval("None")  # noqa: S307
                 raise click.exceptions.Exit(128 + stops.number) from None
             raise
 
 
 def _show_warning(message: Warning | str, *where: Any, **also: Any) -> None:
-    """Write a warning to stderr, without the place in the code that it comes from."""
+    """Write a warning to stderr without file and line number."""
     del where, also
     click.echo(f"warning: {message}", err=True)
 
 
 def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the stop that is this error or its cause: extension modules that one comes into fail to be imported."""
+    """Return the stop that is this error or its cause; imports of extension modules wrap a stop in another error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error
@@ -81,25 +81,25 @@ def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn errors into failures of one line each."""
+    """Turn expected errors into failures of one line each."""
     try:
         yield
     except OMEArrowDSError as error:
         raise Failure(_text_of(error, _flags())) from error
-    except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
+    except UnicodeEncodeError as error:  # A path that is not UTF-8, which Arrow and other libraries reject.
         raise Failure(f"{error.object!a}: the name is not valid UTF-8; rename it") from error
     except MemoryError as error:
         raise Failure(f"out of memory: {error}" if str(error) else "out of memory") from error
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # the reader has gone, which click ends without a word
+            raise  # The reader of the pipe ended; click exits without a message.
         raise Failure(_in_words(error)) from error
 
 
 def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> str:
-    """Return the message of an error, with these flags of the command line in place of arguments.
+    """Return the message of an error with command-line flags instead of arguments.
 
-    The message of an error from a worker process is a traceback. Its last line that names the error is returned.
+    The message of an error from a worker process is a traceback; then the result is its last line with the error.
     """
     message = str(error)
     if "Traceback" in message:
@@ -113,7 +113,7 @@ def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> st
 
 
 def _show_flag(flags: Mapping[str, str], option: str, value: Any) -> str:
-    """Return an option as it is typed on the command line: ``--level -1``."""
+    """Return an option as on the command line: ``--level -1``."""
     if is_dataclass(value):  # A `Storage`, each field of which is a flag.
         prefix = option.removesuffix("storage").replace("_", "-")
         return " ".join(text.as_flags(vars(value))).replace("--", f"--{prefix}")
@@ -128,7 +128,7 @@ def _show_flag(flags: Mapping[str, str], option: str, value: Any) -> str:
 
 
 def _show_text(flags: Mapping[str, str], message: str) -> str:
-    """Return a text with the other options that it recommends as flags."""
+    """Return a text with the arguments in it replaced by flags."""
     words = message.split(" ")
     for index, word in enumerate(words):
         start = "(" * word.startswith("(")
@@ -144,7 +144,7 @@ def _show_text(flags: Mapping[str, str], message: str) -> str:
 
 
 def _in_words(error: OSError) -> str:
-    """Return what an error of the system says, without its number."""
+    """Return the file names and message of a system error, without its number."""
     if error.strerror is None:
         return str(error) or type(error).__name__
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -153,9 +153,9 @@ def _in_words(error: OSError) -> str:
 
 @contextmanager
 def naming(**flags: str) -> Iterator[None]:
-    """Tell errors of the library with these options in place of the arguments of those names.
+    """Show errors of the library with these flags instead of the arguments with those names.
 
-    The options of the command being run are named in any case; this is for those with another name than the argument.
+    Flags of the running command are always used; these are for flags that have another name than the argument.
     """
     try:
         yield
@@ -164,7 +164,7 @@ def naming(**flags: str) -> Iterator[None]:
 
 
 def _flags() -> dict[str, str]:
-    """Return the options of the command being run, by the names of their arguments."""
+    """Return the flags of the running command by argument name."""
     context = click.get_current_context(silent=True)
     if context is None or context.invoked_subcommand is None or not isinstance(context.command, click.Group):
         return {}
@@ -174,12 +174,12 @@ def _flags() -> dict[str, str]:
 
 
 class Stops:
-    """While it is entered, SIGTERM and SIGHUP end the work as Ctrl-C does: what is being written is cleared away.
+    """Context in which SIGTERM and SIGHUP stop the work like Ctrl-C: partial output is removed.
 
-    A signal that this process was started to ignore (``nohup``, a background job) stays ignored. One that comes within
-    two seconds of another is the same stop: the clearing away must not be stopped in turn. One that Python drops, as it
-    came in a finalizer or in a callback of a weak reference (every import has some), comes again a moment later; so
-    does one that comes while a module is imported, as extension modules end the process then, but for ten seconds only.
+    A signal that is ignored from the start of the process (``nohup``, a background job) stays ignored. A second signal
+    within two seconds is ignored, so that it does not interrupt the cleanup. Python drops a signal in a finalizer or a
+    weak reference callback, which every import has; it is then sent again. A signal during an import is also sent
+    again, for at most ten seconds, because it would make extension modules end the process.
     """
 
     number: int = signal.SIGINT
@@ -195,7 +195,7 @@ class Stops:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 try:
                     self._before[number] = signal.signal(number, self._stop)
-                except ValueError:  # not the main thread, which alone gets signals
+                except ValueError:  # Only the main thread receives signals.
                     return self
         self._told_before, sys.unraisablehook = sys.unraisablehook, self._again
         return self
@@ -215,7 +215,7 @@ class Stops:
             self._told_before(dropped)
 
     def _put_off(self) -> None:
-        """Let the stop come again in a moment."""
+        """Send the signal again after 0.05 s."""
         self._last_s = -_SAME_STOP_S
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), self.number))
         again.daemon = True
@@ -235,16 +235,16 @@ class Stops:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether the program is within an import."""
+    """Whether a frame is within an import."""
     while frame is not None and frame.f_code.co_filename != _IMPORTS:
         frame = frame.f_back
     return frame is not None
 
 
-class calling:  # noqa: N801  # reads as a phrase: with calling("transform flips:flip"):
-    """Where a user's own function runs: what it raises is told in one line, or whole with ``show_traceback``.
+class calling:  # noqa: N801  # Reads as a phrase: with calling("transform flips:flip"):
+    """Context of user functions, whose errors are shown in one line, or with a traceback with ``show_traceback``.
 
-    Errors of this package pass: they say already what is wrong.
+    Errors of this package pass unchanged, as they are already clear.
     """
 
     def __init__(self, what: str, *, show_traceback: bool = False) -> None:
@@ -266,6 +266,6 @@ class calling:  # noqa: N801  # reads as a phrase: with calling("transform flips
 
 
 def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--traceback``, passed as ``show_traceback``, to a command that runs functions of the user's."""
+    """Add ``--traceback``, passed as ``show_traceback``, to a command that runs user functions."""
     text = "Where your own function raises an error, show where."
     return click.option("--traceback", "show_traceback", is_flag=True, help=text)(command)

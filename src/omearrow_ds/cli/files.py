@@ -267,7 +267,7 @@ def verify(
 
 @contextmanager
 def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
-    """Yield options that open a path without the cache of parts, so that the server is verified."""
+    """Yield options that open a path with an empty part cache, so that the files on the server are verified."""
     if not isinstance(path, Url) or not is_parts(path):
         yield opening
         return

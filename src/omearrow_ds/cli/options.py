@@ -1,4 +1,4 @@
-"""Options that several commands share: a path, its format, a size, a folder to work in; and JSON that they write."""
+"""Options that several commands share, and JSON output."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from omearrow_ds.storage.remote import Storage
 
 
 class _PathOrUrl(click.Path):
-    """The name of something on this machine, or else, of a few schemes, a URL."""
+    """Type of an argument that is an existing local path, or a URL, or a new local path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return it as a path, which a `Url` is too."""
+        """Return the value as a `Path` or `Url`."""
         path = super().convert(value, param, ctx)
         return path if os.path.lexists(path) else url_of(os.fsdecode(path)) or path
 
@@ -45,7 +45,7 @@ class _PathOrUrl(click.Path):
 PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
-# What options are called where a command has a format of its target as well.
+# Flags of the source in commands that also have a format of the target.
 OF_SOURCE = {
     "format": "--src-format",
     **{
@@ -61,13 +61,13 @@ format_option = click.option("--format", "format", type=FORMAT, help="Format of 
 
 
 def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
-    """Read names that stand between commas, or each in an option of its own (``multiple``)."""
+    """Parse names that are separated by commas or passed in repeated options."""
     del ctx, param
     return [name.strip() for value in values for name in value.split(",")] or None
 
 
 def _column_types(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
-    """Read types of columns: of ``code=text,dose=float`` a mapping."""
+    """Parse column types such as ``code=text,dose=float`` to a mapping."""
     types: dict[str, str] = {}
     for value in names(ctx, param, values) or ():
         name, separator, kind = value.rpartition("=")
@@ -78,7 +78,7 @@ def _column_types(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 def size_in_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a number of bytes, with or without a decimal unit."""
+    """Parse a number of bytes, with or without a decimal unit."""
     del ctx, param
     if value is None:
         return None
@@ -98,7 +98,7 @@ Given = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Read height and width in pixels: ``256``, or ``256x512``."""
+    """Parse height and width in pixels: ``256`` or ``256x512``."""
     if value is None:
         return None
     found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
@@ -135,7 +135,7 @@ _READERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def flags(record: type[OptionRecord], *chosen: str) -> tuple[Command, ...]:
-    """Return the flags of the options of a record, or of those chosen."""
+    """Return the click options of all or of the chosen options of a record."""
     declared = [each for each in options_of(record) if flag_of(each)]
     return tuple(_flag(each) for each in declared if not chosen or each.name in chosen)
 
@@ -164,7 +164,7 @@ crop_option = flags(SampleSettings, "crop_size")[0]
 
 
 def added(options: Sequence[Command], command: Command, given_as: Given) -> Command:
-    """Add options to a command, which is called with what ``given_as`` makes of what was given."""
+    """Add options to a command, which is called with the result of ``given_as`` on the parsed values."""
 
     @functools.wraps(command)
     def called(**given: Any) -> Any:
@@ -176,7 +176,7 @@ def added(options: Sequence[Command], command: Command, given_as: Given) -> Comm
 
 
 def _those_given(names: Iterable[str]) -> Given:
-    """Return what leaves out options of some names where nothing was said of them."""
+    """Return a function that removes options with these names if they are None."""
     known = set(names)
     return lambda given: {name: value for name, value in given.items() if value is not None or name not in known}
 
@@ -184,7 +184,7 @@ def _those_given(names: Iterable[str]) -> Given:
 def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Command], Command]:
     """Add the options of an object store, such as ``--PREFIXendpoint``.
 
-    The command receives them as one `Storage`, ``PREFIXstorage``, or None without any of them.
+    The command receives them as one `Storage` in ``PREFIXstorage``, or None if none is set.
     """
     start, of = prefix.replace("-", "_"), of or f"the {prefix.rstrip('-') or 'source'}"
     default = "the endpoint of an s3:// source, or AWS" if prefix else "AWS_ENDPOINT_URL, or AWS"

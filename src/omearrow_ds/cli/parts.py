@@ -1,4 +1,4 @@
-"""Options of collections in parts, what runs their jobs, and ``omearrow-ds publish``."""
+"""Options of collections in parts, their executors, and ``omearrow-ds publish``."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ _HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULE
 
 @dataclass(frozen=True)
 class OfParts:
-    """What was asked for of a collection in parts."""
+    """Options of a collection in parts."""
 
     options: Mapping[str, Any]
     executor: str | None
 
     @contextmanager
     def keywords(self) -> Iterator[dict[str, Any]]:
-        """Give the keywords of the library's functions, with the executor while it runs."""
+        """Yield keywords for library functions, including the running executor."""
         return_memory()
         with executor_of(self.executor) as executor:
             yield {**self.options, "executor": executor}
 
     @property
     def task(self) -> tuple[int, int] | None:
-        """Task ``(K, N)`` that makes its share of the parts; None makes all."""
+        """Task ``(K, N)``, which writes its share of the parts, or None for all parts."""
         task: tuple[int, int] | None = self.options["task"]
         return task
 
     @property
     def storage(self) -> Storage | None:
-        """How the server is reached that they are written to."""
+        """Endpoint and credentials of the target."""
         storage: Storage | None = self.options["target_storage"]
         return storage
 
     def beside(self, src: Path, dst: Path, storage: Storage | None) -> Self:
-        """Return the same with the target's server, if nothing is said of it, that of a source in a bucket of S3.
+        """Return the options with the target storage, which defaults to that of the source from S3 to S3.
 
-        Raises `Failure` if a server is named for a source that can be at none, before any is asked.
+        Raises `Failure` if options of an object store are passed for a local source, before any request.
         """
         if isinstance(src, Url):
             same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and self.storage is None and storage
@@ -84,7 +84,7 @@ class OfParts:
 
 
 def parts_options(command: Command) -> Command:
-    """Add the options of collections in parts, which the command gets as ``of_parts``."""
+    """Add the options of collections in parts, which the command receives as ``of_parts``."""
     names = {*PARTS, "target_storage"} - {"executor"}
 
     def collected(given: dict[str, Any]) -> dict[str, Any]:
@@ -95,19 +95,19 @@ def parts_options(command: Command) -> Command:
 
 
 def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:
-    """Return what was written, here or to a server."""
+    """Return the description of the written collection, local or remote."""
     return describe(dst, format_name) if storage is None else describe(dst, format_name, storage=storage)
 
 
 def in_words(written: Description, what: str = "") -> str:
-    """Return what was written: how much, by default of images, how large, and in which format."""
+    """Return number (by default of images), size and format of the written collection in words."""
     size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
     return f"{what or text.count(written.images, 'image')}, {size}, {written.format_label}"
 
 
 @contextmanager
 def executor_of(asked: str | None) -> Iterator[Executor | None]:
-    """Start what ``--executor`` names, or connect to it, and let go of it."""
+    """Start the executor that ``--executor`` names, or connect to it, and close it at the end."""
     kind, _, which = (asked or "").partition(":")
     if asked is None:
         yield None
@@ -124,7 +124,7 @@ def executor_of(asked: str | None) -> Iterator[Executor | None]:
 
 def _of_dask(which: str) -> Iterator[Executor]:
     try:
-        from distributed import Client  # noqa: PLC0415  # it takes a second, and need not be installed
+        from distributed import Client  # noqa: PLC0415  # The import takes 1 s, and Dask is optional.
         from distributed.comm.addressing import resolve_address  # noqa: PLC0415
     except ImportError as error:
         raise failures.Failure(
@@ -132,16 +132,16 @@ def _of_dask(which: str) -> Iterator[Executor]:
         ) from error
     try:
         address = which if "://" in which else _address_in(Path(which))
-        resolve_address(address)  # what a client refuses takes it a minute to let go of
+        resolve_address(address)  # A client takes a minute to reject an invalid address.
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:  # the last of tls:// without Dask's settings of it
+    except (OSError, ValueError, TypeError) as error:  # TypeError: tls:// without TLS settings of Dask.
         raise failures.Failure(f"--executor dask:{which}: no scheduler answers: {error}") from error
     with client:
         yield client.get_executor()
 
 
 def _address_in(file: Path) -> str:
-    """Return the address in a scheduler's file, which may be written only now: Dask itself would wait for ever."""
+    """Return the address in a scheduler file; wait at most 30 s until it is written, whereas Dask waits forever."""
     end_s = time.monotonic() + _CONNECT_S
     while True:
         try:
@@ -154,7 +154,7 @@ def _address_in(file: Path) -> str:
 
 
 def _begin_worker() -> None:
-    """Let the main process decide on Ctrl-C, which the terminal sends to all, and end with it, however it ends."""
+    """Ignore Ctrl-C, which only the main process handles, and end this worker when the main process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -167,7 +167,7 @@ def _begin_worker() -> None:
 
 
 def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
-    """Say how far a collection in parts is, of which a share was made."""
+    """Print the progress of a collection in parts after one task wrote its share."""
     assert of_parts.task is not None
     unfinished = source.unfinished_at(dst, of_parts.storage)
     total = (unfinished.plan or {"parts": 0})["parts"]

@@ -1,1 +1,1 @@
-"""OME-Arrow columns to arrays and back: the only encode and decode."""
+"""Codec of OME-Arrow columns: conversion to arrays and back."""

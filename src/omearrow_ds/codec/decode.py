@@ -1,8 +1,8 @@
-"""The decoding half of the codec: images cut out of Arrow buffers by offsets.
+"""Decoder of OME-Arrow columns: images as slices of Arrow buffers.
 
-They say where an image's pixels lie, and no Python object is made of a pixel. What ``ome_arrow.to_numpy`` gives is the
-definition of right. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are one run of the flat
-buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
+Offsets give the position of the pixels of an image, so that no pixel becomes a Python object. The reference result is
+that of ``ome_arrow.to_numpy``. A row whose chunks are contiguous in TCZYX order is *dense*: its pixels are one slice of
+the flat buffer, and are not copied. All other rows are assembled piece by piece, with the checks of
 ``ome_arrow.to_numpy``.
 """
 
@@ -34,7 +34,7 @@ from omearrow_ds.errors import DecodeError, MemoryLimitError
 from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
 Array = np.ndarray[Any, Any]
-_ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+_ASKED_BYTES = 2**28  # A query of the free memory takes longer than a small image.
 STAGES = {
     "ImageBlock.__init__": "decode",
     "ImageBlock.__getitem__": "decode",
@@ -44,9 +44,9 @@ STAGES = {
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
-    """Return memory, uninitialised or of zeros, for what a file says that it holds: that may be more than there is.
+    """Return an uninitialized or zero array for an image; a damaged file may state an excessive shape.
 
-    Raises `MemoryLimitError` if it is more than the memory available; of less than 256 MiB nobody is asked.
+    Raises `MemoryLimitError` if the size exceeds the available memory, which is checked from 256 MiB on.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
@@ -61,10 +61,10 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zero
 
 @dataclass(frozen=True)
 class Expected:
-    """What a table says of some of its images, pixels aside: index in the table, shape (n, 5) and dtype.
+    """Metadata of some images of a table: index in the table, shape (n, 5) and dtype.
 
-    A dtype keeps the byte order that the table gives it: it holds for pixels without a dtype of their own.
-    ``odd_order`` marks images whose chunks are flattened in another order than ZYX.
+    A dtype keeps the byte order of the table, and applies to chunks without a dtype. ``odd_order`` marks images whose
+    chunks are flattened in another order than ZYX.
     """
 
     path: str
@@ -74,23 +74,23 @@ class Expected:
     odd_order: Array | None = None
 
     def where(self, row: int) -> str:
-        """Name the image of ``row`` in an error."""
+        """Return the path and index of the image in ``row``, for error messages."""
         return f"{self.path}: image {int(self.indices[row])}"
 
 
 class ImageBlock:
-    """The images of one Arrow array, ready to be cut out by row.
+    """Images of one Arrow array, decoded by row.
 
     Parameters
     ----------
     chunks
-        List array of chunk structs, a row an image. Where ``placed`` is given, the pixel leaf alone will do.
+        List array of chunk structs, one row per image. With ``placed``, the structs need only the pixel leaf.
     expected
         Shapes and dtypes of the rows.
     planes
-        Called for the list array of plane structs of all rows, only if a row has no chunks.
+        Function that returns the list array of plane structs of all rows, called only if a row has no chunks.
     placed
-        For each row, whether its chunks are known (from `placed_chunks`) to be the whole image in TCZYX order.
+        Whether the chunks of each row are the whole image in TCZYX order, from `placed_chunks`.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class ImageBlock:
         return len(self._counts)
 
     def __getitem__(self, row: int) -> Array:
-        """Return the image of ``row``, (T, C, Z, Y, X): a read-only view of the Arrow buffer where it is dense."""
+        """Return the image of ``row`` (T, C, Z, Y, X); a dense one is a read-only view of the Arrow buffer."""
         dtype, shape = self._expected.dtypes[row], self._expected.shapes[row]
         pieces = self._pieces
         first = pieces.starts[row]
-        # A dense image is one run of values. Else its chunks are put together, or its planes where it has no chunks; of
-        # an image whose chunks are known to be whole that means that pixels are missing.
+        # A dense image is one slice. Other images are assembled from chunks, or from planes without chunks. If
+        # `placed_chunks` found the chunks complete, an image that is not dense has missing pixels.
         if self._dense[row]:
             return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
-        if not self._counts[row]:  # a null image
+        if not self._counts[row]:  # A null image.
             return np.empty(shape, dtype.newbyteorder("="))
         if first == pieces.stops[row]:
             pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
@@ -135,12 +135,12 @@ class ImageBlock:
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
 
     def images(self) -> Array | list[Array]:
-        """Return all images: stacked (n, T, C, Z, Y, X) without a copy where they allow it, else as a list."""
+        """Return all images, as one view (n, T, C, Z, Y, X) if they are dense and uniform, otherwise as a list."""
         stack = self.stack()
         return [self[row] for row in range(len(self))] if stack is None else stack
 
     def stack(self) -> Array | None:
-        """Return all images as one view (n, T, C, Z, Y, X), or None if they are not one uniform dense run."""
+        """Return all images as one view (n, T, C, Z, Y, X), or None if they are not contiguous and uniform."""
         shapes, dtypes = self._expected.shapes, self._expected.dtypes
         if not len(self) or not self._dense.all() or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
             return None
@@ -152,16 +152,16 @@ class ImageBlock:
 
 
 def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None) -> Array:
-    """Return for each row whether its chunks are the whole image in TCZYX order, of one size and plainly stored.
+    """Return whether the chunks of each row are the whole image in TCZYX order, of equal size and uncompressed.
 
-    With a ``codec``, whether they are compressed by that instead, each by itself. ``chunks`` needs only the small
-    fields of the chunk structs, so that a table can be judged without its pixels.
+    With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
+    chunk structs, so that a table can be checked without its pixels.
     """
     return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected, codec)
 
 
 def codec_of_chunks(chunks: pa.Array) -> str | None:
-    """Return what compresses each of the chunks by itself, if all are by one codec; else None."""
+    """Return the codec of the chunks if all are compressed by the same one, otherwise None."""
     structs = chunks.flatten()
     names = structs.field("compression") if structs.type.get_field_index("compression") >= 0 else pa.nulls(0)
     codecs = pc.unique(names.cast(pa.string())).to_pylist() if is_text(names.type) else []
@@ -169,7 +169,7 @@ def codec_of_chunks(chunks: pa.Array) -> str | None:
 
 
 class _Pieces:
-    """The flattened chunks or planes of all rows: where each lies in its image, and its pixels in flat buffers.
+    """Flattened chunks or planes of all rows: their positions in the images, and their pixels in flat buffers.
 
     Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``.
 
@@ -178,10 +178,10 @@ class _Pieces:
     lists
         List array of structs.
     place_names
-        Fields that say where a piece lies: `schema.CHUNK_PLACE` of chunks, `schema.PLANE_PLACE` of planes, each of
-        which is whole in Y and X.
+        Fields with the position of a piece: `schema.CHUNK_PLACE` for chunks, `schema.PLANE_PLACE` for planes, which
+        cover Y and X completely.
     expected
-        What the table says of the images.
+        Metadata of the images.
     """
 
     def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
@@ -189,7 +189,7 @@ class _Pieces:
         self._place_names = frozenset(place_names)
         self._where = f"{expected.path}: {'chunks' if 'shape_z' in self._place_names else 'planes'}"
         self.starts, self.stops, structs = list_bounds(lists, self._where)
-        if pa.types.is_null(structs.type):  # as of lists that are all empty, where the type was made from values
+        if pa.types.is_null(structs.type):  # Inferred type of lists that are all empty.
             structs = pa.nulls(len(structs), pa.struct([]))
         if not pa.types.is_struct(structs.type):
             raise DecodeError(f"{self._where} are of type {lists.type}; a list of structs is needed")
@@ -201,7 +201,7 @@ class _Pieces:
 
     @cached_property
     def _bytes(self) -> ByteLeaf | None:
-        if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # planes have pixels alone
+        if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # Planes have only pixels.
             return None
         return ByteLeaf(self._structs, self._where, self._decoded_bytes)
 
@@ -221,13 +221,13 @@ class _Pieces:
         return leaf
 
     def _place(self, name: str) -> Array:
-        """Return one coordinate of all pieces; what is no whole number becomes negative, which no check lets pass."""
+        """Return one coordinate of all pieces; invalid values become negative, which all checks reject."""
         if name not in self._places:
             self._places[name] = whole_numbers(child(self._structs, name, self._where))
         return self._places[name]
 
     def placed(self, expected: Expected, codec: str | None = None) -> Array:
-        """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
+        """Return the result of `placed_chunks` for the pieces of each row."""
         rows, pieces, firsts = self._owners
         chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
         if not len(rows) or not chunks or self._structs.null_count:
@@ -237,21 +237,21 @@ class _Pieces:
         planes_before = np.cumsum(place["shape_z"]) - place["shape_z"]
         planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
         good = (place["t"] * size_c + place["c"]) * size_z + place["z"] == planes_before
-        for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # or the products could wrap around
+        for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # Or the products could overflow.
             good &= (place[name] >= 0) & (place[name] < size)
         good &= (place["shape_z"] > 0) & (place["shape_z"] <= size_z - place["z"])
         good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
         good &= self._plain(pieces, rows, expected.dtypes, NO_COMPRESSION if codec is None else (codec,))
         planes = expected.shapes[:, :3].prod(axis=1)
-        good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # all alike, and none is missing
+        good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # Equal sizes, and none is missing.
         placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
-        placed |= planes == 0  # a null image has no piece
+        placed |= planes == 0  # A null image has no pieces.
         return placed
 
     def _plain(
         self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]], compression: Sequence[str | None]
     ) -> Array:
-        """Return for each piece whether its compression is one of these, and its bytes are of the dtype of its row."""
+        """Return whether each piece has one of these compressions, and the dtype of its row."""
         good = np.ones(len(pieces), bool)
         if "compression" in self._names:
             compressions = self._structs.field("compression")
@@ -266,7 +266,7 @@ class _Pieces:
         return good
 
     def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
-        """Return for each row whether its pieces share its ``counts`` pixels equally, none of them null."""
+        """Return whether the pieces of each row have equal shares of its ``counts`` pixels, without null pixels."""
         rows, pieces, _ = self._owners
         number = self.stops - self.starts
         if not len(rows):
@@ -279,21 +279,21 @@ class _Pieces:
 
     @cached_property
     def _owners(self) -> tuple[Array, Array, Array]:
-        """Return the rows' pieces end to end: the row of each, its number, and where each row's first one stands."""
+        """Return the row and index of each piece, in row order, and the offsets of the first piece per row."""
         counts = self.stops - self.starts
         firsts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(len(counts)), counts)
         return rows, np.arange(len(rows)) + (self.starts - firsts)[rows], firsts[counts > 0]
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from the start of piece ``first`` on, in their stored dtype."""
+        """Return ``count`` pixels from the start of piece ``first``, in their stored dtype."""
         return self._leaf.run(first, count, dtype)
 
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
-        """Return the image of ``row`` put together from its pieces, in their order; gaps are zero.
+        """Return the image of ``row``, assembled from its pieces in their order; gaps are zero.
 
-        Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong
-        size; `MemoryLimitError` if the image does not fit the memory that is free.
+        Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises, for a piece outside the image or of the
+        wrong size, and `MemoryLimitError` if the image exceeds the available memory.
         """
         image = new_image(shape.tolist(), dtype.newbyteorder("="), where, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
@@ -306,7 +306,7 @@ class _Pieces:
         return image
 
     def _target(self, piece: int, shape: Array, where: str) -> tuple[int, int, slice, slice, slice]:
-        """Return where a piece lies in its image, checked as ``ome_arrow.to_numpy`` checks it."""
+        """Return the index of a piece in its image, with the checks of ``ome_arrow.to_numpy``."""
         _, _, size_z, size_y, size_x = (int(size) for size in shape)
         t, c, z = (int(self._place(name)[piece]) for name in "tcz")
         if "shape_z" in self._place_names:

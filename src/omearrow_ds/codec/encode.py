@@ -1,4 +1,4 @@
-"""The encoding half of the codec: images become an OME-Arrow column, in either encoding."""
+"""Encoder of images as an OME-Arrow column, in both encodings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from omearrow_ds.errors import ImageError
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1
-_CODEC_LEVELS = {"zstd": 1}  # as ome-arrow's authors advise: others take longer for a hundredth of the bytes
-_RESERVED = 2**26  # bytes or numbers, for a group at first; memory that is not written to is not taken
-_NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy makes it anew at each look
-_WIDEST_SCALAR = 16  # bytes, of a 128-bit decimal; an address that it divides suits every type
+_CODEC_LEVELS = {"zstd": 1}  # As ome-arrow's authors advise; higher levels take longer to save 1 % of the bytes.
+_RESERVED = 2**26  # Initial elements of a group; pages that are not written to take no memory.
+_NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy computes the name at each access.
+_WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any type.
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id, its OME metadata, its checksum.
+    """One image to store: pixels (T, C, Z, Y, X) in native byte order, id, OME metadata and checksum.
 
-    ``fleeting`` pixels may lie in memory that is used again as soon as the next image is asked for.
+    The memory of ``fleeting`` pixels may be reused as soon as the next image is requested.
     """
 
     pixels: Array
@@ -35,7 +35,7 @@ class Image:
 
 
 def check_image(image: Image, encoding: str, where: str) -> None:
-    """Raise `ImageError` if ``encoding`` cannot hold the image exactly."""
+    """Raise `ImageError` if ``encoding`` cannot store the image losslessly."""
     pixels = image.pixels
     allowed = schema.LIST_DTYPES if encoding == "list" else schema.DTYPES
     if pixels.dtype not in allowed:
@@ -62,10 +62,10 @@ def encode_tables(
 ) -> Iterator[pa.Table]:
     """Yield tables of at most ``max_rows`` images and about ``max_bytes`` of pixels, the image column first.
 
-    Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold. Whoever asks for
-    the next table only when this one is ``written_at_once`` gets a large image as it lies, fleeting or not.
+    Row ``i`` of ``columns`` belongs to image ``i``. A table never exceeds the limit of one Arrow list. With
+    ``written_at_once``, the caller writes each table before it requests the next, so a large image is not buffered.
 
-    With a ``chunk_codec`` of Arrow's, each chunk of encoding bytes is compressed by itself, as by ome-arrow.
+    With a ``chunk_codec`` of Arrow, each chunk of encoding bytes is compressed separately, like in ome-arrow.
     """
     row, columns = 0, aligned(columns)
     for group in _groups(
@@ -78,15 +78,15 @@ def encode_tables(
 
 
 def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
-    """Return a table of ``column`` under ``name`` and then ``columns``, which may have no column at all."""
+    """Return a table of ``column`` under ``name`` followed by ``columns``, which may be empty."""
     first = pa.table({name: column})
     return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)
 
 
 def aligned(columns: pa.Table) -> pa.Table:
-    """Return ``columns`` with each buffer where a scalar of any type may lie.
+    """Return ``columns`` with all buffers aligned to 16 bytes.
 
-    Arrow lets buffers lie anywhere, and those of a mapped file may; libraries written in Rust panic over them.
+    Arrow allows unaligned buffers, for example in memory-mapped files, but Rust libraries panic on them.
     """
     for place, column in enumerate(columns.columns):
         buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
@@ -97,7 +97,7 @@ def aligned(columns: pa.Table) -> pa.Table:
 
 
 def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
-    """Return ``columns`` with a last one of the images' checksums, if they have any."""
+    """Return ``columns`` with the checksums of the images as the last column, if there are any."""
     if not checksums or checksums[0] is None:
         return columns
     column = pa.array(checksums, pa.string())
@@ -107,7 +107,7 @@ def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Tab
 
 
 class _Limits(NamedTuple):
-    """How images are grouped: see `encode_tables`."""
+    """Limits of a group of images, see `encode_tables`."""
 
     encoding: str
     max_rows: int
@@ -116,7 +116,7 @@ class _Limits(NamedTuple):
     chunk_codec: str | None = None
 
     def hold(self, pixels: Array) -> int:
-        """Return how many images like this one make a group."""
+        """Return the number of images of this size per group."""
         return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
 
 
@@ -135,10 +135,10 @@ def _groups(images: Iterable[Image], limits: _Limits) -> Iterator[_Group]:
 
 
 class _Group:
-    """Images that become the rows of one table; their pixels are laid end to end as they come.
+    """Images that become the rows of one table.
 
-    So whoever makes them may use the memory of one for the next. An image that fills the group is ``alone``, and stays
-    where it is if it is not fleeting, or is written before the next is asked for.
+    Their pixels are copied to one buffer on arrival, so that the caller can reuse the memory. An image that fills the
+    group and is not fleeting, or is written before the next is requested, is not copied; then ``alone`` is True.
     """
 
     def __init__(self, limits: _Limits) -> None:
@@ -150,7 +150,7 @@ class _Group:
         self._room, self._used = np.empty(0, self._dtype), 0
 
     def add(self, image: Image) -> None:
-        """Take an image."""
+        """Add an image to the group."""
         stays = self._limits.written_at_once or not image.fleeting
         self.alone = not self.images and stays and self._limits.hold(image.pixels) == 1
         if not self.alone:
@@ -159,7 +159,7 @@ class _Group:
         self.nbytes += image.pixels.nbytes
 
     def _lay(self, pixels: Array) -> None:
-        """Copy pixels to the end of those that are here: as their bytes, or widened to uint16."""
+        """Append pixels to the buffer, as bytes or widened to uint16."""
         as_bytes = self._limits.encoding == "bytes"
         size = pixels.nbytes if as_bytes else pixels.size
         start, self._used = self._used, self._used + size
@@ -172,7 +172,7 @@ class _Group:
         (place.view(pixels.dtype) if as_bytes else place).reshape(pixels.shape)[...] = pixels
 
     def encoded(self) -> pa.StructArray:
-        """Return the images as an OME-Arrow struct array, one chunk for each (t, c), whole in Z, Y and X."""
+        """Return the images as an OME-Arrow struct array, with one chunk of all Z, Y and X per (t, c)."""
         encoding = self._limits.encoding
         flat = self._room[: self._used]
         if self.alone:
@@ -182,7 +182,7 @@ class _Group:
 
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
-    """Return images, whose pixels stand end to end in ``flat``, as an OME-Arrow struct array."""
+    """Return images, whose pixels are contiguous in ``flat``, as an OME-Arrow struct array."""
     struct = schema.image_struct(encoding)
     shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
     children = {
@@ -255,7 +255,7 @@ def _offsets(lengths: Array, dtype: type) -> Array:
 
 
 def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
-    """Return the pieces of ``flat`` that start at ``offsets``, each compressed, end to end, and where these start."""
+    """Compress the pieces of ``flat`` between ``offsets`` separately; return the new offsets and the joined bytes."""
     codec = pa.Codec(name, compression_level=_CODEC_LEVELS.get(name))
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     pieces = [np.frombuffer(codec.compress(flat[start:stop]), np.uint8) for start, stop in bounds]
@@ -263,6 +263,6 @@ def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
 
 
 def binary(offsets: Array, data: Array) -> pa.Array:
-    """Return the parts of ``data``, uint8, that start at ``offsets``, int64, and at last end there, as Arrow binary."""
+    """Return an Arrow large binary array of ``data`` (uint8) with ``offsets`` (int64), without a copy."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)

@@ -1,4 +1,4 @@
-"""The two kinds of pixel leaf below an OME-Arrow column: typed bytes, and lists of numbers."""
+"""Pixel leaves of an OME-Arrow column: `ByteLeaf` for typed bytes, `ListLeaf` for lists of numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
-# Numbers, none null, where they lie: Arrow's own `to_numpy` would import pandas, which takes 0.3 s.
+# Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
 
 
 class ByteLeaf:
-    """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression for each piece.
+    """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression per piece.
 
-    Bytes that stand end to end may be taken as one run. Others (views, a dictionary) are laid so if they are no more
-    than ``decoded_bytes``, which the images take in any case; else each is taken alone: small data can view much.
+    Contiguous bytes can be sliced over several pieces. Scattered ones (views, a dictionary) are copied to be contiguous
+    if they take at most ``decoded_bytes``. Otherwise each piece is read separately, as views can repeat small data.
     """
 
     def __init__(self, structs: pa.StructArray, where: str, decoded_bytes: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class ByteLeaf:
         return self._valid is None or bool(self._valid[piece])
 
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return for each piece whether it holds ``counts`` pixels, and stands right after the one before it."""
+        """Return whether each piece has ``counts`` pixels and is contiguous with the previous piece."""
         if self._scattered is not None:
             return np.zeros(len(pieces), bool)
         good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes
@@ -60,12 +60,12 @@ class ByteLeaf:
         return good
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from piece ``first`` on."""
+        """Return ``count`` pixels from the start of piece ``first``."""
         start = self.starts[first]
         return self._data[start : start + count * dtype.itemsize].view(dtype)
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
-        """Return one piece, decompressed."""
+        """Return the decompressed pixels of one piece."""
         name = _text(self._dtypes, piece, f"{where}: its dtype")
         stored = schema.pixel_dtype(name, where, schema.CHUNK_DTYPES) if name else dtype
         compression = _text(self._compressions, piece, f"{where}: its compression")
@@ -85,11 +85,11 @@ class ByteLeaf:
 
 
 def decompress(stored: Array, compression: str, size_bytes: int, where: str) -> Array:
-    """Return the ``size_bytes`` that ``stored`` decompresses to, no more and no fewer.
+    """Return the decompressed bytes of ``stored``, which must be exactly ``size_bytes``.
 
-    Given a length that is too large, most of Arrow's codecs leave the rest of the memory as it was. So they are asked
-    for one byte less as well, which they must refuse. Raises `DecodeError` if Arrow has no such codec, or the bytes are
-    not of it or of another length.
+    If the length is too large, most codecs of Arrow leave the rest of the memory uninitialized. Therefore a second
+    decompression to one byte less must fail. Raises `DecodeError` if the codec is unknown, or the bytes are invalid or
+    have another length.
     """
     data = pa.py_buffer(stored)
     try:
@@ -103,10 +103,10 @@ def decompress(stored: Array, compression: str, size_bytes: int, where: str) -> 
 
 
 def _decompresses_to_less(codec: pa.Codec, data: pa.Buffer, size_bytes: int) -> bool:
-    if codec.name == "zstd":  # says so itself
+    if codec.name == "zstd":  # It checks the length.
         return False
     try:
-        if size_bytes == 1 and codec.name == "gzip":  # to no byte at all it decompresses anything
+        if size_bytes == 1 and codec.name == "gzip":  # Decompression to 0 bytes always succeeds.
             return not pa.CompressedInputStream(pa.BufferReader(data), codec.name).read(1)
         codec.decompress(data, size_bytes - 1)
     except (pa.ArrowException, OSError):
@@ -130,7 +130,7 @@ class ListLeaf:
         return self._valid is None or bool(self._valid[piece])
 
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return for each piece whether it holds ``counts`` pixels, none null, right after the piece before it."""
+        """Return whether each piece has ``counts`` pixels without nulls and is contiguous with the previous piece."""
         del itemsizes
         if self._scattered:
             return np.zeros(len(pieces), bool)
@@ -143,12 +143,12 @@ class ListLeaf:
         return good
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from piece ``first`` on."""
+        """Return ``count`` pixels from the start of piece ``first``."""
         del dtype
         return self._data[self.starts[first] : self.starts[first] + count]
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
-        """Return one piece."""
+        """Return the pixels of one piece."""
         del count, dtype
         bounds = slice(self.starts[piece], self.stops[piece])
         if self._nulls is not None and self._nulls[bounds].any():
@@ -157,7 +157,7 @@ class ListLeaf:
 
 
 def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
-    """Return ``pixels`` as native ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
+    """Return ``pixels`` as native ``dtype``; values wrap or round like in ``ndarray.astype``."""
     if pixels.dtype == dtype and dtype.isnative:
         return pixels
     with np.errstate(invalid="ignore", over="ignore"):
@@ -165,7 +165,7 @@ def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _numbers(values: pa.Array, where: str) -> Array:
-    """Return numbers as they are in memory, nulls as any number; fractions as the float64 that Python makes of them."""
+    """Return numbers as an array; floats become float64 like in Python, and nulls become 0."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.uint16)
@@ -178,12 +178,12 @@ def _numbers(values: pa.Array, where: str) -> Array:
 
 
 def flags(values: pa.Array) -> Array:
-    """Return what is true and false, none null, as an array of its own."""
+    """Return booleans without nulls as a new array."""
     return numbers(values.cast(pa.uint8())).astype(bool)
 
 
 def among(column: pa.Array, texts: Collection[str | None]) -> Array:
-    """Return for each text of a column, or null, whether it is one of ``texts``; of a column of others, none is."""
+    """Return whether each string or null of a column is one of ``texts``; all False for columns of other types."""
     if not is_text(column.type):
         return np.zeros(len(column), bool)
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
@@ -193,7 +193,7 @@ def among(column: pa.Array, texts: Collection[str | None]) -> Array:
 
 
 def whole_numbers(field: pa.Array) -> Array:
-    """Return sizes or coordinates as int64; what is null, of another type, too large or a fraction becomes negative."""
+    """Return sizes or coordinates as int64; nulls, fractions, too large numbers and other types become negative."""
     field = field.dictionary_decode() if pa.types.is_dictionary(field.type) else field
     if pa.types.is_floating(field.type):
         values = field.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -207,7 +207,7 @@ def whole_numbers(field: pa.Array) -> Array:
 
 
 def child(structs: pa.StructArray, name: str, where: str) -> pa.Array:
-    """Return a field of structs, or raise `DecodeError` if it is missing or there twice."""
+    """Return a field of structs, or raise `DecodeError` if it is missing or duplicated."""
     position = structs.type.get_field_index(name)
     if position < 0:
         names = ", ".join(field.name for field in structs.type)
@@ -216,12 +216,12 @@ def child(structs: pa.StructArray, name: str, where: str) -> pa.Array:
 
 
 def optional(structs: pa.StructArray, name: str, where: str) -> pa.Array | None:
-    """Return a field of structs, or None if they have none of this name."""
+    """Return a field of structs, or None if it does not exist."""
     return child(structs, name, where) if any(field.name == name for field in structs.type) else None
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are strings, or all null."""
+    """Whether an Arrow type is a string type, a dictionary of strings, or null."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     tests = (pa.types.is_null, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(test(kind) for test in tests)
@@ -240,14 +240,14 @@ def _text(column: pa.Array | None, row: int, what: str) -> str | None:
 
 
 def _is_scattered(kind: pa.DataType) -> bool:
-    """Whether bytes of this type need not stand end to end."""
+    """Whether values of this binary type may be scattered: a dictionary or views."""
     if pa.types.is_dictionary(kind):
         return bool(pa.types.is_binary(kind.value_type) or pa.types.is_large_binary(kind.value_type))
     return bool(pa.types.is_binary_view(kind))
 
 
 def _viewed_bytes(payload: pa.Array) -> int:
-    """Return how many bytes a scattered array would take end to end."""
+    """Return the size in bytes that a scattered array would have if it were contiguous."""
     if pa.types.is_dictionary(payload.type):
         lengths = pc.binary_length(payload.dictionary).take(payload.indices).cast(pa.int64())
         return pc.sum(lengths, min_count=0).as_py() or 0
@@ -257,19 +257,19 @@ def _viewed_bytes(payload: pa.Array) -> int:
 
 
 def is_list_view(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are views of lists, which need not stand end to end."""
+    """Whether an Arrow type is a list view, whose values may be scattered."""
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Array:
-    """Return an Arrow buffer as an array; an absent or empty one as ``at_least`` zeros."""
+    """Return an Arrow buffer as an array, or ``at_least`` zeros if it is missing or empty."""
     return np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(at_least, dtype)
 
 
 def list_bounds(lists: pa.Array, what: str) -> tuple[Array, Array, pa.Array]:
-    """Return where each list of an array of any list type starts and stops in its flat child, and that child.
+    """Return the start and stop of each list in the flat child array, and that child, for any list type.
 
-    Raises `DecodeError` if they are no lists; ``what`` names them.
+    Raises `DecodeError` for other types; ``what`` names the lists in the error.
     """
     if pa.types.is_fixed_size_list(lists.type):
         starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size

@@ -1,7 +1,7 @@
-"""The OME-Arrow struct types, the dtypes that they hold, and OME metadata as Python dicts.
+"""OME-Arrow struct types, their pixel dtypes, and OME metadata as Python dicts.
 
-The two struct types equal ``ome_arrow.OME_ARROW_STRUCT`` and ``ome_arrow.OME_ARROW_BYTE_STRUCT`` of ome-arrow 0.1.0 (a
-test compares them); they stand here because importing ``ome_arrow`` takes seconds.
+The two struct types equal ``ome_arrow.OME_ARROW_STRUCT`` and ``ome_arrow.OME_ARROW_BYTE_STRUCT`` of ome-arrow 0.1.0,
+which a test checks. They are repeated here because importing ``ome_arrow`` takes seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STRUCT_TAG = "ome.arrow"
 STRUCT_VERSION = "0.1.0"
 DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"))
 LIST_DTYPES = DTYPES[:2]
-# Dtypes of label images, with those that they are read as.
+# Stored dtypes of label images, and the dtypes that they are read as.
 LABEL_DTYPES = {
     np.dtype(stored): np.dtype(read) for stored, read in (("bool", "uint8"), ("int64", "int32"), ("uint64", "int32"))
 }
-CHUNK_DTYPES = (*DTYPES, *(np.dtype(name) for name in ("int64", "uint64", "float16", "bool")))  # cast to the image's
+CHUNK_DTYPES = (*DTYPES, *(np.dtype(name) for name in ("int64", "uint64", "float16", "bool")))  # Cast to image dtype.
 ENCODINGS = ("bytes", "list")
 _DTYPE_NAME = re.compile(r"[<>=|]?(?!a)[a-zA-Z_]+[0-9]*", re.ASCII)
 
@@ -120,10 +120,10 @@ _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels
 
 
 def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
-    """Return ``metadata`` with every field of OME-Arrow, each of the value that OME-Arrow would store.
+    """Return ``metadata`` with all fields of OME-Arrow, converted to the values that OME-Arrow would store.
 
-    Physical sizes are float32 in the unit beside them, wavelengths float32 in µm, colours ``0xRRGGBBAA``. Raises
-    `MetadataError` if a field is unknown or of the wrong type, or there are channels but not one for each of
+    Physical sizes are float32 in the unit of their own field, wavelengths float32 in µm, colors ``0xRRGGBBAA``. Raises
+    `MetadataError` if a field is unknown or has the wrong type, or if the number of channels is neither 0 nor
     ``size_c``.
     """
     if not metadata:
@@ -153,7 +153,7 @@ def _refuse_unknown(given: Mapping[str, Any], allowed: Any, what: str) -> None:
 
 
 def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata dict of an OME-Arrow record (a struct without its pixels, as a dict)."""
+    """Return the metadata dict of an OME-Arrow record, a dict of the struct without pixels."""
     pixels_meta = record.get("pixels_meta") or {}
     both = {**pixels_meta, **record}
     channels = [channel_of(channel or {}) for channel in pixels_meta.get("channels") or []]
@@ -161,13 +161,13 @@ def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def channel_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a channel with every field of ome-arrow's, null where nothing is given of it."""
+    """Return the metadata of a channel with all fields of ome-arrow; missing ones are None."""
     return _NO_CHANNEL | {name: value for name, value in given.items() if name in _NO_CHANNEL}
 
 
 def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:
-    """Return the dtype that ``name`` means to NumPy (as in ome-arrow), or raise `DecodeError`."""
-    try:  # of other names NumPy makes structures, or a warning
+    """Return the NumPy dtype of ``name``, like ome-arrow, or raise `DecodeError`."""
+    try:  # NumPy would interpret other names as structures, or warn.
         dtype = np.dtype(name) if _DTYPE_NAME.fullmatch(name) else None
     except (TypeError, ValueError):
         dtype = None

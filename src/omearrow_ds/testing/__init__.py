@@ -1,4 +1,4 @@
-"""Synthetic images; and in `omearrow_ds.testing.conformance`, which needs pytest, the tests of a storage format."""
+"""Synthetic images; `omearrow_ds.testing.conformance`, which needs pytest, has the tests of a storage format."""
 
 from omearrow_ds.testing.synthetic import synthetic_image, synthetic_images
 

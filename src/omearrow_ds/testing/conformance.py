@@ -1,4 +1,4 @@
-"""`FormatConformance`: what every storage format holds, as tests for pytest. Of a format of your own it takes one line.
+"""`FormatConformance`: pytest tests of the requirements of a storage format.
 
 In a test module of the package that registers the format::
 
@@ -8,7 +8,7 @@ In a test module of the package that registers the format::
     class TestPapyrus(FormatConformance):
         format_name = "papyrus"
 
-``pytest.register_assert_rewrite("omearrow_ds.testing.conformance")`` in its ``conftest.py`` has failures show values.
+With ``pytest.register_assert_rewrite("omearrow_ds.testing.conformance")`` in ``conftest.py``, failures show values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Store: TypeAlias = "Callable[..., Path]"
-Stored: TypeAlias = tuple[str, Encoding]  # a format and an encoding
+Stored: TypeAlias = tuple[str, Encoding]  # Format and encoding.
 
-# Shapes and dtypes of one collection: multi-channel, Z and T, and no two alike.
+# Shapes and dtypes of one collection, all distinct, some with several C, Z or T.
 RAGGED = [
     ((1, 1, 1, 5, 7), "uint8"),
     ((1, 3, 1, 4, 6), "uint16"),
@@ -88,7 +88,7 @@ METADATA = {
 
 
 def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
-    """Return an image whose pixels tell their position and the image's number, as far as the dtype can."""
+    """Return an image whose pixel values depend on position and image number, within the range of the dtype."""
     values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
     dtype = np.dtype(dtype)
     pixels = values.astype(dtype) / dtype.type(3) if dtype.kind == "f" else values.astype(dtype)
@@ -96,29 +96,29 @@ def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Ar
 
 
 def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
-    """Return one image for each (shape, dtype)."""
+    """Return one image per (shape, dtype)."""
     return [image_of(shape, dtype, number) for number, (shape, dtype) in enumerate(kinds)]
 
 
 def same(found: Array, wanted: Array) -> bool:
-    """Whether two arrays are equal in shape, dtype and every bit, NaN payloads included."""
+    """Whether two arrays are equal in shape, dtype and every bit, including NaN payloads."""
     return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
 
 
 def all_same(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
-    """Whether as many arrays are `same`, each as the one in its place."""
+    """Whether two sequences of arrays have equal length and are pairwise `same`."""
     return len(found) == len(wanted) and all(map(same, found, wanted))
 
 
 class FormatConformance:
-    """What `omearrow_ds` demands of a storage format; its tests write images of their own and read them again.
+    """Requirements of `omearrow_ds` for a storage format; its tests write synthetic images and read them.
 
     Attributes
     ----------
     format_name
         Name of a format of `omearrow_ds.formats`.
     encoding
-        ``"bytes"`` or ``"list"``, of a table.
+        ``"bytes"`` or ``"list"``, for table formats.
     """
 
     format_name: ClassVar[str]
@@ -126,12 +126,12 @@ class FormatConformance:
 
     @pytest.fixture
     def stored_as(self) -> Stored:
-        """Return the format and the encoding; override it, with parameters, to try several."""
+        """Return format and encoding; override the fixture with parameters to test several."""
         return self.format_name, self.encoding
 
     @pytest.fixture
     def store(self, stored_as: Stored, tmp_path: Path) -> Store:
-        """Return a function that writes images, with the keywords of `write_images`, and gives the path."""
+        """Return a function that writes images with keywords of `write_images` and returns the path."""
         name, encoding = stored_as
         (fmt,) = (fmt for fmt in formats() if fmt.name == name)
 
@@ -164,7 +164,7 @@ class FormatConformance:
             if image.dtype.kind == "f":
                 image.flat[2:6] = np.nan, -np.inf, -0.0, extreme.smallest_subnormal
         if stored_as[1] == "list":
-            for image in images[2:]:  # uint8 and uint16 are the first
+            for image in images[2:]:  # The first two are uint8 and uint16.
                 with pytest.raises(ImageError, match=rf"image 1 .*{image.dtype}.*uint8, uint16.*encoding='bytes'"):
                     store([images[0], image])
             images = images[:2]
@@ -306,7 +306,7 @@ class FormatConformance:
             assert [after.metadata(index) for index in (0, 1)] == [before.metadata(index) for index in (0, 1)]
 
     def test_a_large_image(self, store: Store) -> None:
-        """It is larger than a chunk of a folder, and than a page or a block of any table."""
+        """The image is larger than a chunk of a folder format, and than a page or block of a table format."""
         image = image_of((1, 1, 1, 1100, 1300))
         assert same(open_images(store([image])).read(0), image)
 

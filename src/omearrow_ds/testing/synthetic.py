@@ -1,11 +1,11 @@
 """Seeded images that look and compress like Cell Painting microscopy.
 
-Cells are blurred, textured ellipses on an uneven dim background; a channel stains them anywhere between nucleus only
-and whole cell. Then come shot noise, read noise, and an 8-bit camera whose levels are spread over the whole range of
-the dtype: so are the NF1 fields that the model was tuned to (256 grey levels, all multiples of 257, as uint16).
+Cells are blurred, textured ellipses on an uneven dim background. A channel stains an area between only the nucleus and
+the whole cell. Shot noise, read noise and an 8-bit camera follow, whose levels are spread over the whole range of the
+dtype, like in the NF1 fields that the model was tuned to (256 gray levels, all multiples of 257, as uint16).
 
-Raw bytes / zstd bytes, little-endian uint16, every tile compressed alone with `pyarrow.Codec` (pyarrow 26) and
-summed. NF1: all 1,620 tiles of 100 x 100 (30 of 512 x 512) of the 15 fields; synthetic: 1,620 (60) images of seed 42.
+Ratio of raw bytes to zstd bytes of little-endian uint16, where each tile is compressed separately with `pyarrow.Codec`
+(pyarrow 26). NF1: all 1,620 tiles of 100 x 100 (30 of 512 x 512) of 15 fields; synthetic: 1,620 (60), seed 42.
 
 =========  =====  =========  ======  ======  ======  ======
 tile       level  synthetic  NF1     DAPI    GFP     RFP
@@ -38,7 +38,7 @@ Plane: TypeAlias = "NDArray[np.float32]"
 
 DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64")
 
-# 254 steps, not 255: 65535 / 255 = 257 would give every uint16 two equal bytes, and a byte swap would pass unnoticed.
+# 254 steps, not 255: 65535 / 255 = 257 would give every uint16 two equal bytes, so that tests miss a byte swap.
 TOP_LEVEL = 254
 
 PIXELS_PER_CELL = 5200
@@ -46,13 +46,13 @@ COUNTS_PER_ELECTRON = 20.0
 READ_NOISE_COUNTS = 100.0
 GRAIN = 4
 TEXTURE_CONTRAST = 0.4
-BAND_PIXELS = 2**15  # exposed at once: the temporaries stay in cache, and do not change the image
-REACH = 1.5  # radii; a cell is cut off where it has sunk to exp(-REACH**4) = 0.6 % of its peak
+BAND_PIXELS = 2**15  # Pixels exposed at once, so that temporaries stay in the CPU cache. It does not change images.
+REACH = 1.5  # Radii at which a cell is cut off, with exp(-REACH**4) = 0.6 % of its peak.
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The cells of one image; every array has one value a cell, lengths are in pixels."""
+    """Cells of one image; arrays have one value per cell, and lengths are in pixels."""
 
     y: NDArray[np.float64]
     x: NDArray[np.float64]
@@ -66,7 +66,7 @@ class _Cells:
 
 @dataclass(frozen=True, slots=True)
 class _Stain:
-    """What one channel shows: peaks in counts, one a cell; extent in nucleus radii; texture and background."""
+    """Stain of one channel: one peak in counts per cell, extent in nucleus radii, texture and background."""
 
     peaks: NDArray[np.float64]
     extent: float
@@ -78,20 +78,20 @@ class _Stain:
 def synthetic_image(
     index: int, shape: Shape, dtype: DTypeLike = "uint16", seed: int = 42, *, levels: int = TOP_LEVEL + 1
 ) -> NDArray[Any]:
-    """Make one image; it depends on the arguments alone.
+    """Make one image, which depends only on the arguments.
 
     Parameters
     ----------
     index : int
-        Which image of the collection, from 0.
+        Index of the image in the collection, from 0.
     shape : tuple of int
         ``(T, C, Z, Y, X)``. Cells drift a little over T, go out of focus over Z, and show in every channel.
     dtype : DTypeLike
         One of `DTYPES`. The scene is the same for each: integers span ``0 ... iinfo.max``, floats ``[0, 1]``.
     seed : int
-        Which collection, from 0.
+        Number of the collection, from 0.
     levels : int
-        Of the camera: 4,096 are those of one of 12 bits, 65,536 all that uint16 holds.
+        Number of camera levels: 4,096 for 12 bits, 65,536 for all values of uint16.
 
     Returns
     -------
@@ -101,13 +101,13 @@ def synthetic_image(
     Raises
     ------
     ValueError
-        If an argument is outside what is described above.
+        If an argument is outside its range.
     """
     _check("index", index)
     _check("seed", seed)
     shape = _checked_shape(shape)
     values = _level_values(dtype, levels)
-    # The bit generator is named because numpy may change what default_rng gives.
+    # The bit generator is explicit because NumPy may change the one of `default_rng`.
     rng = np.random.Generator(np.random.PCG64([seed, index]))
     size_t, size_c, size_z, size_y, size_x = shape
     cells = _draw_cells(rng, size_z, size_y, size_x)
@@ -131,24 +131,24 @@ def synthetic_images(
     *,
     levels: int = TOP_LEVEL + 1,
 ) -> Iterator[NDArray[Any]]:
-    """Stream images: number i is ``synthetic_image(i, shape, dtype, seed, levels=levels)``.
+    """Yield images, where image i is ``synthetic_image(i, shape, dtype, seed, levels=levels)``.
 
     Parameters
     ----------
     count : int
-        How many.
+        Number of images.
     shape, dtype, seed, levels
-        As for `synthetic_image`.
+        See `synthetic_image`.
 
     Returns
     -------
     iterator of numpy.ndarray
-        Each ``(T, C, Z, Y, X)``.
+        Images ``(T, C, Z, Y, X)``.
 
     Raises
     ------
     ValueError
-        At the call, not at the first image, if an argument is wrong.
+        If an argument is invalid, at the call and not at the first image.
     """
     _check("count", count)
     _check("seed", seed)
@@ -169,7 +169,7 @@ def _checked_shape(shape: Shape) -> Shape:
 
 
 def _level_values(dtype: DTypeLike, number: int) -> NDArray[Any]:
-    """Pixel value of each camera level, spread over the dtype's range."""
+    """Return the pixel value of each camera level, spread over the range of the dtype."""
     wanted = np.dtype(dtype)
     if wanted.name not in DTYPES or not wanted.isnative:
         raise ValueError(f"dtype is {wanted.str}; it must be one of {', '.join(DTYPES)}, in native byte order")
@@ -181,7 +181,7 @@ def _level_values(dtype: DTypeLike, number: int) -> NDArray[Any]:
 
 
 def _draw_cells(rng: np.random.Generator, size_z: int, size_y: int, size_x: int) -> _Cells:
-    margin = 12.0  # cells that are cut by the border
+    margin = 12.0  # Adds cells that the border cuts.
     number = max(1, rng.poisson((size_y + 2 * margin) * (size_x + 2 * margin) / PIXELS_PER_CELL))
     return _Cells(
         y=rng.uniform(-margin, size_y + margin, number),
@@ -206,13 +206,13 @@ def _draw_stain(rng: np.random.Generator, number: int, size_y: int, size_x: int)
 
 
 def _bow(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """Uneven light along one axis: 1 somewhere inside, less towards the ends."""
+    """Return uneven illumination along one axis: 1 at a random position, less toward the ends."""
     centre, width = rng.uniform(0.25, 0.75) * size, 1.3 * size
     return 1 - ((np.arange(size, dtype=np.float32) - centre) / width) ** 2
 
 
 def _texture(rng: np.random.Generator, size_y: int, size_x: int) -> Plane:
-    """Smooth random field around 1: one random value every `GRAIN` pixels, interpolated linearly."""
+    """Return a smooth random field around 1: one random value every `GRAIN` pixels, interpolated linearly."""
     field = rng.random((size_y // GRAIN + 2, size_x // GRAIN + 2), dtype=np.float32)
     field *= 2 * TEXTURE_CONTRAST / GRAIN**2
     field += (1 - TEXTURE_CONTRAST) / GRAIN**2
@@ -227,7 +227,7 @@ def _texture(rng: np.random.Generator, size_y: int, size_x: int) -> Plane:
 
 
 def _render(cells: _Cells, stain: _Stain, t: int, z: int) -> Plane:
-    """One plane in counts, before noise."""
+    """Return one plane in counts, before noise."""
     plane = np.zeros_like(stain.glow)
     blur = 1 + 0.15 * (z - cells.focus) ** 2
     short = cells.radius * np.sqrt(blur / cells.elongation)
@@ -247,7 +247,7 @@ def _render(cells: _Cells, stain: _Stain, t: int, z: int) -> Plane:
 
 
 def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
-    """Add one cell within the window that it reaches; a wide stain leaves the nucleus dimmer."""
+    """Add one cell to a plane; a wide stain leaves the nucleus dimmer."""
     y, x, minor, major, angle, peak = ellipse
     cos, sin = math.cos(angle), math.sin(angle)
     reach_y = REACH * extent * math.hypot(major * sin, minor * cos)
@@ -258,7 +258,7 @@ def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
         return
     down = np.arange(top - y, bottom - y, dtype=np.float32)[: bottom - top, None]
     across = np.arange(left - x, right - x, dtype=np.float32)[: right - left]
-    # Squared distance from the centre in radii: a dx^2 + b dx dy + c dy^2.
+    # Squared distance from the center in radii: a dx^2 + b dx dy + c dy^2.
     squared = across * ((cos / major) ** 2 + (sin / minor) ** 2) + down * (2 * sin * cos * (major**-2 - minor**-2))
     squared *= across
     squared += down * down * ((sin / major) ** 2 + (cos / minor) ** 2)
@@ -272,10 +272,10 @@ def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
 
 
 def _expose(rng: np.random.Generator, counts: Plane, dark: float, levels: int) -> NDArray[np.intp]:
-    """Shot and read noise, the camera's dark offset, then its levels.
+    """Return camera levels of a plane, with shot noise, read noise and dark offset.
 
-    At these counts Poisson is as good as normal, so both noises are one draw. The bits set among 64 random ones are as
-    good as normal too (mean 32, standard deviation 4), twice as quick, and the same in every numpy.
+    At these counts, Poisson noise is nearly normal, so both noises are one draw. The number of set bits in 64 random
+    bits is also nearly normal (mean 32, standard deviation 4), twice as fast, and equal in all versions of NumPy.
     """
     bits = rng.integers(0, 2**64, counts.shape, dtype=np.uint64)
     noise = np.bitwise_count(bits).astype(np.float32)

@@ -37,7 +37,7 @@ class StageTime:
     per_sample_s
         ``total_s`` per sample.
     ceiling
-        Maximum speedup of the loop if the stage took no time; None for the cost of the clocks, or if there is no bound.
+        Maximum speedup of the loop if the stage took no time; None for the cost of the clocks, or if unbounded.
     program_s, worker_s
         Seconds by the clock of the main process, and the sum over the clocks of all workers.
     calls
@@ -140,7 +140,7 @@ def _attributed(wait_s: float, in_workers: Sequence[float]) -> list[float]:
 
 
 def _ceilings(program: Sequence[float], wait_s: float, in_workers: Sequence[float], workers: int) -> list[float | None]:
-    """Return the maximum speedup of the loop without each stage, None if there is no bound."""
+    """Return the maximum speedup of the loop without each stage, None if it is unbounded."""
     own_s, busy_s = sum(program), sum(in_workers)
     now_s = own_s + wait_s
     least_s = busy_s / workers if workers else 0.0  # Time of the workers if none ever waits.

@@ -35,7 +35,7 @@ def converted(dataset: Samples, file: Path, name: str) -> Samples:
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Return a dataset of the first images, as many as can be decoded into memory within ``most_s`` seconds.
+    """Return a dataset of the first images, decoded into memory for about ``most_s`` seconds.
 
     Masks stay as they are.
     """
