@@ -53,7 +53,7 @@ Reader = Callable[[int, Array], Array]
 
 
 class Parted(NamedTuple):
-    """The parts that a collection is in."""
+    """The parts of a collection."""
 
     starts: Sequence[int]  # the number of the first image of each part, and of all images
     digest: str  # fingerprint of the parts
@@ -167,7 +167,7 @@ class BaseSource(ABC):
 
     @property
     def parted(self) -> Parted | None:
-        """The parts that the collection is in; None of a single file or folder."""
+        """The parts of the collection; None for a single file or folder."""
         return None
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # noqa: B027  # most have none
@@ -319,7 +319,7 @@ class BaseSource(ABC):
 
     def refuse_damaged(self, index: int) -> None:
         """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""
-        self.views([index])  # Raises an error that says more, if the format's library finds the fault.
+        self.views([index])  # Raises a more precise error if the format's library finds the fault.
         raise FormatError(
             f"{self.path}: image {index} is not stored as its shape requires; restore the file", image=index
         )
@@ -540,7 +540,7 @@ class Over(BaseSource):
         vars(self).update({name: getattr(source, name) for name in _TOLD})
 
     @cached_property
-    def columns(self) -> pa.Table:  # read when they are asked for, unless they are changed
+    def columns(self) -> pa.Table:  # read lazily, unless they are changed
         return self._source.columns
 
     @cached_property

@@ -64,7 +64,7 @@ def kinds(values: Iterable[Any]) -> str:
 
 
 def shapes(found: Array) -> str:
-    """Return shapes (N, 5) in words."""
+    """Return a description of shapes (N, 5)."""
     return f"{kinds(' x '.join(map(str, shape)) for shape in found.tolist())} (T x C x Z x Y x X)" if len(found) else ""
 
 

@@ -343,7 +343,7 @@ def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str
         "use_dictionary": False,
         "data_page_version": "2.0",  # a page of version 1 may end within an image
         "data_page_size": _PAGE_BYTES if compression == "none" else _SMALL_PAGE_BYTES,
-        "write_batch_size": 1,  # rows, after which a page's size is looked at
+        "write_batch_size": 1,  # rows between checks of the page size
         "write_statistics": [
             field.name for field in table_schema if not pa.types.is_nested(field.type) and field.name not in pixels
         ],

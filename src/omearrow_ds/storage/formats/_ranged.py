@@ -177,7 +177,7 @@ class Objects(Protocol):
         """Drop prefetched objects."""
 
     def copied(self, url: str) -> tuple[Copy, tuple[int, str]]:
-        """Return a copy of a whole object, and its size and fingerprint; refused for readers that need only ranges."""
+        """Return a cached copy of a whole object, and its size and fingerprint; without a cache, raise an error."""
 
     def settings(self, url: str) -> dict[str, str]:
         """Return the settings for a library with its own client; they may hold secrets, so do not store them."""

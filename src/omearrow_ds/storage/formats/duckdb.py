@@ -127,13 +127,13 @@ def _not_had(path: Path, error: BaseException) -> FormatError | None:
 
 
 def _refuse_in_use(path: Path) -> None:
-    """Raise `PathExistsError` if a database is open for writing: its log would be applied to the new file."""
+    """Raise `PathExistsError` if a database is open for writing: its log would be left next to the new file."""
     if not path.is_file():
         return
     with _sql.connect() as connection:
         try:
             _attach(connection, path, "(READ_ONLY)")
-        except duckdb.Error as error:  # it may be anything else
+        except duckdb.Error as error:  # the file may be of any other kind
             if _not_had(path, error):
                 raise PathExistsError(str(_not_had(path, error))) from error
 
