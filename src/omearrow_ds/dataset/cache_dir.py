@@ -1,14 +1,12 @@
-"""Decoded pixels in a file: built once, under a lock, then mapped by every process that wants them, now or later.
+"""Decoded pixels in a file: built once under a lock, then memory-mapped by every process that needs them.
 
-The pixels in a file are taken for those of the collection, so it must come from the user who reads it: files are made
-readable for their owner alone, and one that belongs to somebody else, that others can write to, or that is a link, is
-not used, whoever put it in the folder.
+The pixels in a file are trusted, so the file must come from the user who reads it. Files are created readable for their
+owner only. A file is ignored if it belongs to another user, if others can write to it, or if it is a link.
 
-A file is found by what the collection is: its path, and the name, size, inode and times of each of its files. Reading
-every byte for a checksum would cost about what decoding costs. The time of the last change of an inode is among them,
-which nothing can set back, so a collection that was replaced or edited is never taken for the one that was decoded. All
-of it is looked at before the collection is opened, and again when its pixels are there: what was opened in between is
-what was looked at.
+A file is identified by a fingerprint of the collection: its path, and the name, size, inode and times of each of its
+files. Reading every byte for a checksum would cost about as much as decoding. The fingerprint includes the time of the
+last inode change, which cannot be set back, so a replaced or edited collection never matches. It is taken before the
+collection is opened and again after decoding, so that changes in between are detected.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import entries_below
 
-_VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key's digest
+_VERSION = 2  # Version of the file: pixels in the layout of `PixelCache`, then the digest.
 _SUFFIX, _PARTIAL = ".pixels", ".partial"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -42,7 +40,7 @@ Seen = list[tuple[str, int, int, int, int]]
 
 
 def look(path: Path) -> Seen:
-    """Return what the files of a collection are, to be called before it is opened; nothing of what is not there."""
+    """Return the fingerprint of a collection's files, skipping missing ones; call it before opening."""
     path = path.resolve()
     seen: Seen = []
     for each in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
@@ -54,22 +52,22 @@ def look(path: Path) -> Seen:
 
 
 def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
-    """Return the decoded pixels of ``source``, mapped from a file in ``folder``; it is built where there is none.
+    """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
 
-    Raises `WriteError` if the folder cannot be written, or has no room; `FormatError` if the collection changed since.
+    Raises `WriteError` if the folder is not writable or full; `FormatError` if the collection changed.
 
     Parameters
     ----------
     folder
-        Made if missing. What was decoded of an earlier state of the same collection is removed.
+        Created if missing. Pixels of earlier versions of the same collection are removed.
     source
         The collection.
     seen
-        What `look` returned before ``source`` was opened.
+        Result of `look` before ``source`` was opened.
     size_bytes
         Bytes that ``build`` fills.
     build
-        Called with a zeroed block to fill, in the one process that builds.
+        Called with a zeroed block to fill, in only one process.
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
@@ -83,11 +81,11 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         block = _mapped(file, size_bytes, digest)
         if block is None:
             with FileLock(folder / f".{stem}.lock", mode=0o600):
-                block = _mapped(file, size_bytes, digest)  # by whoever had the lock before
+                block = _mapped(file, size_bytes, digest)  # Built by the previous lock holder.
                 if block is None:
                     _build(file, size_bytes, digest, build, source, seen)
                     for other in [*folder.glob(f"*-{stem}-*{_SUFFIX}"), *folder.glob(f"*-{stem}-*{_PARTIAL}")]:
-                        if other != file:  # of an earlier state, or of a process that was killed
+                        if other != file:  # From an earlier version, or a killed process.
                             other.unlink(missing_ok=True)
                     block = _mapped(file, size_bytes, digest)
     except OSError as error:
@@ -104,7 +102,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
 
 def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, seen: Seen) -> None:
     partial = file.with_suffix(_PARTIAL)
-    partial.unlink(missing_ok=True)  # the lock keeps other builders away: it is of one that was killed
+    partial.unlink(missing_ok=True)  # Left by a killed process: the lock excludes other builders.
     try:
         with os.fdopen(os.open(partial, _MADE, 0o600), "w+b") as stream:
             _reserve(stream.fileno(), size_bytes + _DIGEST_BYTES, file.parent)
@@ -121,7 +119,7 @@ def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: Bas
 
 
 def _reserve(descriptor: int, size_bytes: int, folder: Path) -> None:
-    """Have the disk keep room: a mapped file that outgrows it ends the process, not the call."""
+    """Reserve disk space: writing to a mapped file on a full disk would kill the process."""
     try:
         if sys.platform == "linux":
             os.posix_fallocate(descriptor, 0, size_bytes)
@@ -133,7 +131,7 @@ def _reserve(descriptor: int, size_bytes: int, folder: Path) -> None:
 
 
 def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
-    """Return the pixels of a file that is whole, of this collection and of this user, else None."""
+    """Return the pixels of a complete file of this collection and user, or None."""
     try:
         with os.fdopen(os.open(file, _READ), "rb") as stream:
             status = os.fstat(stream.fileno())
@@ -146,7 +144,7 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EACCES):  # a link, or a file of somebody else
+        if error.errno not in (errno.ELOOP, errno.EACCES):  # A link, or a file of another user.
             raise
         return None
 
@@ -157,7 +155,7 @@ def _refuse_changed(source: BaseSource, seen: Seen) -> None:
 
 
 def _elsewhere(source: BaseSource) -> Seen:
-    """Return what the files are that a table lists as those of its images."""
+    """Return the fingerprint of image files that a table refers to."""
     if source.path.is_dir():
         return []
     own = {source.path, *source.format.files_beside(source.path)}
@@ -167,7 +165,7 @@ def _elsewhere(source: BaseSource) -> Seen:
 def _digest(source: BaseSource, seen: Seen) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
-    version = (source.stamp or ())[1:]  # of several in one folder; not the device, whose number a restart may change
+    version = (source.stamp or ())[1:]  # Not the device, whose number may change at a restart.
     said = [_VERSION, sys.byteorder, source.format.name, str(path), seen, version]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
     picked = [source.image_column, source.variant, source.rows.tolist()]

@@ -1,4 +1,4 @@
-"""`Collection`: stored images as samples by their number: opened, preloaded, cut and scaled. Datasets share it."""
+"""`Collection`: stored images as samples by index: opened, preloaded, cut and scaled. Datasets share it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-Preload = bool | str | torch.device  # of texts "auto", and those of devices
+Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Batches below do not gain from memory that is used again.
-# Attributes that a process makes again after unpickling:
+# Attributes that are recomputed after unpickling:
 _MADE_ANEW = (
     *("rows", "_reader", "_file_requests", "_in_memory", "_even"),
     *("recent", "pool", "cuts", "kinds", "_divisors"),
@@ -49,21 +49,21 @@ STAGES = {"Collection._fetch": "read", "scale": "normalize", "one_by_one": "norm
 
 
 class Held(NamedTuple):
-    """How pixels are held in memory."""
+    """Settings of pixels in memory."""
 
-    # cache_bytes, cache_dir, progress, verify: as in `omearrow_ds.OMEArrowDataset`
+    # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
     cache_bytes: int = 0
     cache_dir: Path | None = None
     progress: bool | None = None
     verify: bool | None = None
-    seen: Seen | None = None  # what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened
+    seen: Seen | None = None  # Result of `omearrow_ds.dataset.cache_dir.look` before opening.
 
 
 class Collection:
-    """Images of an open source, and the way in which each becomes a sample.
+    """Images of an open source, cut and scaled into samples.
 
-    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. ``held`` says how
-    pixels are kept in memory.
+    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. ``held`` has the settings
+    of pixels in memory.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Collection:
     ) -> None:
         self._axes, self.held = axes, held
         self._source: BaseSource | None = source
-        self._opening = b""  # how to open it, in a process that unpickled this
+        self._opening = b""  # Pickled source, to open in a process that unpickled this.
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
         self.parted = source.parted
@@ -81,7 +81,7 @@ class Collection:
         self._plan()
 
     def _plan(self) -> None:
-        """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
+        """Compute the cut of every distinct image shape; raise errors before any pixel is read."""
         self.kinds = kinds_of(self.shapes, self.dtypes, *self._scalings.apart)
         cuts: dict[tuple[int, ...], Cut] = {}
         made: dict[Any, Divisor] = {}
@@ -103,7 +103,7 @@ class Collection:
         self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made) == 1
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all images, if that is wanted and they fit."""
+        """Decode all images if ``preload`` is set and they fit."""
         if not preload:
             return
         device = device_of(preload)
@@ -132,7 +132,7 @@ class Collection:
             warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
 
     def _load(self, seen: Seen | None) -> None:
-        worth(self.nbytes)  # so that an epoch of many begins with compiled loops
+        worth(self.nbytes)  # Starts an epoch of many images with compiled loops.
         held = self.held
         self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
 
@@ -162,9 +162,9 @@ class Collection:
             return sent(_told(source.blocks(), shown.done), shape, self.dtypes[0], device)
 
     def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
-        """Return (height, width) of samples that are windows, what they are padded with, and (M, 3) where they lie.
+        """Return (height, width) of windows, their padding, and their (M, 3) image, top and left; None for whole images.
 
-        Raises `ArgumentError` if they differ in size.
+        Raises `ArgumentError` if windows differ in size.
         """
         return None, "constant", None
 
@@ -173,10 +173,10 @@ class Collection:
 
     @property
     def source(self) -> BaseSource:
-        """The open source; in a process that unpickled this it is opened at its first use."""
+        """Open source. A process that unpickled the collection opens it at first use."""
         if self._source is None:
-            source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
-            # Others of the same shapes too: they would be given the targets of those that were there before.
+            source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # Pickled by this class.
+            # Also for equal shapes: changed images would get the targets of the previous ones.
             if source.stamp != self._stamp:
                 raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
             self._source = source
@@ -184,7 +184,7 @@ class Collection:
 
     @property
     def verified_source(self) -> BaseSource:
-        """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
+        """Source for preloading: with ``verify=None``, images with a stored checksum are verified."""
         return verified_where_stored(self.source) if self.held.verify is None else self.source
 
     @property
@@ -211,7 +211,7 @@ class Collection:
 
     @property
     def sample_ids(self) -> Sequence[str]:
-        """One id a sample."""
+        """One id per sample."""
         return self.image_ids
 
     @property
@@ -221,12 +221,12 @@ class Collection:
 
     @property
     def noun(self) -> str:
-        """What samples are called."""
+        """Noun for samples in messages."""
         return "images"
 
     @property
     def together(self) -> bool:
-        """Whether several samples are of one image, and so belong to one part of a split."""
+        """Whether several samples may share an image, and so belong to one part of a split."""
         return False
 
     @property
@@ -236,16 +236,16 @@ class Collection:
 
     @property
     def floating(self) -> bool:
-        """Whether samples are float32, whatever is stored."""
+        """Whether samples are float32 for every stored dtype."""
         return self._scalings.floating
 
     def fields_of(self, positions: Array) -> Array:
-        """Return the number of the image that each sample is of."""
+        """Return the image index of each sample."""
         return positions
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of all samples; None if they differ, or it is to be found out one by one."""
+        """Shape of all samples, or None if shapes differ or `shape_of` has to be called per sample."""
         return None if self._one_kind is None else self._one_kind[0]
 
     def shape_of(self, position: int) -> tuple[int, ...]:
@@ -253,7 +253,7 @@ class Collection:
         return self.cuts[position].shape
 
     def sample(self, position: int) -> Array:
-        """Return one sample in memory of its own."""
+        """Return one sample as a new array."""
         rows = self.rows
         if rows is not None:
             return rows.sample(position)
@@ -264,15 +264,15 @@ class Collection:
         return self._images([position])[0]
 
     def unscaled(self, image: Array, position: int) -> Array:
-        """Return what a sample is made of: the part of an image (T, C, Z, Y, X) that it has, in the same axes."""
+        """Return the region of an image (T, C, Z, Y, X) that a sample shows, with all axes and without scaling."""
         return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
 
     def windows(self, positions: list[int]) -> Any:
-        """Return where samples lie, for `at`: of whole images their numbers."""
+        """Return the location of samples for `at`: positions for whole images."""
         return positions
 
     def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
-        """Return the samples of ``positions``: stacked in one array if all there are are of one shape and dtype."""
+        """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype."""
         if self._one_kind is None or not positions:
             images = self._distinct(positions)
             return [self._scaled(images[position], position) for position in positions]
@@ -306,7 +306,7 @@ class Collection:
     def _read_in_turn(self, read: Reader, positions: list[int], samples: Array, threads: int) -> None:
         """Read and scale one image after another through one block of memory in each of ``threads``.
 
-        Fresh memory for all images of a batch causes page faults, which take longer than to read them.
+        Fresh memory for all images of a batch causes page faults, which take longer than reading the images.
         """
         worth(samples.nbytes)
 
@@ -320,7 +320,7 @@ class Collection:
         in_shares(fill, samples, threads)
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the samples that lie where `windows` said, as `batch` does."""
+        """Return the samples at locations from `windows`, in the form of `batch`."""
         return self.batch(where, allocate)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
@@ -334,7 +334,7 @@ class Collection:
         return sample
 
     def _images(self, positions: list[int]) -> Sequence[Array]:
-        """Return the whole images of sorted, distinct ``positions``, from memory or from the source; read-only."""
+        """Return whole images of sorted, distinct ``positions``, from memory or the source; read-only."""
         if self.on_device is not None:
             return self.on_device.images(positions)
         if self.cache is not None:
@@ -346,17 +346,17 @@ class Collection:
 
     @cached_property
     def recent(self) -> ImageCache | None:
-        """The images used last, None if none are kept."""
+        """Cache of recently used images, or None without ``cache_bytes``."""
         return ImageCache(self.held.cache_bytes) if self.held.cache_bytes else None
 
     @cached_property
     def pool(self) -> Pool:
-        """Memory of large batches."""
+        """Memory pool of large batches."""
         return Pool()
 
     @cached_property
     def rows(self) -> DecodedRows | None:
-        """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
+        """All samples as views of decoded memory, or None if images are not decoded or samples differ in shape."""
         if self._one_kind is None or not self._stored_alike:
             return None
         cut, stacks = self.cuts[0], self.stacked()
@@ -366,7 +366,7 @@ class Collection:
         return DecodedRows(stacks.cut(cut), divisors, self._one_kind[1])
 
     def stacked(self) -> Stacks | None:
-        """Return all images where they lie decoded, preloaded or in mapped files; None if they do not."""
+        """Return all images, preloaded or memory-mapped; None if they are not decoded in memory."""
         if self.on_device is not None:
             return None
         if self.cache is None:
@@ -381,7 +381,7 @@ class Collection:
 
     @property
     def page_requests(self) -> PageRequests | None:
-        """Rule that decides whether pages are requested; None before the first batch, and if files are not mapped."""
+        """Rule for page requests; None before the first batch, and if files are not memory-mapped."""
         stacks = self._batch_stacks
         return self._file_requests if stacks is None else stacks.requests
 
@@ -398,13 +398,13 @@ class Collection:
 
     @cached_property
     def _file_requests(self) -> PageRequests | None:
-        """Rule for images in files of their own; None if they are decoded already, or kept after their first use."""
+        """Rule for images in separate files; None if they are preloaded or cached, or share files."""
         is_read_once = self.cache is None and self.on_device is None and self.recent is None
         return PageRequests() if is_read_once and self.source.files_of(0) else None
 
     @property
     def _batch_stacks(self) -> Stacks | None:
-        """Decoded images that batches are made of; None before the first batch, and if there are none."""
+        """Decoded images of batches; None before the first batch, and if images are not decoded in memory."""
         rows: DecodedRows | None = vars(self).get("rows")
         return None if rows is None else rows.stacks
 
@@ -413,18 +413,18 @@ class Collection:
         return np.arange(count)
 
     def on_demand(self, source: BaseSource | None = None) -> Self:
-        """Return the same without pixels in memory, its source opened anew; or of another source of these images."""
+        """Return a copy without pixels in memory that reopens its source, or opens another one of these images."""
         opening: dict[str, Any] = {}
         if source is not None:
             opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": source.path}
         return self._remade(cache=(False, None), **opening)
 
     def preloaded(self, folder: Path | None, *, progress: bool) -> Self:
-        """Return the same with all pixels decoded, into memory or a mapped file in ``folder``."""
+        """Return a copy with all pixels decoded, into memory or a memory-mapped file in ``folder``."""
         return self._remade(folder, progress=progress, cache=(True, None))
 
     def first(self, count: int, block: SharedBlock) -> Self:
-        """Return the first ``count`` images alone, whose pixels are in ``block``."""
+        """Return a collection of the first ``count`` images, whose pixels are in ``block``."""
         alone: dict[str, Any] = {
             "shapes": self.shapes[:count],
             "dtypes": self.dtypes[:count],
@@ -433,7 +433,7 @@ class Collection:
         return self._remade(cache=(True, block), **alone)
 
     def _remade(self, folder: Path | None = None, *, progress: bool = False, **changed: Any) -> Self:
-        """Return a collection from the pickled state of this one, some of which is changed."""
+        """Return a collection from the pickled state of this one, with some attributes changed."""
         state = self.__getstate__()
         held = state["held"]._replace(cache_dir=folder, progress=progress)
         made = object.__new__(type(self))
@@ -441,9 +441,9 @@ class Collection:
         return made
 
     def uncut(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return how images of one shape are cut and scaled, with all axes.
+        """Return cut and scalings, with all axes, of images of one shape.
 
-        That is the cut, the distinct scalings, and (N,) which of them is that of each image; None if there is one.
+        These are the cut, the distinct scalings, and (N,) the index of each image's scaling; None if there is one.
         """
         axes, shape = self._cut_axes, tuple(self.shapes[0].tolist())
         cut = SampleAxes(AXES, axes.select, axes.crop_size).cut(shape, str(self.path))
@@ -457,17 +457,17 @@ class Collection:
         return cut, [*made.values()], None if len(made) == 1 else np.asarray(self.kinds.spread(keys))
 
     def maker(self, device: torch.device, shape: tuple[int, ...]) -> Maker:
-        """Return what scales there a batch of samples of ``shape`` that were made `as_stored`."""
+        """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
         _, (divisor,), _ = self.uncut()
         if isinstance(divisor, Scaling) and not divisor.lit:
-            divisor = divisor.at(slice(0, 1), slice(0, 1))  # the same for all pixels of a plane
+            divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
         layout = Layout.of_samples(shape, self.axes)
         return Maker(layout, Scales.of([divisor], None, layout.lengths, torch.float32, device), device)
 
     def early_scaling_reason(self, *, cleared: bool) -> str | None:
-        """Say why pixels are scaled when samples are made; None if that can wait, and is the same for all samples.
+        """Return why pixels must be scaled when samples are created; None if they can be scaled later, per batch.
 
-        ``cleared``: pixels of samples may be set to 0.
+        ``cleared``: whether pixels of samples may be set to 0.
         """
         if not self.floating or not (self._stored_alike and self._scaled_alike):
             return "images differ in shape, dtype or scaling" if self.floating else "samples are of the stored dtype"
@@ -478,7 +478,7 @@ class Collection:
         return "some pixels are set to 0 once scaled" if cleared and isinstance(self._divisors[0], Scaling) else None
 
     def as_stored(self) -> Collection:
-        """Return the same images as samples that are not scaled."""
+        """Return a copy whose samples are not scaled."""
         other = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         vars(other).update(
@@ -488,15 +488,15 @@ class Collection:
         return other
 
     def apart(self) -> Collection:
-        """Return the same with a cache of images of its own."""
+        """Return a copy with a separate cache of images."""
         other = object.__new__(type(self))
         vars(other).update({name: value for name, value in vars(self).items() if name != "recent"})
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Carry how to reopen and the handle of the shared block, never pixels or connections.
+        """Return the pickled source and the handle of the shared block, without pixels or connections.
 
-        Raises `ArgumentError` if the pixels lie on a device: another process would hold them once more there.
+        Raises `ArgumentError` if the pixels are on a device: another process would copy them there.
         """
         if self.on_device is not None:
             raise ArgumentError(
@@ -508,7 +508,7 @@ class Collection:
         held = (False, None) if self.cache is None else (True, self.cache.block)
         told = self.held._replace(progress=False, seen=None)
         opening = self._opening if self._source is None else pickle.dumps(self._source)
-        if not any(self.shapes.strides):  # one for all, of which NumPy would make as many as there are
+        if not any(self.shapes.strides):  # One broadcast row, which NumPy would pickle N times.
             state["shapes"] = self.shapes[:1], len(self.shapes)
         return {**state, "_source": None, "_opening": opening, "cache": held, "held": told}
 
@@ -518,14 +518,14 @@ class Collection:
         if isinstance(self.shapes, tuple):
             self.shapes = np.broadcast_to(self.shapes[0], (self.shapes[1], self.shapes[0].shape[1]))
         self._plan()
-        if preloaded and block is None:  # its process has ended
+        if preloaded and block is None:  # The process of the block has ended.
             self._load(None if self.held.cache_dir is None else look(self.path))
         elif preloaded:
             self.cache = PixelCache(self.shapes, self.dtypes, block)
 
 
 def _told(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:
-    """Yield blocks, and say when each was taken."""
+    """Yield blocks, and call ``done`` after each."""
     for start, images in blocks:
         yield start, images
         if done is not None:

@@ -1,8 +1,7 @@
-"""`DeviceSamples`: all pixels of a collection in a device's memory as they are stored, and samples made of them there.
+"""`DeviceSamples`: all stored pixels of a collection in device memory, and samples created there.
 
-Each rank has a block of its own, with all images, on its device: it may be asked for any of them, in the order that
-loaders have everywhere. Pixels go there in pieces through page-locked buffers, as they are decoded: the processor's
-memory never holds all of them.
+Each rank has a separate copy of all images on its device, since any of them may be requested. Decoded pixels are copied
+in pieces through pinned buffers, so CPU memory never holds all of them.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _PIECE_BYTES = 32 * 2**20
 
 
 def device_of(preload: Any) -> torch.device | None:
-    """Return the device that ``preload=`` names, with its number; None if it names none.
+    """Return the device of ``preload=`` with its index, or None if it is not a device.
 
-    Raises `ArgumentError` if there is no such device.
+    Raises `ArgumentError` if the device is not an available CUDA device.
     """
     if not isinstance(preload, torch.device) and not (isinstance(preload, str) and preload.startswith("cuda")):
         return None
@@ -58,14 +57,14 @@ def device_of(preload: Any) -> torch.device | None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes free on a device, with what torch keeps there for later."""
+    """Return the free bytes of a device, including unused memory that torch has reserved."""
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free) + int(kept)
 
 
 def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
-    """Raise `MemoryLimitError` where pixels exceed ``max_bytes``, by default half of what is free, or what is free."""
+    """Raise `MemoryLimitError` if pixels exceed ``max_bytes``, by default half of the free memory, or the free memory."""
     free = free_bytes(device)
     limit, said = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:
@@ -78,7 +77,7 @@ def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes
 
 
 class DeviceIndices(Sequence[int]):
-    """Indices of a batch that lie on a device, too, where they were sent with all others of the epoch."""
+    """Indices of a batch, with a copy on a device that was sent with all indices of the epoch."""
 
     def __init__(self, here: list[int], there: torch.Tensor) -> None:
         self._here, self.there = here, there
@@ -91,22 +90,22 @@ class DeviceIndices(Sequence[int]):
 
 
 class DeviceSamples:
-    """Samples of images that lie on a device.
+    """Samples of images in device memory.
 
     Parameters
     ----------
     pixels
-        (N, T, C, Z, Y, X), as they are stored, on the device, one after the other.
+        (N, T, C, Z, Y, X), contiguous stored pixels on the device.
     cut, axes
-        What of an image a sample may have, with all axes, and the axes of a sample in its order.
+        Region of an image that samples may show, with all axes, and the axes of a sample in its order.
     divisors, groups
-        The distinct scalings, and (N,) which of them is that of each image, or None.
+        The distinct scalings, and (N,) the index of each image's scaling, or None if there is one.
     floating
-        Whether samples are float32, whatever is stored.
+        Whether samples are float32 for every stored dtype.
     window, pad
-        (height, width) of samples that are windows of images, and what lies beyond an edge.
+        (height, width) of samples that are windows of images, and the padding beyond an edge.
     places
-        (M, 3) int64: image, top and left of each window; None if they are drawn each time.
+        (M, 3) int64: image, top and left of each window; None for whole images and for random windows.
     """
 
     def __init__(
@@ -128,29 +127,29 @@ class DeviceSamples:
         self._make = Maker(layout, Scales.of(divisors, groups, cut.kept, dtype, self.device), self.device)
         self._places = None if places is None else to(places, self.device)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # who asks for samples may do so in another stream
+            torch.cuda.synchronize(self.device)  # Samples may be requested in another stream.
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pixels there."""
+        """Bytes of the pixels on the device."""
         return self._pixels.nbytes
 
     def batch(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return samples, stacked; ``positions``, int64, lie on the device, and none is outside."""
+        """Return stacked samples; ``positions`` are int64 on the device, and must be in range."""
         return self._make(self._flat, len(positions), Windows(positions, self._places, self._pad))
 
     def at(self, places: Array) -> torch.Tensor:
-        """Return the windows at some places, (n, 3) int64, stacked."""
+        """Return stacked windows at ``places``, (n, 3) int64 of image, top and left."""
         there = to(places, self.device)
         return self._make(self._flat, len(there), Windows(None, there, self._pad))
 
     def images(self, positions: Sequence[int]) -> list[Array]:
-        """Return whole images (T, C, Z, Y, X) in the processor's memory."""
+        """Return whole images (T, C, Z, Y, X) in CPU memory."""
         return [self._pixels[position].cpu().numpy() for position in positions]
 
 
 def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> torch.Tensor:
-    """Return images of one shape, ``(first index, images)`` in order, as one block (N, T, C, Z, Y, X) on a device.
+    """Copy blocks of images of one shape, ``(first index, images)``, to one tensor (N, T, C, Z, Y, X) on a device.
 
     Each piece is copied while the next one is decoded.
     """
@@ -172,7 +171,7 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
 
 
 def recorded(device: torch.device, event: torch.cuda.Event | None) -> torch.cuda.Event:
-    """Return an event, the one given if there is one, after what was asked of the stream in use on a device."""
+    """Record an event, new or reused, on the current stream of a device, and return it."""
     event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

@@ -1,4 +1,4 @@
-"""`write_embeddings`: what a model made of images, as a table of profiles, one row an image."""
+"""`write_embeddings`: embeddings of a model as a table of profiles, one row per image."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Rows(NamedTuple):
     of_id: dict[str, int]
 
     def of(self, image_ids: Sequence[str], where: str) -> pa.Table:
-        """Return the rows of some ids, in their order."""
+        """Return the rows of ``image_ids`` in their order."""
         absent = next((image_id for image_id in image_ids if image_id not in self.of_id), None)
         if absent is not None:
             raise MetadataError(f"{where}: columns= has no row with the id {absent!r}; pass the rows of all images")
@@ -123,7 +123,7 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
     if columns is None:
         return None
     if isinstance(columns, StoredSamples):
-        names = [_OF_IMAGE if name == _IDS else name for name in columns.columns.column_names]  # of objects
+        names = [_OF_IMAGE if name == _IDS else name for name in columns.columns.column_names]  # For objects.
         table, ids = as_table(columns.columns.rename_columns(names), where), list(columns.image_ids)
     else:
         table = as_table(columns, where)
@@ -142,7 +142,7 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
 
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """Tell what the library raises; what comes from the caller's batches is the caller's."""
+    """Convert errors of the library to `WriteError`; errors of the caller's batches are raised outside of it."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -159,7 +159,7 @@ def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
     for number, given in enumerate(embeddings):
         if isinstance(given, torch.Tensor):
             given = given.detach().cpu()  # noqa: PLW2901
-            given = given.float() if given.dtype == torch.bfloat16 else given  # noqa: PLW2901  # NumPy has none
+            given = given.float() if given.dtype == torch.bfloat16 else given  # noqa: PLW2901  # NumPy has no bfloat16.
         batch = np.asarray(given)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
             found = f"{batch.dtype} of shape {batch.shape}"

@@ -1,10 +1,10 @@
-"""Memory of the batches that a worker makes: shared, handed over without a copy, and used again.
+"""Shared memory for the batches of a worker: transferred without a copy, and reused.
 
 Torch allocates each batch in fresh shared memory, whose pages the system clears one by one, and passes its descriptor
-through a socket that is set up for it. Here a worker keeps a few blocks; what it hands over says where the block is,
-the loader's process maps it, and marks it as free when the last tensor on it is gone. A batch of 16 at 100 x 100 took
-0.35 ms against 1.0 ms, at 512 x 512 3.9 ms against 8.7 ms (two workers, two cores, the batch read once). The blocks
-are anonymous files: they need no room in ``/dev/shm``, and nothing of them is left behind.
+through a new socket. Here a worker keeps a few blocks and sends only the location of a block. The loader's process maps
+it, and marks it as free when the last tensor on it is released. A batch of 16 at 100 x 100 took 0.35 ms instead of
+1.0 ms, at 512 x 512 3.9 ms instead of 8.7 ms (two workers, two cores, the batch read once). The blocks are anonymous
+files: they need no space in ``/dev/shm``, and no files remain.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from torch.utils.data import get_worker_info
 from omearrow_ds.dataset.shared_block import file_identity
 
 Array = np.ndarray[Any, Any]
-_MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the block was handed over, 1 when done
-_SPARE_BLOCKS = 3  # free ones that are kept for the next batches
+_MARKS_BYTES = mmap.PAGESIZE  # After the pixels: one byte per transfer of the block, 1 when released.
+_SPARE_BLOCKS = 3  # Free blocks that are kept for the next batches.
 _BY_VALUE_BYTES = 16 * 1024
 _PINNED_BLOCKS = 8
 _LOST = "a worker exited unexpectedly and its batch is lost; look for its error above"
 
 
 def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = None) -> Array:
-    """Return an uninitialised array for a batch.
+    """Return an uninitialized array for a batch.
 
-    In a loader's worker it lies in memory that is handed over without a copy; elsewhere a large one is of ``pool``.
+    In a loader's worker it is in memory that is transferred without a copy; elsewhere a large array is from ``pool``.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes <= _BY_VALUE_BYTES:
@@ -52,10 +52,10 @@ def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = 
 
 
 class _Lent:
-    """Memory in use: gone when the last array, tensor, view or slice on it is.
+    """Owner of memory in use, collected together with the last array, tensor, view or slice on it.
 
-    To NumPy it owns the memory, and the owner is all that every array on it holds: of a chain of views NumPy drops
-    those in between, so that an array, once it has views, says nothing of whether its memory is in use.
+    NumPy shortens a chain of views to a reference to the owner, so the lifetime of an intermediate array does not show
+    whether its memory is in use. The lifetime of the owner does.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
@@ -67,7 +67,7 @@ class _Lent:
 
 
 class _Block:
-    """Memory that is used again when nothing on it is in use."""
+    """Memory that is reused when no array on it is in use."""
 
     def __init__(self, size_bytes: int) -> None:
         self.capacity_bytes = _whole_pages(size_bytes)
@@ -80,7 +80,7 @@ class _Block:
 
     @property
     def free(self) -> bool:
-        """Whether nobody uses it."""
+        """Whether the memory is unused."""
         return self._used is None or self._used() is None
 
     def take(self, size_bytes: int) -> Array:
@@ -91,7 +91,7 @@ class _Block:
 
 
 class _SharedBlock(_Block):
-    """An anonymous file, mapped, that others may use too: those that it was handed over to."""
+    """A memory-mapped anonymous file that receiving processes may use too."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
@@ -107,7 +107,7 @@ class _SharedBlock(_Block):
 
     @property
     def free(self) -> bool:
-        """Whether nobody uses it, neither this process nor another."""
+        """Whether the memory is unused by this and all receiving processes."""
         return super().free and bool(self._marks[: self._given].all())
 
     def take(self, size_bytes: int) -> Array:
@@ -117,7 +117,7 @@ class _SharedBlock(_Block):
         return super().take(size_bytes)
 
     def hand_over(self) -> int | None:
-        """Return the number of the mark that the receiver sets when it is done, or None if there are no more."""
+        """Return the index of the mark that the receiver sets at release, or None if all marks are used."""
         number = self._given
         if number == _MARKS_BYTES:
             return None
@@ -129,7 +129,7 @@ Block = TypeVar("Block", bound=_Block)
 
 
 class _Blocks(Generic[Block]):
-    """Blocks of one kind, of which a few are spare."""
+    """Blocks of one class, a few of them spare."""
 
     def __init__(self, kind: type[Block]) -> None:
         self.blocks: list[Block] = []
@@ -137,8 +137,8 @@ class _Blocks(Generic[Block]):
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> Array:
-        """Return bytes of a free block that is large enough, but not far too large, or else of a new one."""
-        # A block far too large would be kept from a larger batch; of those that are free and not wanted now a few stay.
+        """Return bytes of a free block of at most 4 times the size, or of a new block."""
+        # A larger block is left for a larger batch. A few of the other free blocks are kept.
         with self._lock:
             free = [block for block in self.blocks if block.free]
             fitting = [block for block in free if size_bytes <= block.capacity_bytes <= 4 * _whole_pages(size_bytes)]
@@ -150,13 +150,13 @@ class _Blocks(Generic[Block]):
 
 
 class Pool(_Blocks[_Block]):
-    """Memory of large batches that a process makes for itself.
+    """Memory of large batches that are used in the process that creates them.
 
-    The system allocator gives back and maps anew whatever is larger than 32 MiB, and each page is cleared again: a
-    batch of 64 at 512 x 512 took 15 ms instead of 11 ms.
+    The system allocator unmaps and remaps memory above 32 MiB, and each page is cleared again: a batch of 64 at
+    512 x 512 took 15 ms instead of 11 ms.
     """
 
-    # Smaller ones are not of it; glibc may give back what is freed above 128 KiB, and does above 32 MiB.
+    # Smaller batches do not use the pool. glibc may unmap freed memory above 128 KiB, and does above 32 MiB.
     from_bytes = 2**20
 
     def __init__(self) -> None:
@@ -164,9 +164,9 @@ class Pool(_Blocks[_Block]):
 
 
 class _PinnedBlock(_Block):
-    """Memory that a device copies from while the program goes on."""
+    """Memory from which a device copies asynchronously."""
 
-    copied: Any = None  # the event after the last copy out of it
+    copied: Any = None  # Event after the last copy from the block.
 
     def _map(self) -> Array:
         self._tensor = torch.empty(self.capacity_bytes, dtype=torch.uint8, pin_memory=True)
@@ -174,15 +174,15 @@ class _PinnedBlock(_Block):
 
     @property
     def free(self) -> bool:
-        """Whether nobody uses it, neither this process nor a copy that was asked for and is not done."""
+        """Whether the memory is unused by this process and by pending copies."""
         return super().free and (self.copied is None or self.copied.query())
 
 
 class PinnedPool(Pool):
-    """Memory of batches that go to a CUDA device: page-locked, some buffers in turn, each with one event.
+    """Pinned memory for batches that are copied to a CUDA device: alternating buffers, each with one event.
 
-    To lock pages takes a millisecond and more, so a buffer is used again when the copy out of it is done. Where all are
-    in use there is one more, up to `_PINNED_BLOCKS`: a program that is so far ahead of the device waits for the copies.
+    Locking pages takes a millisecond or more, so a buffer is reused when the copy from it is complete. If all are in
+    use, one is added, up to `_PINNED_BLOCKS`; beyond that, `take` waits for the copies.
     """
 
     from_bytes = _BY_VALUE_BYTES
@@ -191,7 +191,7 @@ class PinnedPool(Pool):
         _Blocks.__init__(self, kind)
 
     def take(self, size_bytes: int) -> Array:
-        """Return bytes of a buffer that is free."""
+        """Return bytes of a free buffer."""
         if len(self.blocks) >= _PINNED_BLOCKS and not any(block.free for block in self.blocks):
             for event in (getattr(block, "copied", None) for block in self.blocks):
                 if event is not None:
@@ -199,7 +199,7 @@ class PinnedPool(Pool):
         return super().take(size_bytes)
 
     def note(self, tensor: torch.Tensor, record: Callable[[Any], Any]) -> None:
-        """Note that a copy out of ``tensor`` was asked for; ``record`` takes the event to use again, or None."""
+        """Record an event after a copy from ``tensor``; ``record`` takes the event to reuse, or None."""
         address = tensor.untyped_storage().data_ptr()
         for block in self.blocks:
             if block.address == address:
@@ -212,7 +212,7 @@ def _whole_pages(size_bytes: int) -> int:
 
 @functools.cache
 def _blocks(pid: int) -> _Blocks[_SharedBlock]:
-    """Return the blocks of process ``pid``, this one, a worker; from now on it hands over tensors by them."""
+    """Return the blocks of this worker, process ``pid``, and register them for pickling its tensors."""
     del pid
     ForkingPickler.register(torch.Tensor, _reduce)
     return _Blocks(_SharedBlock)
@@ -224,7 +224,7 @@ def _block_of(tensor: torch.Tensor) -> _SharedBlock | None:
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies: the file, the mark to set, and the part of the file."""
+    """Location of a tensor: its file, the mark to set, and the part of the file."""
 
     path: str
     identity: tuple[int, int, int]
@@ -236,14 +236,14 @@ class _Place(NamedTuple):
 
 
 def serve() -> None:
-    """Let this process, a worker, hand over all its tensors as this module does, in place of torch."""
+    """Make this worker process send all its tensors through this module instead of torch."""
     if sys.platform == "linux":
         _blocks(os.getpid())
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Pickle a tensor for the loader's process: by its place in a block, if small by value, else as torch does."""
-    tensor = tensor.resolve_conj().resolve_neg()  # what torch sends says nothing of these bits
+    """Pickle a tensor for the loader's process: by its location in a block, by value if small, else by torch."""
+    tensor = tensor.resolve_conj().resolve_neg()  # Torch does not send these bits.
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
     if not plain or tensor.is_nested or tensor.requires_grad or tensor.numel() == 0:
         return _as_torch(tensor)
@@ -273,7 +273,7 @@ def _of_bytes(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 def _received(place: _Place) -> torch.Tensor:
-    """Return the tensor at a place of another process, which uses the block again when all tensors on it are gone."""
+    """Return the tensor at a location in another process, which reuses the block when no tensor uses it."""
     try:
         descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -295,7 +295,7 @@ def _received(place: _Place) -> torch.Tensor:
 
 
 class _Leases:
-    """What this process received and still uses."""
+    """Received memory that this process still uses."""
 
     def __init__(self) -> None:
         self._held: dict[int, weakref.finalize[Any, Any]] = {}
@@ -303,7 +303,7 @@ class _Leases:
         os.register_at_fork(before=self._keep_all)
 
     def add(self, lent: _Lent, memory: Array, mark: int) -> None:
-        """Set the mark when what is ``lent`` is no longer in use."""
+        """Set the mark when ``lent`` is no longer in use."""
         number = next(self._numbers)
         lease = weakref.finalize(lent, self._return, number, memory, mark)
         lease.atexit = False
@@ -314,13 +314,13 @@ class _Leases:
         memory[mark] = 1
 
     def _keep_all(self) -> None:
-        """Never return what a child that is about to be forked uses too."""
+        """Stop returning the blocks of before a fork, as the child uses them too."""
         while self._held:
             self._held.popitem()[1].detach()
 
 
 @functools.cache
 def _leases(pid: int) -> _Leases:
-    """Return what process ``pid``, this one, holds."""
+    """Return the leases of this process, ``pid``."""
     del pid
     return _Leases()

@@ -1,4 +1,4 @@
-"""`MaskedSamples`: the masks of samples, cut as their images are, and what of a crop is its object."""
+"""`MaskedSamples`: masks of samples, cut like their images, and background removal."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.verified import verified_where_stored
 
-_FIELDS_LOOKED_AT = 16  # to see whether masks are binary
+_FIELDS_LOOKED_AT = 16  # To detect binary masks.
 
 
 class MaskedSamples:
-    """The masks of a collection's samples.
+    """Masks of a collection's samples.
 
-    Raises `ArgumentError` if ``background`` is asked for of samples that are around no objects.
+    Raises `ArgumentError` if ``background`` is set and samples are not crops around objects.
 
     Parameters
     ----------
     images
         The collection of the images.
     source, mask_of
-        The masks, and (n,) int64 that of each image; -1 for one without, which is not asked for.
+        The masks, and (n,) int64, the mask index of each image; -1 for an image without a mask, which is not read.
     axes
-        Of the images' samples: a mask has the same, without C where masks have one channel.
+        Axes of the images' samples: a mask has equal axes, without C if masks have one channel.
     background
-        Whether what is not the object of a crop becomes 0, in the image and in the mask.
+        Whether pixels outside the object of a crop become 0, in the image and in the mask.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MaskedSamples:
         crop_size = axes.crop_size
         if held.verify:
             source = verified_where_stored(source)
-        if held.cache_dir is not None:  # a file that was replaced between its opening and this look is refused, too
+        if held.cache_dir is not None:  # Also detects a file that was replaced after opening.
             held = held._replace(seen=look(source.path))
         self.collection = Collection(source, SampleAxes(kept, picks, crop_size), held, normalize=False)
         if isinstance(images, CropCollection):
@@ -58,15 +58,15 @@ class MaskedSamples:
 
     @property
     def clears(self) -> bool:
-        """Whether what is not the object of a crop becomes 0."""
+        """Whether pixels outside the object of a crop become 0."""
         return self._background is not None
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all masks, if that is wanted and they fit."""
+        """Decode all masks if ``preload`` is set and they fit."""
         self.collection.preload(preload, max_bytes)
 
     def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
-        """Return the images and the masks of some samples, each stacked in one array if all are of one shape."""
+        """Return the images and masks of samples, each stacked in one array if all have one shape."""
         where = self._images.windows(positions)
         images, masks = self._images.at(where, allocate), self.at(where, allocate)
         if self._background is not None:
@@ -75,7 +75,7 @@ class MaskedSamples:
         return images, masks
 
     def with_object(self, positions: Array) -> Array:
-        """Return whether the mask of each sample has its object, a bool each; the masks are read once for it."""
+        """Return one bool per sample, whether its mask contains its object. Reads the masks once."""
         fields = self._images.fields_of(positions)
         kept = np.ones(len(positions), np.bool_)
         if self._background is not None:
@@ -87,13 +87,13 @@ class MaskedSamples:
         return kept
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the masks of samples that lie where the images' collection said."""
+        """Return the masks of samples at the windows or positions of the images' collection."""
         if isinstance(where, Windows):
             return self.collection.at(where._replace(fields=self._mask_of[where.fields]), allocate)
         return self.collection.at(self._mask_of[where].tolist(), allocate)
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
-        """Return the same masks, or those of another collection of them, for another one of the same images."""
+        """Return a copy for another collection of the images and, if passed, of the masks."""
         other = copy.copy(self)
         vars(other).update(_images=images, collection=masks or self.collection)
         if self._background is not None:
@@ -106,7 +106,7 @@ class MaskedSamples:
 
 
 class _Background:
-    """What of a crop is not its object: by the object's label, or in binary masks by what is connected."""
+    """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
 
     def __init__(self, images: Collection, masks: MaskedSamples) -> None:
         objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
@@ -132,19 +132,19 @@ class _Background:
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
         if objects.centers is not None:
             nearest = np.floor(objects.centers + 0.5).astype(np.int64)
-            self._centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # of one on the last edge
+            self._centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
         else:
             assert objects.boxes is not None
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
 
     def with_reader(self, images: Collection, masks: Collection) -> _Background:
-        """Return the same for other collections of the same images and masks."""
+        """Return a copy for other collections of the same images and masks."""
         other = copy.copy(self)
         vars(other).update(_crops=images, _masks=masks)
         return other
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
-        """Set what is not the object to 0 in a sample's image and mask."""
+        """Set pixels outside the object to 0 in a sample's image and mask."""
         kept = self.kept(position, mask)
         if not kept.any():
             label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
@@ -159,12 +159,12 @@ class _Background:
         pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
 
     def kept(self, position: int, mask: Array) -> Array:
-        """Return where in a sample's mask its object is, a bool for each pixel (T, C, Z, Y, X)."""
+        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask, whether it belongs to the object."""
         planes = self._masks.tczyx(mask)
         return self._connected(position, planes) if self._binary else planes == self._labels[position]
 
     def _center_in(self, position: int) -> tuple[int, int]:
-        """Return where in a sample its object's centre is."""
+        """Return the row and column of the object's center in a sample."""
         window = self._crops.places.windows([position])
         y, x = (int(at - first[0]) for at, first in zip(self._centers[position], window[1:3], strict=True))
         if self._crops.fit is None:
@@ -172,9 +172,9 @@ class _Background:
         return self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
 
     def _connected(self, position: int, planes: Array) -> Array:
-        """Return what is connected, within the crop, with the pixel at the object's centre, up, down and sideways."""
+        """Return the pixels of the crop that are 4-connected to the pixel at the object's center."""
         try:
-            from scipy import ndimage  # noqa: PLC0415  # for binary masks alone
+            from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
         except ImportError as error:
             raise BackendError(
                 "mask_background=True: binary masks need scipy, which is not installed; "
@@ -197,7 +197,7 @@ class _Background:
 
 
 def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
-    """Whether masks have but one value beside 0, so that it does not tell objects apart; of those with most objects."""
+    """Whether masks have at most one nonzero value; checks the fields with the most objects."""
     counts = np.bincount(fields) if len(fields) else np.zeros(0, np.int64)
     for field in np.argsort(-counts, kind="stable")[: min(_FIELDS_LOOKED_AT, np.count_nonzero(counts))].tolist():
         mask = masks.whole(field)
@@ -207,9 +207,9 @@ def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
 
 
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
-    """Return what a transform makes of an image and its mask, which torchvision's v2 knows for a mask.
+    """Return the result of a transform for an image and its mask, a ``tv_tensors.Mask`` if torchvision is installed.
 
-    Raises `ArgumentError` if the transform gives no two.
+    Raises `ArgumentError` if the transform does not return two values.
     """
     kind = _mask_type()
     made = transform(image, mask if kind is None else kind(mask))
@@ -226,9 +226,9 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
 
 @functools.cache
 def _mask_type() -> Any:
-    """Return the type of torchvision's masks, None without torchvision."""
+    """Return the type of torchvision's masks, or None without torchvision."""
     try:
-        from torchvision.tv_tensors import Mask  # noqa: PLC0415  # it need not be there, and takes its time
+        from torchvision.tv_tensors import Mask  # noqa: PLC0415  # Optional, and slow to import.
     except ImportError:
         return None
     return Mask

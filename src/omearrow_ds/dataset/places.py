@@ -1,4 +1,4 @@
-"""`Places`: the windows of samples in the images of a collection: around objects, on a grid, or at random."""
+"""`Places`: windows of samples in images, around objects, on a grid, or at random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CropOptions(TypedDict, total=False):
-    """The keywords that say where samples lie in images; `omearrow_ds.OMEArrowDataset` says what they mean."""
+    """Keywords for the position of samples in images, documented in `omearrow_ds.OMEArrowDataset`."""
 
     objects: Any
     center: Sequence[str] | None
@@ -29,7 +29,7 @@ class CropOptions(TypedDict, total=False):
 
 
 class Windows(NamedTuple):
-    """Rectangles of images, which may reach beyond their edges: (n,) int64 each, in pixels."""
+    """Rectangles of images, which may extend beyond their edges: (n,) int64 each, in pixels."""
 
     fields: Array
     tops: Array
@@ -39,19 +39,18 @@ class Windows(NamedTuple):
 
 
 class Places:
-    """A window a sample.
+    """One window per sample.
 
-    ``pad`` is what lies beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, as `numpy.pad` has
-    them.
+    ``pad`` is the padding beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, see `numpy.pad`.
 
     Attributes
     ----------
     size
-        (height, width) of all windows; None where they differ.
+        (height, width) of all windows, or None if they differ.
     dropped
-        How many were left out as they reach beyond an edge.
+        Number of windows that were left out because they extend beyond an edge.
     random
-        Whether windows are drawn anew each time, from torch's global generator.
+        Whether windows are drawn at each access, from torch's global generator.
     """
 
     random = False
@@ -73,12 +72,12 @@ class Places:
 
     @property
     def fields(self) -> Array:
-        """(n,) int32, the image that each sample is of."""
+        """(n,) int32, the image index of each sample."""
         return self._windows.fields
 
     @property
     def corners(self) -> tuple[Array, Array]:
-        """(n,) int32 each, the top and the left of each window in its image."""
+        """(n,) int32 each, the top row and left column of each window in its image."""
         return self._windows.tops, self._windows.lefts
 
     def size_of(self, position: int) -> tuple[int, int]:
@@ -88,12 +87,12 @@ class Places:
         return int(self._windows.heights[position]), int(self._windows.widths[position])
 
     def within(self, shape: Sequence[int]) -> bool:
-        """Whether no window reaches beyond the edges of images of ``shape`` (height, width)."""
+        """Whether all windows are inside images of ``shape`` (height, width)."""
         sides = zip(self.corners, self._windows[3:], shape, strict=True)
         return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
 
     def windows(self, positions: Sequence[int]) -> Windows:
-        """Return the windows of some samples, in that order."""
+        """Return the windows of samples in the order of ``positions``."""
         at = np.asarray(positions, np.intp)
         fields, tops, lefts = (of[at].astype(np.int64) for of in self._windows[:3])
         if self.size is None:
@@ -102,7 +101,7 @@ class Places:
 
 
 class RandomPlaces(Places):
-    """A window an image, which is drawn anew each time among those that do not reach beyond its edges."""
+    """One window per image, drawn at each access among those inside the image."""
 
     random = True
 
@@ -111,7 +110,7 @@ class RandomPlaces(Places):
         self._ranges = np.maximum(shapes[:, 3:] - size, 0) + 1
 
     def windows(self, positions: Sequence[int]) -> Windows:
-        """Return windows of some images, in that order: two numbers are drawn for each, wherever it can lie."""
+        """Return random windows of images in the order of ``positions``; two numbers are always drawn per window."""
         centred = super().windows(positions)
         ranges = self._ranges[np.asarray(positions, np.intp)]
         drawn = torch.rand((len(ranges), 2), dtype=torch.float64).numpy()
@@ -121,12 +120,12 @@ class RandomPlaces(Places):
 
 
 def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pad: str | None) -> tuple[Places, Array]:
-    """Return the windows around objects, and which objects have one, as a mask.
+    """Return the windows around objects, and a bool mask of the objects that have one.
 
-    A window of ``size`` is the one whose centre is nearest to the object's, of two that are as near the one further
-    down and right: with pixels' centres at whole numbers its first row is ``floor(y - (height - 1) / 2 + 0.5)``. Of a
-    box it is the box's centre, and without ``size`` the window is the box. Raises `AxesError` if ``pad="shift"`` and an
-    image is smaller than ``size``.
+    A window of ``size`` has its center nearest to the object's, and of two equally near windows is the lower or right
+    one: with pixel centers at integers, its first row is ``floor(y - (height - 1) / 2 + 0.5)``. A box counts by its
+    center. Without ``size``, the window is the box. Raises `AxesError` if ``pad="shift"`` and an image is smaller than
+    ``size``.
     """
     if size is None:
         assert objects.boxes is not None
@@ -138,7 +137,7 @@ def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pa
         assert objects.boxes is not None
         centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) / 2
     corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
-    room = shapes[objects.fields][:, 3:] - size  # of a corner: from 0 to this
+    room = shapes[objects.fields][:, 3:] - size  # Largest corner inside the image.
     kept: Array = np.ones(len(corners), np.bool_)
     if pad == "shift":
         if (room < 0).any():
@@ -163,9 +162,9 @@ def of_centres(shapes: Array, size: tuple[int, int], pad: str | None, where: str
 def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None, where: str) -> Places:
     """Return windows that cover each image, row by row.
 
-    They begin ``size - overlap`` pixels apart. The last ones of a row or column are moved inside; with ``pad`` they
-    reach beyond the edge. Raises `ArgumentError` if ``overlap`` is none, or not smaller than a window; `AxesError` if
-    an image is smaller than a window, and there is no ``pad``.
+    They begin ``size - overlap`` pixels apart. The last windows of a row or column are moved inside; with ``pad`` they
+    extend beyond the edge. Raises `ArgumentError` if ``overlap`` is invalid or not smaller than a window; `AxesError`
+    if an image is smaller than a window and ``pad`` is None.
     """
     _centred(shapes, size, pad, where)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
@@ -203,7 +202,7 @@ def _whole(overlap: Any) -> Array:
 
 
 def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Windows:
-    """Return the window in the middle of each image, or raise `AxesError` if one is too small, and there is no pad."""
+    """Return the window in the middle of each image; raise `AxesError` if one is too small and ``pad`` is None."""
     corners = (shapes[:, 3:] - size) // 2
     small = (corners < 0).any(axis=1)
     if small.any() and pad is None:

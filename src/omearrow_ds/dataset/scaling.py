@@ -1,4 +1,4 @@
-"""The scaling of samples: `normalize=` and ``illumination=``, image by image, in the one pass that makes a sample."""
+"""Scaling of samples per image: `normalize=` and ``illumination=``, applied in one pass."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _PAIRS = (("mean", "std"), ("low", "high"))
 
 
 def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
-    """Return what pixels are divided by to lie in [-1, 1]: an integer dtype's largest value, None of a floating one."""
+    """Return the divisor that maps an integer dtype to [-1, 1], its maximum, or None for a floating dtype."""
     return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
 
 
 class Scalings:
-    """The scaling of each image of a source.
+    """Scaling of each image of a source.
 
-    Raises `ArgumentError` if they are not what can be done, or do not fit the images; `ColumnError` if there is no
-    column that statistics are grouped by, or no illumination functions are listed; `FormatError` if a file of
-    statistics or of an illumination function is none. ``normalize`` and ``illumination`` are as in
-    `omearrow_ds.OMEArrowDataset`; ``source`` tells channels' names and columns.
+    Raises `ArgumentError` if an option is invalid or does not fit the images; `ColumnError` if a group column of the
+    statistics or the columns of illumination functions are missing; `FormatError` if a file of statistics or of an
+    illumination function is invalid. ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`;
+    ``source`` provides channel names and columns.
     """
 
     def __init__(self, source: BaseSource, normalize: Any, illumination: Any) -> None:
         self._path = source.path
         self.floating = normalize is not False
         self.by_dtype = normalize is True
-        self._pairs: list[tuple[Array, Array]] = []  # of each group offset and divisor, a value a channel
+        self._pairs: list[tuple[Array, Array]] = []  # Offset and divisor per group, one value per channel.
         self._group_of: list[int] | None = None
         self._clip = False
-        self._measured = False  # for the channels of these images: one value is not of all
+        self._measured = False  # Measured per channel: a single value is not broadcast.
         if not isinstance(normalize, bool):
             self._take(source, normalize)
         if illumination is not None and not self.floating:
@@ -54,12 +54,12 @@ class Scalings:
                 value=False,
                 remedy="leave out one of them",
             )
-        self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
+        self._loaded: dict[str, Array] = {}  # Pickled too, since the file may have changed by then.
         self._illumination = None if illumination is None else self._illumination_of(source, illumination)
 
     @property
     def apart(self) -> list[Array]:
-        """Numbers of each image, of what tells its scaling from those of others beside shape and dtype."""
+        """Codes per image that identify its scaling, in addition to shape and dtype."""
         told: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
         if self._illumination is not None and len(self._illumination) > 1:
             number: dict[tuple[str, ...], int] = {}
@@ -69,7 +69,7 @@ class Scalings:
         return told
 
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
-        """Return what tells the scaling of an image from others, and a function that makes it."""
+        """Return a key that identifies the scaling of an image, and a function that creates it."""
         if not self.floating:
             return None, lambda: None
         group = None if self._group_of is None else self._group_of[index]
@@ -113,7 +113,7 @@ class Scalings:
         return function
 
     def _illumination_of(self, source: BaseSource, illumination: Any) -> list[Sequence[str]]:
-        """Return the names of the illumination functions of each image by channel; a single row is of all."""
+        """Return the names of the illumination functions per image and channel; a single row applies to all images."""
         names: dict[Any, str] = {}
 
         def name_of(given: Any) -> str:
@@ -126,15 +126,15 @@ class Scalings:
         return [[name_of(given) for given in row] for row in rows]
 
     def _named(self, given: Any, number: int) -> str:
-        """Return what to call an illumination function: its file, wherever this process goes, or its number."""
+        """Return the name of an illumination function: its absolute path or its number."""
         if isinstance(given, str | os.PathLike):
-            return os.path.abspath(given)  # noqa: PTH100  # without following links
+            return os.path.abspath(given)  # noqa: PTH100  # Does not follow links.
         name = f"illumination=, function {number}"
         self._loaded[name] = _load(given)
         return name
 
     def _take(self, source: BaseSource, normalize: Any) -> None:
-        """Take mean and std, or low and high, as they are given or from statistics."""
+        """Set mean and std, or low and high, from values or from statistics."""
         given = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
         stats = given.pop("stats", None)
         if stats is not None:
@@ -160,7 +160,7 @@ class Scalings:
     def _add(self, first: Array, second: Array, names: Sequence[str], where: str) -> None:
         divisor = second if names == _PAIRS[0] else second - first
         with np.errstate(over="ignore"):
-            narrow = np.array([first, divisor]).astype(np.float32)  # as they are applied
+            narrow = np.array([first, divisor]).astype(np.float32)  # The precision of the arithmetic.
         if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
             condition = "std above 0" if names == _PAIRS[0] else "high above low"
             raise ArgumentError(f"{where}: expected finite values with {condition} in each channel; correct them")
@@ -174,8 +174,8 @@ class Scalings:
         rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
         named = channel_names(source, range(len(source)))
-        # Channels are told by their names where images and statistics have a name for each and no name twice, so that
-        # another order does no harm; else by their numbers.
+        # Channels are matched by name if images and statistics have unique names for all channels, so that their order
+        # does not matter; otherwise by index.
         known = {row["channel_name"] for row in rows}
         by_name = len(set(named)) == len(named) == size_c and None not in known and None not in named
         channels = named if by_name else list(range(size_c))
@@ -207,14 +207,14 @@ class Scalings:
 
 
 def _typed(stats: Stats, source: BaseSource) -> pa.Table:
-    """Return the table of statistics with groups of the types that columns have: a CSV file has texts alone."""
+    """Return the table of statistics with groups cast to the types of the columns: a CSV file has only strings."""
     table = stats.table
     for name in set(stats.by) & set(source.columns.column_names):
         kind = source.columns.schema.field(name).type
         try:
             table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
         except pa.ArrowException:
-            continue  # told as a group that is not there
+            continue  # Reported later as a missing group.
     return table
 
 
@@ -256,7 +256,7 @@ def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: i
 
 
 def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any]]:
-    """Return the illumination functions of each image by channel, paths or arrays; a single row is of all."""
+    """Return paths or arrays of illumination functions per image and channel; a single row applies to all images."""
     named = channel_names(source, range(len(source)))
     if illumination is True:
         columns = [_column_for(source, name) for name in named]
@@ -287,7 +287,7 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
 
 
 def _column_for(source: BaseSource, channel: str | None) -> str:
-    """Return the column that names a channel's illumination function: of OrigDNA too it is called IllumDNA."""
+    """Return the column of a channel's illumination function: IllumDNA for the channels DNA and OrigDNA."""
     wanted = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
     column = next((name for name in wanted if name in source.columns.column_names), None)
     if column is None:
@@ -306,7 +306,7 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
 def _load(given: Any) -> Array:
     """Return an illumination function, or a stack of them, as float32.
 
-    Raises `MissingPathError` if there is no such file; `FormatError` if it is no array of positive, finite numbers.
+    Raises `MissingPathError` if the file is missing; `FormatError` if it is not an array of positive, finite numbers.
     """
     where = given if isinstance(given, str | os.PathLike) else "illumination="
     try:

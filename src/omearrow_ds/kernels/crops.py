@@ -1,4 +1,4 @@
-"""Windows of fields, scaled into a batch in one pass; what of them lies outside a field is padded."""
+"""Windows of fields, padded and scaled into a batch in one pass."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def crops(
     divisor: Divisor = None,
     pad: str = "constant",
 ) -> None:
-    """Write windows of fields to ``out``, scaled.
+    """Write scaled windows of fields to ``out``.
 
-    Raises `IndexError` if there is no such field; some windows may be written; `ArgumentError` if shapes do not fit.
+    Raises `IndexError` if a field does not exist (some windows may be written); `ArgumentError` if shapes do not fit.
 
     Parameters
     ----------
     stack
         Fields (N, T, C, Z, Y, X), in one array or several; any strides.
     fields, tops, lefts
-        Of each window its field, and the row and column of its first pixel, which may lie outside the field.
+        Field of each window, and the row and column of its first pixel, which may be outside the field.
     out
-        (n, T, C, Z, height, width), any strides: float32, or, to keep pixels as they are, of the dtype of ``stack``.
+        (n, T, C, Z, height, width), any strides: float32, or the dtype of ``stack`` to keep pixels unchanged.
     divisor
-        As in `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` broadcast to a field (T, C, Z, Y, X).
+        See `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` broadcast to a field (T, C, Z, Y, X).
     pad
-        What is outside: ``"constant"`` is 0 in ``out``, ``"edge"`` and ``"reflect"`` are as in `numpy.pad`, of scaled
-        fields.
+        Values outside the field: ``"constant"`` writes 0 to ``out``; ``"edge"`` and ``"reflect"`` pad scaled fields
+        like `numpy.pad`.
     """
     stack = stack if isinstance(stack, Stacks) else Stacks([stack])
     shape = stack.like.shape[1:]
@@ -62,7 +62,7 @@ def crops(
 
 
 def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
-    """Write one window of ``field`` (T, C, Z, Y, X) by NumPy."""
+    """Write one window of ``field`` (T, C, Z, Y, X) with NumPy."""
     height, width = field.shape[-2:]
     rows, columns = places_of(top, out.shape[-2], height, pad), places_of(left, out.shape[-1], width, pad)
     if isinstance(divisor, Scaling):
@@ -76,7 +76,7 @@ def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: 
 
 
 def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
-    """Return which of ``size`` rows or columns a window of ``length`` from ``first`` on shows."""
+    """Return the rows or columns, of ``size``, that a window of ``length`` from ``first`` shows."""
     if first >= 0 and first + length <= size:
         return slice(first, first + length)
     places = np.arange(first, first + length)
@@ -87,7 +87,7 @@ def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
 
 
 def _by_loop(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
-    """Write all windows by the compiled loop, of fields at once or plane by plane; False if neither can be."""
+    """Write all windows with the compiled loop, by field or by plane; return False if neither is possible."""
     alone, size = fields.alone, fields.like.itemsize
     if alone is not None and not any(stride % size for stride in alone.strides):
         origins = places[0] * (alone.strides[0] // size)
@@ -102,7 +102,7 @@ def _by_loop(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, 
 
 
 def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
-    """Write all windows where a plane may begin at any byte of its field; False if no loop can go over its rows."""
+    """Write all windows plane by plane, at any byte offset; return False if a loop cannot iterate over the rows."""
     steps, size = fields.like.strides, fields.like.itemsize
     uneven = not fields.strided_alike or any(stride % size for stride in steps[4:])
     if uneven or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
@@ -111,7 +111,7 @@ def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Di
     located = fields.located(places[0])
     addresses = (located.addresses[:, None] + offsets).ravel()
     planes = out.reshape(-1, 1, 1, 1, *out.shape[-2:])
-    # A loop goes by whole elements: planes that begin at another byte of an element are a stack of their own.
+    # A loop advances by whole elements: planes with a different byte offset modulo the item size need their own call.
     for rest in np.unique(addresses % size).tolist():
         which = np.flatnonzero(addresses % size == rest)
         window, number = divmod(int(which[0]), len(offsets))
@@ -124,7 +124,7 @@ def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Di
 
 
 class _Plan(NamedTuple):
-    """What the loop is told of fields and windows: sizes, strides and the offsets of planes, all in elements."""
+    """Sizes, strides and plane offsets of fields and windows for the loop, all in elements."""
 
     table: Array
     types: tuple[str, ...]
@@ -143,12 +143,12 @@ def _plan(
     copied: bool,
     aligned: bool,
 ) -> _Plan | None:
-    """Return the plan for such fields and windows; None if the loop cannot go over them."""
+    """Return the plan for fields and windows, or None if the loop does not support them."""
     if stored not in COMPILED or made != (stored if copied else FLOAT32):
         return None
     if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
         return None
-    # s: stored, o: out, i: illumination; n, p, y, x: steps from one window, plane (T, C, Z), row, column to the next.
+    # s: stored, o: out, i: illumination; n, p, y, x: strides of windows, planes (T, C, Z), rows, columns.
     _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
     on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
     *ip, iy, ix = illumination_steps
@@ -173,27 +173,27 @@ def _plan(
 
 
 def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
-    """Write windows that are cut already to their places in ``out``, scaled.
+    """Write regions that are already cut, scaled, to their positions in ``out``.
 
     Parameters
     ----------
     regions
         Windows (T, C, Z, height, width) of one dtype; any strides.
     into
-        The place of each in ``out``.
+        Position of each region in ``out``.
     out, divisor
-        As of `crops`; of a `Scaling` one that has the same values for all pixels of a plane.
+        See `crops`; a `Scaling` must have the same values for all pixels of a plane.
     """
     left = list(range(len(regions)))
     if regions and worth(CROP_WEIGHT * out.nbytes):
-        alike: dict[tuple[Any, ...], list[int]] = {}  # what one loop can go over
+        alike: dict[tuple[Any, ...], list[int]] = {}  # Regions that one loop can process.
         addresses = [region.__array_interface__["data"][0] for region in regions]
         size = out.itemsize if regions[0].dtype == out.dtype else regions[0].itemsize
         for number, region in enumerate(regions):
             alike.setdefault((region.strides, addresses[number] % size), []).append(number)
         left_over: list[int] = []
         for numbers in alike.values():
-            # As windows of one field: the first region, from which the others begin some elements further on, or back.
+            # Regions are passed as windows of one field: the first region, with the others at element offsets from it.
             first = numbers[0]
             origins = (np.array([addresses[number] for number in numbers]) - addresses[first]) // size
             nowhere = np.zeros(len(numbers), np.int64)
@@ -209,10 +209,10 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
 def windows_by_loop(
     stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
 ) -> bool:
-    """Write all windows by the compiled loop; False if it is not to be had, or cannot go over these arrays.
+    """Write all windows with the compiled loop; return False if it is not available or does not support these arrays.
 
-    ``places`` are how many elements the field of each window begins after ``stack``, and its row and column there;
-    ``into`` is its place in ``out``, by default in order.
+    ``places`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
+    ``into`` is its position in ``out``, by default in order.
     """
     if not out.flags.aligned:
         return False
@@ -264,9 +264,9 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
     if factors is not None:
         divisor, least, largest, offset = factors[0], factors[1], factors[2], np.float32(0)
         plain, lit = len(factors) == 3, len(illumination) > 0
-    from_ = np.empty(window_height + window_width, np.int64)  # the row, or column, of each of the window's; -1: none
+    from_ = np.empty(window_height + window_width, np.int64)  # Field row or column per window row or column; -1: none.
     for number in range(len(origins)):
-        # Which row and column of the field each of the window is: outside of it none, the nearest, or a mirrored one.
+        # Rows and columns of the window outside the field map to none, the nearest or the mirrored one of the field.
         for place in range(window_height + window_width):
             down = place < window_height
             at = tops[number] + place if down else lefts[number] + place - window_height
@@ -280,8 +280,8 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                     at %= 2 * (size - 1)
                     at = at if at < size else 2 * (size - 1) - at
             from_[place] = at
-        # Columns [first, last) lie side by side in field and window: simple loops over them, which the compiler makes
-        # vectors of. All other columns, outside of the field or strided, are found one by one at last.
+        # Columns [first, last) are contiguous in field and window, so the compiler vectorizes the loops over them.
+        # All other columns, outside the field or strided, are copied one by one afterwards.
         left = lefts[number]
         first, last = 0, 0
         if sx == 1 and ox == 1 and (ix == 1 or len(illumination) == 0):

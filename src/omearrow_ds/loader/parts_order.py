@@ -1,12 +1,12 @@
-"""The order of samples in parts: the same for any number of ranks and workers, and each host reads parts of its own.
+"""Sample order of a collection in parts: independent of world size and workers, with separate parts per host.
 
-Parts are permuted and laid end to end, and what they hold is cut into as many equal stretches as there are *nodes*,
-the hosts of the first run. Within a stretch each sample moves on by a random way of up to ``window`` parts, and what
-moves beyond the end comes in at the beginning: so samples that follow each other are of ``window`` parts or one more
-wherever an epoch is, and never of more. Where parts are fetched, and what they hold was permuted when they were made,
-a stretch begins with samples of its first part alone, and the parts of the window join one by one: the first batch
-waits for one part, not for the window. The order of all is a sample of each node in turn. It follows from seed, epoch,
-parts, window and nodes alone. Of a host are the nodes whose number, modulo the hosts, is its own.
+Parts are permuted and concatenated, and their samples are cut into equal stretches, one per *node*. Nodes are the
+hosts of the first run. Within a stretch, each sample is shifted by a random distance of up to ``window`` parts. Samples
+shifted beyond the end wrap around to the beginning, so consecutive samples come from at most ``window + 1`` parts.
+If parts are fetched and their samples were permuted when they were written, a stretch begins with samples of its first
+part only, and the parts of the window join one by one: the first batch waits for one part, not for the window. The
+global order takes one sample of each node in turn. It depends only on seed, epoch, parts, window and nodes. A host
+reads the nodes whose index modulo the number of hosts is its own index.
 
 The random numbers are those of ``numpy.random.RandomState``, whose stream NumPy has frozen (NEP 19).
 """
@@ -31,13 +31,13 @@ from omearrow_ds.loader.shuffling import together
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-WINDOW = 14  # parts of two windows are open at once; so many or fewer are all shuffled together
-VERSION = "parts 1"  # of states
+WINDOW = 14  # The parts of two windows are open at once. Up to two windows of parts are shuffled together.
+VERSION = "parts 1"  # Version of saved states.
 _AT_ONCE = 2**16
 
 
 class Ranks(NamedTuple):
-    """Which of how many ranks this is, and on how many hosts they are, as many on each."""
+    """Rank, world size and number of hosts, with an equal number of ranks per host."""
 
     rank: int = 0
     ranks: int = 1
@@ -45,10 +45,9 @@ class Ranks(NamedTuple):
 
     @classmethod
     def of(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """Return the hosts that a launcher tells of: torchrun, and those who name their variables as it does.
+        """Return ranks and hosts from the environment variables of torchrun or a compatible launcher.
 
-        Raises `ArgumentError` if torchrun tells of hosts that differ in their ranks: then not all ranks would find the
-        same order.
+        Raises `ArgumentError` if hosts differ in their number of ranks: ranks would then disagree about the order.
         """
         names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
         beside, hosts, told = (int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names)
@@ -61,14 +60,14 @@ class Ranks(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What an order follows from, beside parts and epoch: whole numbers.
+    """Integers that determine an order, in addition to parts and epoch.
 
     Attributes
     ----------
     seed, nodes, window, shuffle
-        See above; without ``shuffle`` parts and samples are in their order.
+        See the module; without ``shuffle``, parts and samples keep their stored order.
     grows
-        Whether a stretch begins with one part, to which those of the window join.
+        Whether a stretch begins with one part, and the others of the window join one by one.
     """
 
     seed: int
@@ -88,20 +87,20 @@ class PartsSampler(DistributedSampler[Any]):
     dataset
         The samples: of a collection in parts, crops of its images, or a view.
     plan
-        What the order follows from.
+        Seed, window and nodes of the order.
     ranks
-        Which share of it.
+        Rank, world size and hosts, which select the share.
     drop_last
-        Leave out what ranks cannot share alike; else the last samples fill up.
+        Whether to drop the samples that do not divide evenly among ranks; otherwise the last samples are repeated.
 
     Attributes
     ----------
     epoch, consumed
-        Of which epoch the next iteration is, and how many samples of all ranks it leaves out at its beginning.
+        Epoch of the next iteration, and the number of samples of all ranks that it skips at its beginning.
     local_seed
         Whether the seed may differ from that of other processes.
     digest
-        What tells the samples and their parts from others.
+        Fingerprint of the samples and their parts.
     """
 
     def __repr__(self) -> str:
@@ -112,7 +111,7 @@ class PartsSampler(DistributedSampler[Any]):
         assert parted is not None
         starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
         super().__init__(
-            range(len(fields)),  # type: ignore[arg-type]  # only its length is used
+            range(len(fields)),  # type: ignore[arg-type]  # Only its length is used.
             ranks.ranks,
             ranks.rank,
             shuffle=plan.shuffle,
@@ -121,7 +120,7 @@ class PartsSampler(DistributedSampler[Any]):
         )
         self.plan, self.ranks, self.consumed, self.local_seed = plan, ranks, 0, False
         rising = bool((fields[1:] >= fields[:-1]).all())
-        self._sample = None if rising else np.argsort(fields, kind="stable")  # in the order of the images
+        self._sample = None if rising else np.argsort(fields, kind="stable")  # Samples in image order.
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
@@ -139,7 +138,7 @@ class PartsSampler(DistributedSampler[Any]):
 
     @property
     def samples(self) -> int:
-        """How many samples all ranks have together, each once."""
+        """Number of distinct samples of all ranks together."""
         return int(self._starts[-1])
 
     def __len__(self) -> int:
@@ -157,14 +156,14 @@ class PartsSampler(DistributedSampler[Any]):
         return share
 
     def _agree(self) -> None:
-        """Take the seed that the orders of several ranks follow from, if the seed is that of this process alone."""
+        """Use the seed that all ranks share, if the seed is that of this process only."""
         if self.local_seed:
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
     def adopt(self, plan: Plan) -> None:
-        """Go on with the order of another run.
+        """Continue with the order of another run.
 
-        Raises `ArgumentError` if its nodes cannot be shared out to these hosts.
+        Raises `ArgumentError` if its nodes cannot be divided among these hosts.
         """
         hosts = self.ranks.hosts
         if plan.nodes % hosts and hosts % plan.nodes:
@@ -185,7 +184,7 @@ class PartsSampler(DistributedSampler[Any]):
             yield from samples.tolist()
 
     def _told(self, order: Array) -> Iterator[Array]:
-        """Yield an order in pieces, and tell the source of each part before its first sample."""
+        """Yield an order in pieces, and notify the source of each part before its first sample."""
         assert self._fetched is not None
         dataset, part_of = self._fetched
         source = dataset._collection.source
@@ -200,17 +199,17 @@ class PartsSampler(DistributedSampler[Any]):
 
     @property
     def _at_once(self) -> int:
-        """How many parts are read in turns."""
+        """Number of parts that are read alternately."""
         nodes = self.plan.nodes
         here = max(1, nodes // self.ranks.hosts)
         if not self.plan.shuffle:
             return min(here, len(self._sizes))
-        together = -(-len(self._sizes) // nodes) + 1  # of a stretch
+        together = -(-len(self._sizes) // nodes) + 1  # Parts per stretch.
         windowed = self.plan.grows or together > 2 * self.plan.window
         return min(here * (min(together, self.plan.window + 2) if windowed else together), len(self._sizes))
 
     def of_one_part(self) -> Array | None:
-        """Return the samples of the part that the first one is of, where parts are fetched."""
+        """Return the samples of the part of the first sample, or None if parts are not fetched."""
         if self._fetched is None or not self.samples:
             return None
         part_of = self._fetched[1]
@@ -222,9 +221,9 @@ class PartsSampler(DistributedSampler[Any]):
         return found if self._sample is None else self._sample[found]
 
     def _numbers(self) -> Array:
-        """Return the same as numbers in the order of the images."""
+        """Return the share of this rank as indices in image order."""
         rank, ranks, hosts = self.ranks
-        apart = min(self.plan.nodes, hosts)  # one divides the other
+        apart = min(self.plan.nodes, hosts)  # One divides the other.
         of_class, beside = ranks // apart, ranks // hosts
         host, local = divmod(rank, beside)
         first = self.consumed + (host % apart - self.consumed) % apart
@@ -232,16 +231,16 @@ class PartsSampler(DistributedSampler[Any]):
         return self._at(first + apart * turns)
 
     def _at(self, places: Array) -> Array:
-        """Return what is at some places of the order of all; beyond its end are its last ones, of the same nodes."""
+        """Return the samples at positions of the global order; positions beyond its end repeat its last samples."""
         nodes, total = self.plan.nodes, self.samples
         if len(places) and places[-1] >= total:
             beyond = np.maximum(-(-(places - total + 1) // nodes), 0)
             places = (places - nodes * beyond) % max(total, 1)
         found = np.empty(len(places), np.int64)
         parts = np.arange(len(self._sizes))
-        try:  # it is seeded for each use: that takes 0.01 ms, to make one 0.07
+        try:  # Seeding an existing generator takes 0.01 ms, creating one 0.07 ms.
             random = self._idle.pop()
-        except IndexError:  # the first time, or another thread has it
+        except IndexError:  # First use, or another thread uses the generator.
             random = np.random.RandomState(0)
         parts = self._seeded(random).permutation(parts) if self.plan.shuffle else parts
         sizes = self._sizes[parts]
@@ -255,7 +254,7 @@ class PartsSampler(DistributedSampler[Any]):
         return found
 
     def _stretch(self, node: int, stops: Array, random: np.random.RandomState) -> Array:
-        """Return the order of a node's samples, as numbers in the parts that are laid end to end."""
+        """Return the order of a node's samples, as indices into the concatenated parts."""
         nodes, total = self.plan.nodes, self.samples
         length, more = divmod(total, nodes)
         first = node * length + min(node, more)
@@ -277,10 +276,10 @@ class PartsSampler(DistributedSampler[Any]):
         return first + np.argsort(moved, kind="stable")
 
     def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
-        """Return where the samples of a stretch move to, of parts that begin and end at ``bounds``.
+        """Return the shifted positions of the samples of a stretch, whose parts begin and end at ``bounds``.
 
-        Those of a part are spread over the window from its beginning on, of the first over two parts, of the second
-        over three: half of the first part comes before anything of the second.
+        Samples of a part are spread over the window from its beginning: those of the first part over two parts, those
+        of the second over three. So half of the first part precedes all samples of the second.
         """
         sizes = np.diff(bounds)
         ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
@@ -323,11 +322,11 @@ class PartsSampler(DistributedSampler[Any]):
         return f"{said}{permuted}"
 
     def seeds(self) -> torch.Tensor:
-        """Return what the random numbers of an epoch follow from."""
+        """Return seed and epoch, which determine the random numbers of an epoch."""
         return torch.tensor([self.plan.seed, self.epoch])
 
     def state(self, progress: Progress, batch_size: int | None) -> dict[str, Any]:
-        """Return where all ranks are: whole numbers."""
+        """Return the progress of all ranks as a state of integers and a fingerprint."""
         step = self._step(batch_size)
         consumed = progress.consumed + (progress.batches - progress.first) * step
         state = {"version": VERSION, "epoch": progress.epoch, "consumed": min(consumed, self.samples)}
@@ -335,10 +334,10 @@ class PartsSampler(DistributedSampler[Any]):
         return state | ({"ahead": sorted(progress.ahead), "step": step} if progress.ahead else {})
 
     def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> Progress:
-        """Return where to go on; the order is that of the run that the state is of.
+        """Restore the order of a saved state, and return the progress to resume from.
 
-        Raises `ArgumentError` if it is the state of other samples or parts, or of a run on hosts that these do not
-        divide.
+        Raises `ArgumentError` if the state is from other samples or parts, or from a number of hosts that is neither
+        a multiple nor a divisor of this one.
         """
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
         given = state if isinstance(state, Mapping) else {}

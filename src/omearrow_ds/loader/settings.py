@@ -1,4 +1,4 @@
-"""The settings of a loader as they are resolved, each with the reason why."""
+"""Resolved settings of a loader, each with its reason."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_f
 from omearrow_ds.options import check_integer
 from omearrow_ds.resources import available_cores
 
-# What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
-# it out there. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
+# Cost of transferring a batch from a worker, in seconds and seconds per byte: receiving it in the loader's process, and
+# sending it from the worker. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
 _TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE = 0.21e-3, 0.08e-9
 _HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
-_WORTH_IT = 0.9  # workers are taken if batches should then need at most this part of their time without
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
+_WORTH_IT = 0.9  # Use workers if the expected time per batch is at most this share of the time without.
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # Torch allocates shared tensors here.
 
 
 class Setting(NamedTuple):
-    """A setting's value, and why it is that."""
+    """Value of a setting, and its reason."""
 
     value: Any
     why: str
@@ -58,9 +58,9 @@ def resolve(
     collate: Any = None,
     shuffle_fields: int | None = None,
 ) -> Settings:
-    """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
+    """Return every setting and its reason, as passed or derived from dataset, machine and ranks.
 
-    ``given`` are torch's keywords as given; all else is as given to `OMEArrowDataLoader`.
+    ``given`` are the keywords for torch; all other parameters are those of `OMEArrowDataLoader`.
     """
     refuse_mixed_classes(dataset)
     settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
@@ -110,7 +110,7 @@ def _device(device: Any) -> Setting:
 
 
 def copied_to(device: torch.device | None) -> bool:
-    """Whether batches are copied to a device while the program goes on."""
+    """Whether batches are copied to a device asynchronously."""
     return device is not None and device.type == "cuda"
 
 
@@ -135,7 +135,7 @@ def _transfer_settings(dataset: Any, settings: Settings, given: Mapping[str, Any
 
 
 def ranks() -> tuple[int, int]:
-    """Return this process's rank and how many there are, (0, 1) outside a process group."""
+    """Return rank and world size of this process; (0, 1) outside a process group."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -167,7 +167,7 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
 
 
 def _given_sampler(given: Mapping[str, Any]) -> Settings:
-    """Return the sampler of the user, or the one that a framework wrapped to divide its samples."""
+    """Return the user's sampler, or the inner one if a framework wrapped it to divide its samples."""
     (rank, count), sampler = ranks(), given.get("sampler")
     name = "sampler" if sampler is not None else "batch_sampler"
     why = _GIVEN if count == 1 else f"{_GIVEN} on each of {count} ranks: it must divide the samples itself"
@@ -190,14 +190,14 @@ def _given_sampler(given: Mapping[str, Any]) -> Settings:
 
 
 def _seed(generator: torch.Generator | None) -> int:
-    """Return the seed of an order that all ranks have alike."""
+    """Return the seed of an order that all ranks share."""
     return 0 if generator is None else generator.initial_seed() % 2**32
 
 
 def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     here, generator = Ranks.of(*ranks()), given.get("generator")
     shuffle = bool(given.get("shuffle"))
-    alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
+    alone = generator is None and here.ranks == 1  # `torch.manual_seed` may differ between ranks.
     seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
     parted = dataset._collection.parted
     window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
@@ -211,7 +211,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
 
 
 def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
-    """Say where torch's order is that of a collection in parts."""
+    """Return the setting that explains torch's order if a collection in parts is below ``Subset`` or ``ConcatDataset``."""
     if "shuffle" not in given or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
     if not every_part(dataset, lambda _: True):
@@ -264,7 +264,7 @@ def _with_workers(settings: Settings) -> Settings:
 
 
 def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
-    """Return what does without workers: torch refuses settings of them, so where we chose none they are put aside."""
+    """Return defaults of worker settings, which torch refuses without workers, if ``"auto"`` chose no workers."""
     if num_workers != "auto":
         return {}
     aside = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
@@ -317,14 +317,14 @@ _OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy)
 
 
 def draws(dataset: Any, collate_fn: Any) -> bool:
-    """Whether functions of the user's make the batches, which may draw random numbers and hold anything."""
+    """Whether user functions create the batches or samples may be random."""
     return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part._is_random)
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether something holds for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``.
+    """Whether ``holds`` is True for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``.
 
-    It does for no dataset of a class that makes samples of its own, derived from ours or torch's or not.
+    False for datasets of any class that creates its own samples, including subclasses of ours or torch's.
     """
     if isinstance(dataset, StoredSamples):
         return {getattr(type(dataset), name) for name in _MAKE} <= _OURS and holds(dataset)
@@ -334,9 +334,9 @@ def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
 
 
 def _worth(cost: Cost, cores: int) -> Setting:
-    """Choose the fewest workers that come near the least time for a batch.
+    """Choose the smallest number of workers within 5% of the shortest expected time per batch.
 
-    With w workers a batch takes as long as the busiest is busy: a worker, the loader's process, or all cores together.
+    With w workers, the time per batch is the largest of three: a worker's, the loader process's, and that of all cores.
     """
     taken_s = _TAKEN_OVER_S + _TAKEN_OVER_S_PER_BYTE * cost.batch_bytes
     made_s = cost.worker_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
@@ -352,9 +352,9 @@ def _worth(cost: Cost, cores: int) -> Setting:
 
 
 def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
-    """Warn if batches that a collate function of the user's makes in workers may not fit ``/dev/shm``.
+    """Warn if batches of a user's collate function in workers may not fit ``/dev/shm``.
 
-    Ours does without: only what torch itself allocates as shared lies there.
+    Our collate functions do not use it: it only contains tensors that torch shares.
     """
     workers = settings["num_workers"].value
     own = settings.get("collate_fn", Setting(None, "")).value in (None, *COLLATES)

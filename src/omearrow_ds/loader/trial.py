@@ -1,4 +1,4 @@
-"""The cost of a batch, tried on a copy of all that the user's functions hold: a trial leaves no trace."""
+"""Measured cost of a batch, on a copy of the user's objects without side effects."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from omearrow_ds.loader.seeds import Lent
 from omearrow_ds.loader.workers import UNPICKLABLE
 
 _TRIAL_S = 0.15
-_TRIALS = 20  # the first ones find caches and memory cold
-_DATA_BYTES = 2**20  # an array or tensor that is larger is data, not what a function counts or draws from
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None), list, tuple, dict, set})  # most of what is pickled
-_OF_PACKAGES = ("omearrow_ds", "pyarrow", "multiprocessing")  # open sources, pixels, tables; what processes share
+_TRIALS = 20  # The first trials have cold caches.
+_DATA_BYTES = 2**20  # Larger arrays and tensors are data, not the state of a function.
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None), list, tuple, dict, set})  # Most pickled objects.
+_OF_PACKAGES = ("omearrow_ds", "pyarrow", "multiprocessing")  # Open sources, pixels, tables, shared objects.
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-_SEEDED = (torch.default_generator, *(vars(each)["random"].__self__ for each in (random, np.random)))  # by batch
+_SEEDED = (torch.default_generator, *(vars(each)["random"].__self__ for each in (random, np.random)))  # Per batch.
 
 
 class Cost(NamedTuple):
-    """What making a batch costs in this process, what with one thread, as in a worker, and its size."""
+    """Time to create a batch in this process, time with one thread as in a worker, and size of the batch."""
 
     batch_s: float
     worker_s: float
@@ -40,14 +40,14 @@ class Cost(NamedTuple):
 
 
 class CopyError(Exception):
-    """What makes batches is not tried: it cannot be sent to workers, or they would make other samples of it."""
+    """Trial is impossible: the dataset cannot be sent to workers, or workers would create different samples."""
 
 
 def copied(dataset: Any, *functions: Any) -> Any:
-    """Return a copy of a dataset, which shares pixels, tables and open files, after a look at all that workers get.
+    """Return a copy of a dataset that shares pixels, tables and open files, after checking all objects for workers.
 
-    What a class or module holds, not an object, a closure or the main script, is not copied. Raises `CopyError` if it
-    cannot be pickled, or a generator is found that the loader does not seed by batch.
+    Objects, closures and globals of the main script are copied, attributes of classes and modules are not. Raises
+    `CopyError` if pickling fails, or if a generator is found that the loader does not seed per batch.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -62,14 +62,14 @@ def copied(dataset: Any, *functions: Any) -> Any:
         raise CopyError(f"the dataset cannot be sent to workers: {error}") from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles what may change while samples are made, by value as far as it can, and looks out for generators."""
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
+    """Pickler of mutable objects by value, where possible, that also detects random generators."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.kept: list[Any] = []
         self.generator: str | None = None
-        # Classes, and modules; the main one's functions are pickled with those of its globals that they use.
+        # Classes and modules. Functions of the main module are pickled with the globals that they use.
         self._seen: set[Any] = {sys.modules["__main__"]}
 
     def persistent_id(self, value: Any) -> int | None:
@@ -84,12 +84,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return copyreg.__newobj__, (type(value),), dict(vars(value)), None, None, _fill  # type: ignore[attr-defined]
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced[1]) > 2:
-            make, (*given, _, extra), *rest = reduced  # without its number in this process, by which it would be found
+            make, (*given, _, extra), *rest = reduced  # Without its id in this process, by which it would be found.
             return make, (*given, None, extra), *rest
         return reduced
 
     def _look_at(self, value: Any) -> None:
-        """Note a generator: this, one that its class has, or one that is global in the module of either."""
+        """Record a generator: the value itself, an attribute of its class, or a global of its module."""
         kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
         module = sys.modules.get(str(getattr(value, "__module__", None)))
         places = {type(value).__name__: value}
@@ -116,7 +116,7 @@ def _fill(dataset: StoredSamples, state: dict[str, Any]) -> None:
 
 
 def _shared(value: Any) -> bool:
-    """Whether something is data, a part of an open collection, or meant to be shared."""
+    """Whether a value is data, a part of an open collection, or meant to be shared."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return bool(value.nbytes > _DATA_BYTES)
     if isinstance(value, StoredSamples):
@@ -127,11 +127,11 @@ def _shared(value: Any) -> bool:
 
 
 def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
-    """Time a few random batches, without touching the program's random numbers; large ones by a part of them.
+    """Time a few random batches, large ones by single samples, without changing the program's random state.
 
-    ``among`` are the samples that they are of; None is all.
+    ``among`` are the indices to choose from; None is all.
     """
-    count = len(dataset if among is None else among)  # type: ignore[arg-type]  # of map style: has a length
+    count = len(dataset if among is None else among)  # type: ignore[arg-type]  # Map-style, so it has a length.
     if count == 0:
         return Cost(0.0, 0.0, 0)
     order = np.random.default_rng(0).permutation(count if among is None else among).tolist() * (
@@ -141,7 +141,7 @@ def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
     lent.lend(bytes(32))
     threads = torch.get_num_threads()
     try:
-        _fetch(dataset, order[:1])  # opens what is opened at the first use
+        _fetch(dataset, order[:1])  # Opens files and connections.
         part = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
         batch_s, size_bytes = _best(dataset, order, part)
         worker_s = batch_s
@@ -159,10 +159,10 @@ def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
 
 
 def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
-    """Return the least seconds of some batches, and their bytes."""
+    """Return the shortest time of some batches in seconds, and their bytes."""
     start = perf_counter()
     trials = []
-    repeats = getattr(dataset, "cache_info", None) is None  # to see what a batch costs once files are open
+    repeats = getattr(dataset, "cache_info", None) is None  # Measures the cost with open files.
     for trial in range(_TRIALS):
         first = (trial % 2 if repeats else trial) * size
         trials.append(_fetch(dataset, order[first : first + size]))
