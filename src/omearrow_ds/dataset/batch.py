@@ -1,4 +1,4 @@
-"""Batches of samples that are handed over stacked, so that collating copies nothing, and `collate`."""
+"""Stacked batches, which are collated without a copy, and `collate`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SHOWN = 4
 
 
 class CollatedBatch(NamedTuple):
-    """A batch as ``default_collate`` would give it, in place of the samples."""
+    """A batch in the form of ``default_collate``, in place of its samples."""
 
     batch: Any
 
 
 def asked_for_whole() -> bool:
-    """Whether who calls the caller's caller collates what it gets, and shows it to nobody before.
+    """Whether the caller of ``__getitems__`` only collates the samples, so that they may share memory with a batch.
 
     That is torch's fetcher, of any loader whose ``collate_fn`` is torch's default or ours, also through a ``Subset``.
-    Anybody else may keep samples, collate them twice, or write on them: these share no memory with a batch. Torch tells
-    a dataset nothing of the loader, so this looks who is calling.
+    Other callers may keep samples, collate them twice, or write to them. Torch does not pass the loader to a dataset,
+    so this function inspects the call stack.
     """
     frame = sys._getframe(2)  # noqa: SLF001  # CPython's: `inspect` reads source files
     while frame.f_back is not None and (frame.f_code is _SUBSET or frame.f_globals["__name__"] == _CLOCK):
@@ -40,18 +40,18 @@ def asked_for_whole() -> bool:
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Collate as ``torch.utils.data.default_collate`` does, without copying what is stacked already.
+    """Collate like ``torch.utils.data.default_collate``, without copying stacked samples.
 
-    In a loader's worker tensors are stacked where they are handed over without a copy.
+    In a loader's worker, tensors are stacked in memory that is transferred without a copy.
     """
     return collate_by_type(samples, collate_fn_map=_COLLATE)
 
 
 def collate_padded(samples: Sequence[Any]) -> Any:
-    """Collate samples that differ in height and width: each at the top left of zeros as large as the largest needs.
+    """Collate samples that differ in height and width by padding with zeros at the bottom and right.
 
-    The batch has one more part, which comes last: ``valid``, bool (B, H, W), True where a pixel is a sample's own. Of
-    samples that are images alone it is ``(images, valid)``.
+    The last item of the batch is ``valid``, bool (B, H, W), True for pixels of the sample. For samples that are only
+    images, the batch is ``(images, valid)``.
     """
     whole = _whole(samples)
     if whole is not None:
@@ -66,7 +66,7 @@ def collate_padded(samples: Sequence[Any]) -> Any:
 
 
 def collate_listed(samples: Sequence[Any]) -> Any:
-    """Collate samples that differ in height and width: images, and masks, are lists of tensors."""
+    """Collate samples that differ in height and width into lists of images and masks."""
     whole = _whole(samples)
     if whole is not None:
         parts = whole if isinstance(whole, Sequence) else [whole]
@@ -78,17 +78,17 @@ def collate_listed(samples: Sequence[Any]) -> Any:
 
 
 def _whole(samples: Sequence[Any]) -> Any:
-    """Return a batch that was handed over stacked, None if samples were."""
+    """Return the stacked batch, or None if there are separate samples."""
     return samples[0].batch if isinstance(samples[0], CollatedBatch) else None
 
 
 def _are_planes(part: Sequence[Any]) -> bool:
-    """Whether a part of samples is an image, or a mask, each."""
+    """Whether all items of ``part`` are images or masks."""
     return all(isinstance(each, torch.Tensor) and each.ndim >= 2 for each in part)
 
 
 def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return images of as many axes stacked, each at the top left of zeros."""
+    """Return stacked images with the same number of axes, padded with zeros at the bottom and right."""
     first = images[0]
     shape = [max(sizes) for sizes in zip(*(image.shape for image in images), strict=True)]
     if any(image.shape[:-2] != first.shape[:-2] for image in images):
@@ -135,11 +135,11 @@ def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
     return alike and each.numel() > 0 and not each.requires_grad and not each.is_quantized
 
 
-COLLATES = (default_collate, collate, collate_padded, collate_listed)  # they show samples to nobody
+COLLATES = (default_collate, collate, collate_padded, collate_listed)  # They do not expose samples.
 _FETCH = _MapDatasetFetcher.fetch.__code__
 _SUBSET = Subset.__getitems__.__code__
-ASKERS = frozenset((_FETCH, _SUBSET))  # what torch asks for batches with, for the ``dataset`` of its ``self``
-_CLOCK = "omearrow_ds.advise.profile.recorder"  # wraps what is timed
+ASKERS = frozenset((_FETCH, _SUBSET))  # Torch code that requests batches of ``self.dataset``.
+_CLOCK = "omearrow_ds.advise.profile.recorder"  # Wraps timed functions.
 _TORCHS_OWN = default_collate_fn_map[torch.Tensor]
 _COLLATE: dict[Any, Callable[..., Any]] = {
     **default_collate_fn_map,

@@ -162,7 +162,7 @@ class Collection:
             return sent(_told(source.blocks(), shown.done), shape, self.dtypes[0], device)
 
     def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
-        """Return (height, width) of windows, their padding, and their (M, 3) image, top and left; None for whole images.
+        """Return (height, width) of windows, padding, and (M, 3) image, top and left; None for whole images.
 
         Raises `ArgumentError` if windows differ in size.
         """

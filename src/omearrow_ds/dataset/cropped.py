@@ -1,4 +1,4 @@
-"""`cropped`: the crops that a dataset's options ask for."""
+"""`cropped`: crops for the options of a dataset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from omearrow_ds.storage.table_files import ColumnTypes
 def cropped(
     collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions, types: ColumnTypes
 ) -> CropCollection:
-    """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
+    """Return the crops of a collection for the options of `omearrow_ds.OMEArrowDataset`.
 
-    Raises `ArgumentError` if options are none, or do not go together; `AxesError` if an image is smaller than a crop.
+    Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse(given, crop_size)
@@ -57,7 +57,7 @@ def cropped(
 
 
 def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
-    """Raise `AxesError` for a box that is larger than what it is put into."""
+    """Raise `AxesError` if a box is larger than ``pad_to``."""
     for position in range(len(places)):
         height, width = places.size_of(position)
         if height > fit.size[0] or width > fit.size[1]:
@@ -68,7 +68,7 @@ def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
 
 
 def _refuse(given: dict[str, Any], crop_size: Any) -> None:
-    """Raise `ArgumentError` for options that are none, or do not go together."""
+    """Raise `ArgumentError` for options that are invalid or conflict."""
     crop, pad = given.get("crop", "center"), given.get("pad")
     pads = PADS if "objects" in given else PADS[:3]
     if pad is not None:

@@ -1,4 +1,4 @@
-"""`CropCollection`: windows of stored images as samples: cut out of what is in memory, or of the store, and padded."""
+"""`CropCollection`: windows of stored images as samples, cut from memory or storage, and padded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGES = {
 
 
 class _PlacedWindow(NamedTuple):
-    """Window in an image, and the pixels of the image that it shows.
+    """Window in an image, and the image pixels that it shows.
 
     Attributes
     ----------
@@ -61,9 +61,9 @@ class _PlacedWindow(NamedTuple):
 
 
 class CropCollection(Collection):
-    """A collection of which a sample is a window of an image, in place of all of it.
+    """Collection whose samples are windows of images.
 
-    Images are counted as fields: `shapes`, `dtypes`, `image` and `nbytes` are theirs, samples are counted by `places`.
+    Images are called fields: `shapes`, `dtypes`, `image` and `nbytes` are per field, `places` has one entry per sample.
     """
 
     places: Places
@@ -74,10 +74,10 @@ class CropCollection(Collection):
     def of(
         cls, collection: Collection, places: Places, told: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
-        """Return the crops at ``places`` of a collection, which is not to be used any more.
+        """Return the crops at ``places`` of a collection, which must not be used afterwards.
 
-        Raises `AxesError` if samples have no Y or X, or ``select`` picks of them. ``told`` has their ids and columns;
-        None where a crop is all that there is of an image, and has its. ``fit`` is how crops get one size.
+        Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``told`` has the ids and columns of
+        crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.
         """
         made = object.__new__(cls)
         vars(made).update(vars(collection), places=places, told=told, fit=fit)
@@ -186,7 +186,7 @@ class CropCollection(Collection):
         return fitted if samples is None else samples
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
-        # Fields in memory, samples of one size: one loop cuts, pads and scales.
+        # For fields in memory and samples of one size, one loop cuts, pads and scales.
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):
             made = self._tczyx_of_all(samples)
@@ -251,7 +251,7 @@ class CropCollection(Collection):
 
     @cached_property
     def _even(self) -> tuple[Divisor] | None:
-        """What scales all crops, if it is the same for all pixels of a plane."""
+        """Divisor of all crops if it is equal for all pixels of a plane, or None."""
         divisor, size = self._divisors[0] if self._alike else None, self.places.size
         if not self._alike or size is None:
             return None
@@ -262,7 +262,7 @@ class CropCollection(Collection):
 
     @cached_property
     def _in_memory(self) -> Stacks | None:
-        """All images as far as samples have them, where they lie in memory, alike and made into samples alike."""
+        """All images in memory, cut to the region of samples; None if images or scalings differ."""
         stacks = self.stacked() if self._alike else None
         part = slice(None), *self.cuts[0].slices
         return None if stacks is None else stacks.cut(lambda images: images[part])
@@ -307,7 +307,7 @@ class CropCollection(Collection):
         return super().early_scaling_reason(cleared=cleared or padded)
 
     def _read(self, placed: Sequence[_PlacedWindow]) -> Sequence[Array]:
-        """Return parts of images (t, c, z, y, x), from memory or from the source; read-only."""
+        """Return regions of images (t, c, z, y, x), from memory or the source; read-only."""
         images: Any = self.cache
         if images is None:
             if self.recent is None and self.on_device is None:
@@ -342,7 +342,7 @@ class CropCollection(Collection):
 
 
 def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice, slice, slice], tuple[slice, ...]]:
-    """Return slices of T, C and Z as they are read, and those that bring what was read into its order."""
+    """Return slices of T, C and Z with positive steps for reading, and slices that reorder the result."""
     rising = [each if each.step > 0 else slice(0, int(size), 1) for each, size in zip(slices, shape, strict=False)]
     t, c, z = (
         slice(each.start, int(size) if each.stop is None else each.stop, each.step)

@@ -64,7 +64,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
-    """Raise `MemoryLimitError` if pixels exceed ``max_bytes``, by default half of the free memory, or the free memory."""
+    """Raise `MemoryLimitError` if pixels exceed the free memory or ``max_bytes``, by default half of it."""
     free = free_bytes(device)
     limit, said = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:

@@ -184,21 +184,21 @@ class OMEArrowDataset(StoredSamples):
             If ``transform`` is not callable.
         """
         view = self._view(self._picked)
-        view._transform = _checked(transform)  # noqa: SLF001  # of this class
+        view._transform = _checked(transform)  # noqa: SLF001  # Same class.
         return view
 
     @property
     def _early_scaling_reason(self) -> str | None:
-        """Why pixels are scaled when samples are made; None if that can wait, and is alike for all."""
+        """Reason why pixels must be scaled when samples are created; None if scaling per batch is possible."""
         return super()._early_scaling_reason if self._transform is None else "a transform is given samples"
 
     @property
     def _has_user_code(self) -> bool:
-        """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
+        """Whether a sample calls a user function, which may be slow or draw random numbers."""
         return super()._has_user_code or self._transform is not None
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample ``index``: a tensor of the sample's own memory, or a tuple of it, its target and its id."""
+        """Return sample ``index``: a new tensor, or a tuple of image, mask, target and id, as far as requested."""
         try:
             position = self._position(index)
             if self._masks is not None:
@@ -217,11 +217,11 @@ class OMEArrowDataset(StoredSamples):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of ``indices`` in that order.
 
-        A loader that shows them to nobody before it collates them gets one `CollatedBatch` in their place.
+        A loader that only collates them gets one `CollatedBatch` instead, see `asked_for_whole`.
         """
-        caller = sys._getframe(1)  # noqa: SLF001  # CPython's, as in `asked_for_whole`
+        caller = sys._getframe(1)  # noqa: SLF001  # CPython only, see `asked_for_whole`.
         asked = caller.f_locals["self"].dataset if caller.f_code in ASKERS else self
-        # One around this that hands on what it has not itself, or a subclass, makes samples of its own.
+        # A wrapper that forwards missing attributes, or a subclass, creates its own samples.
         if asked is not self or type(self).__getitem__ is not OMEArrowDataset.__getitem__:
             return [asked[index] for index in indices]
         if self._collection.on_device is not None:
@@ -244,7 +244,7 @@ class OMEArrowDataset(StoredSamples):
         return images if as_they_are else self._finished(images, masks[0] if masks else None, positions, indices)
 
     def _there(self, held: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
-        """Return samples stacked, on the device that their pixels lie on."""
+        """Return stacked samples on the device of their pixels."""
         if isinstance(indices, DeviceIndices) and not self._collection.random:
             picked = self._picked_there
             return held.batch(indices.there if picked is None else picked[indices.there])
@@ -254,7 +254,7 @@ class OMEArrowDataset(StoredSamples):
         return held.batch(torch.tensor(positions, dtype=torch.int64).to(held.device))
 
     def _on_device(self, indices: Sequence[int], *, whole: bool) -> list[Any]:
-        """Return samples of pixels that lie on a device; ``whole`` as one `CollatedBatch`."""
+        """Return samples of pixels on a device; if ``whole``, as one `CollatedBatch`."""
         held, as_they_are = self._collection.on_device, self._transform is None and self._alone
         assert held is not None
         try:
@@ -274,7 +274,7 @@ class OMEArrowDataset(StoredSamples):
     def _finished(
         self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
     ) -> list[Any]:
-        """Return the samples: images transformed, with what is beside them."""
+        """Return complete samples: transformed images, with mask, target and id if requested."""
         finished: list[Any] = []
         try:
             for place, position in enumerate(positions):
@@ -300,7 +300,7 @@ class OMEArrowDataset(StoredSamples):
             targets: list[Any] = []
             try:
                 for position in positions:
-                    targets.append(self._targets[position])  # noqa: PERF401  # how many there are tells which failed
+                    targets.append(self._targets[position])  # noqa: PERF401  # Its length is the index of a failure.
             except Exception as error:
                 self._note(error, indices[len(targets) :][:1])
                 raise
@@ -332,7 +332,7 @@ class OMEArrowDatasetNumpy(StoredSamples):
     _of_arrays = True
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample ``index``: an array of the sample's own memory, or a tuple of it, its target and its id."""
+        """Return sample ``index``: a new array, or a tuple of image, mask, target and id, as far as requested."""
         try:
             position = self._position(index)
             if self._masks is not None:
@@ -346,9 +346,9 @@ class OMEArrowDatasetNumpy(StoredSamples):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of ``indices`` in that order."""
-        caller = sys._getframe(1)  # noqa: SLF001  # CPython's, as in `asked_for_whole`
+        caller = sys._getframe(1)  # noqa: SLF001  # CPython only, see `asked_for_whole`.
         asked = caller.f_locals["self"].dataset if caller.f_code in ASKERS else self
-        # One around this that hands on what it has not itself, or a subclass, makes samples of its own.
+        # A wrapper that forwards missing attributes, or a subclass, creates its own samples.
         if asked is not self or type(self).__getitem__ is not OMEArrowDatasetNumpy.__getitem__:
             return [asked[index] for index in indices]
         try:

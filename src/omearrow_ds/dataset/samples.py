@@ -1,4 +1,4 @@
-"""`StoredSamples`, the base class of both datasets."""
+"""`StoredSamples`: base class of both datasets."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = "omearrow_ds.dataset.dataset"
 _CROP_OPTIONS = tuple(CropOptions.__annotations__)
-_FOUND = ("shape", "image_ids", "_picked_there")  # worked out when first asked for
+_FOUND = ("shape", "image_ids", "_picked_there")  # Computed at first access.
 
 
 @functools.cache
 def _options() -> set[str]:
-    """Return the names of what a dataset is made with, but for its path, which it tells."""
+    """Return the names of a dataset's options, without ``path``, which is a property."""
     return {"transform", *inspect.signature(StoredSamples).parameters, *DatasetOptions.__annotations__} - {"path"}
 
 
 class DatasetOptions(OpenOptions, CropOptions, total=False):
-    """What a dataset takes beside what its signature names: how to open the collection, and where samples lie."""
+    """Keywords of a dataset in addition to its signature: options of opening and positions of samples."""
 
 
 def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
-    """Return what says where samples lie, and how to open the collection."""
+    """Return the options for positions of samples, and those for opening the collection."""
     given = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
     crops = {name: given.pop(name) for name in _CROP_OPTIONS if name in given}
     return cast(CropOptions, crops), cast(OpenOptions, given)
 
 
 def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
-    """Raise `ArgumentError` for a value that is none, or a device that samples cannot be made on."""
+    """Raise `ArgumentError` for an invalid value, or a device that cannot create these samples."""
     device = device_of(preload)
     if device is not None and (masked or of_arrays):
         problem = f"{'OMEArrowDatasetNumpy' if of_arrays else 'masks='} needs preloading on the CPU"
@@ -77,7 +77,7 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
 
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
-    """Raise `ArgumentError` for caches that are invalid, or not for this ``preload``."""
+    """Raise `ArgumentError` for caches that are invalid or conflict with ``preload``."""
     if cache_bytes and preload not in (False, "auto"):
         raise ArgumentError(
             "the cache needs images read on demand", option="cache_bytes", remedy="pass preload=False or 'auto'"
@@ -89,7 +89,7 @@ def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
 class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
-    _of_arrays = False  # whether samples are NumPy's
+    _of_arrays = False  # Whether samples are NumPy arrays.
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class StoredSamples(Dataset[Any]):
         )
         if crops:
             self._collection = cropped(self._collection, crop_size, on, opening.get("nulls", "error"), crops, types)
-        self._picked: array[int] | None = None  # positions in the collection; None is all
+        self._picked: array[int] | None = None  # Positions in the collection; None is all.
         self._count = len(self._collection)
         skip = opening.get("nulls") == "skip"
         beside = self._collection.beside
@@ -206,22 +206,22 @@ class StoredSamples(Dataset[Any]):
 
     @cached_property
     def _picked_there(self) -> torch.Tensor | None:
-        """`_picked` on the device that the pixels lie on."""
+        """`_picked` as a tensor on the device of the pixels."""
         return None if self._picked is None else torch.from_numpy(np.asarray(self._picked)).to(self.device)
 
     @property
     def _early_scaling_reason(self) -> str | None:
-        """Why pixels are scaled when samples are made; None if that can wait for `as_stored`, and is alike for all."""
+        """Reason why pixels must be scaled when samples are created; None if scaling per batch is possible."""
         return self._collection.early_scaling_reason(cleared=self._masks is not None and self._masks.clears)
 
     @property
     def _has_user_code(self) -> bool:
-        """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
+        """Whether a sample calls a user function, which may be slow or draw random numbers."""
         return self._targets is not None and not self._targets.listed
 
     @property
     def _is_random(self) -> bool:
-        """Whether a sample may draw from global generators: in functions of the user's, or where its crop lies."""
+        """Whether a sample may draw from global generators: in user functions, or for the position of its crop."""
         return self._has_user_code or self._collection.random
 
     @cached_property
@@ -322,7 +322,7 @@ class StoredSamples(Dataset[Any]):
         return np.arange(self._count) if self._picked is None else np.asarray(self._picked)
 
     def _note(self, error: Exception, indices: Sequence[Any]) -> None:
-        """Name the samples that were being made in an error's text, which a worker sends along.
+        """Add the samples that were being created to an error's notes, which a worker also sends.
 
         Raises
         ------
@@ -341,10 +341,10 @@ class StoredSamples(Dataset[Any]):
                 f"{self.path}: the transform or target of sample {shown} raised StopIteration, which would end the "
                 f"epoch early; add a default to its next() call"
             )
-            raise RuntimeError(msg) from error  # noqa: TRY004  # as Python does for generators
+            raise RuntimeError(msg) from error  # noqa: TRY004  # Like Python for generators.
 
     def _beside(self, position: int) -> tuple[Any, ...]:
-        """Return what a sample has after its image: target and id, as asked for."""
+        """Return the items of a sample after its pixels: target and id, if requested."""
         beside = () if self._targets is None else (self._targets[position],)
         return (*beside, self._collection.sample_ids[position]) if self._return_ids else beside
 
@@ -434,7 +434,7 @@ class StoredSamples(Dataset[Any]):
         return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
 
     def _codes(self, names: Any, option: str) -> Array:
-        """Return codes of the samples by columns, of which no others are read."""
+        """Return codes of the samples by columns, reading only these columns."""
         rows = None if self._picked is None else np.asarray(self._picked)
         return codes_of(self._collection.beside.named, names, option, str(self.path), rows)
 
@@ -442,16 +442,16 @@ class StoredSamples(Dataset[Any]):
         return BatchedConcat([self, other])
 
     def _view(self, picked: array[int] | None) -> Self:
-        """Return a dataset that shares all with this one, of other positions in the collection."""
+        """Return a dataset of other positions in the collection that shares all data with this one."""
         view = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _FOUND}
         vars(view).update(shared, _picked=picked, _count=len(self._collection) if picked is None else len(picked))
         return view
 
     def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
-        """Return a dataset of the same samples of another collection of the same images, or of the first of them.
+        """Return a dataset of these samples from another collection of these images, or of the first ones.
 
-        ``masks`` is another collection of the same masks.
+        ``masks`` is another collection of these masks.
         """
         picked = self._picked if len(collection) == len(self._collection) else None
         view = self._view(picked)
@@ -462,11 +462,11 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def _mask_collection(self) -> Collection | None:
-        """The collection of the masks; None without any."""
+        """Collection of the masks, or None without masks."""
         return None if self._masks is None else self._masks.collection
 
     def _subset_at(self, positions: Array) -> Self:
-        """Return a view of the samples at some positions in the collection."""
+        """Return a view of the samples at ``positions`` in the collection."""
         return self._view(array("q", positions.astype(np.int64).tobytes()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -479,10 +479,10 @@ class StoredSamples(Dataset[Any]):
         return f"<{type(self).__name__} of {count}, {self._collection.format_name}, {held}, at {str(self.path)!r}>"
 
     def _preview(self) -> Pictures:
-        """Return the samples as what they are shown from: cut, but neither scaled nor transformed."""
+        """Return previews of the samples: cut, but neither scaled nor transformed."""
         try:
             columns = self.columns
-        except OMEArrowDSError:  # it was unpickled with its pixels, and the file has gone
+        except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             columns = pa.table({})
         return shown.pictures(self._collection, self._all_positions(), self.image_ids, columns)
 

@@ -54,17 +54,17 @@ class Shown:
     path
         The collection.
     png
-        The picture, a PNG file.
+        The picture as PNG bytes.
     images
-        For each image that is in it, in reading order: ``row`` and ``column`` of the grid, ``index``, ``image_id``,
-        ``group`` (the value of ``by``, None without) and ``problem`` (None where it could be read).
+        Per image of the picture, in reading order: ``row`` and ``column`` of the grid, ``index``, ``image_id``,
+        ``group`` (value of ``by``, or None) and ``problem`` (None if it was read).
     channels
-        For each channel its ``name``, its ``color`` as ``#rrggbb``, and the stored values that are black, ``low``, and
-        as bright as can be, ``high``.
+        Per channel: ``name``, ``color`` as ``#rrggbb``, and the stored values of black, ``low``, and of full
+        brightness, ``high``.
     total
-        How many images there are.
+        Number of images in the collection.
     groups
-        How many values ``by`` has; None without it.
+        Number of distinct values of ``by``, or None without it.
     pixel_range
         Largest value of the uint16 images among the first 64 shown; None without one.
     """
@@ -158,13 +158,13 @@ def show(
     if importlib.util.find_spec("PIL") is None:
         raise BackendError("show: Pillow is not installed; run pip install 'omearrow-ds[show]'")
     check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
-    random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
+    random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
     target = None if out is None else _target(out, overwrite=overwrite)
     channels = options.pop("channels", None)
     opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
     of_samples = [name for name in options if name not in opening] + ["crop_size"] * (crop_size is not None)
     if is_path(images) and of_samples:
-        from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # torch, which takes seconds
+        from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # Imports torch, which takes seconds.
 
         dataset = OMEArrowDatasetNumpy(
             images, format, preload=False, axes=AXES, crop_size=crop_size, normalize=False, **options
@@ -233,7 +233,7 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
     def tile(each: Thumbnail) -> Tile:
-        if each.problem is not None:  # its paths without what the title says already
+        if each.problem is not None:  # Paths without the prefix that is in the title.
             return Tile(each.image_id, each.problem.replace(f"{pictures.where}{os.sep}", ""))
         return Tile(each.image_id, composed(each.planes, ranges, shown_in))
 
@@ -256,7 +256,7 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
 def _drawn(
     pictures: Pictures, sample: int, by: str | None, random: Any
 ) -> tuple[list[tuple[str, list[int]]], int | None]:
-    """Return the rows of the grid, each a label and the numbers of its images, and how many groups there are."""
+    """Return the rows of the grid, each a label and its image indices, and the number of groups."""
     total = len(pictures.image_ids)
     if by is None:
         chosen = np.sort(random.permutation(total)[:sample]).tolist()
@@ -277,7 +277,7 @@ def _drawn(
 
 
 def _channels(thumbnails: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
-    """Return the channels' names, None where images differ, and the contrast of each over all images."""
+    """Return the name of each channel, None if images differ, and its contrast over all images."""
     read = [each for each in thumbnails if each.problem is None]
     number = max((len(each.planes) for each in read), default=0)
     names: list[str | None] = []

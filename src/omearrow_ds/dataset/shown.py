@@ -1,4 +1,4 @@
-"""Datasets as a notebook shows them: samples before they are scaled and transformed, and what is done to them."""
+"""Notebook display of datasets: samples before scaling and transform, and facts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from omearrow_ds.text import size
 
 
 def pictures(collection: Collection, positions: Array, image_ids: Sequence[str], columns: pa.Table) -> Pictures:
-    """Return the samples at ``positions`` as what they are shown from: cut, but neither scaled nor transformed."""
+    """Return previews of the samples at ``positions``: cut, but neither scaled nor transformed."""
     fields = collection.fields_of(positions)
 
     def unscaled(image: Array, index: int) -> Array:
-        with torch.random.fork_rng([], enabled=collection.random):  # to be looked at is not to be trained on
+        with torch.random.fork_rng([], enabled=collection.random):  # Keeps the random state of training.
             return collection.unscaled(image, int(positions[index]))
 
     def channels(index: int) -> list[str | None]:
@@ -36,7 +36,7 @@ def pictures(collection: Collection, positions: Array, image_ids: Sequence[str],
             return []
         numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
         kept = unscaled(np.broadcast_to(numbers, shape), index)
-        return [names[number] for number in kept.max(axis=(0, 2, 3, 4)).tolist()]  # beyond an edge it is 0
+        return [names[number] for number in kept.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
 
     def image(index: int) -> Array:
         return unscaled(collection.image(int(fields[index])), index)
@@ -53,7 +53,7 @@ def facts(
     targets: Targets | None,
     masks: Path | None,
 ) -> Facts:
-    """Return what a dataset is, in words; it has samples of the images of some numbers."""
+    """Return names and texts that describe a dataset; ``fields`` are the indices of its images."""
     classes = {} if targets is None or targets.classes is None else targets.classes
     of_targets = classes if isinstance(classes, dict) else {"": classes}
     held = "read on demand" if collection.cache is None else "preloaded"

@@ -1,18 +1,17 @@
-"""Splitting samples into parts: by shares, with groups that stay together and classes that are spread alike.
+"""Splitting of samples into parts with given shares, grouped by columns and stratified by classes.
 
-The algorithm is ours alone, so that a split is the same on every machine and with every version of every library for
-one seed. Its only source of chance is ``numpy.random.RandomState(seed).permutation``, whose stream NumPy has frozen
-(NEP 19); shares are exact rational numbers, and what is left of arithmetic is that of IEEE 754 doubles, done in a fixed
-order.
+The algorithm does not depend on other libraries, so a seed gives the same split on every machine and with every library
+version. Its only random source is ``numpy.random.RandomState(seed).permutation``, whose stream NumPy has frozen
+(NEP 19). Shares are exact rational numbers; the remaining arithmetic uses IEEE 754 doubles in a fixed order.
 
 - Without groups: the samples are permuted, and each part takes its share of them, rounded by largest remainder
-  (Hamilton; of equal remainders the earlier part first). With classes, class by class in sorted order: every part gets
-  its share of the class rounded down, and what is left goes, at most one sample to a part, to those furthest below
-  their share of all classes so far.
-- With groups: sorted by key, permuted, then stably sorted by size, the largest first (as Graham's rule of 1969 for
-  machines); each goes to the part that is furthest below its share in samples. With classes it goes where the sum over
-  parts and classes of the squared deviation from the class's share, as a part of the class, grows least. Once there are
-  only as many groups left as parts without any, each of those gets one.
+  (Hamilton; the earlier part first if remainders are equal). With classes, this is done per class in sorted order:
+  every part gets its share of the class rounded down. The remaining samples, at most one per part, go to the parts
+  furthest below their share of all classes so far.
+- With groups: groups are sorted by key, permuted, then stably sorted by size, the largest first (like Graham's rule of
+  1969 for machines). Each goes to the part that is furthest below its share in samples. With classes, it goes to the
+  part where the sum over parts and classes of the squared relative deviation from the class's share grows least. When
+  the number of remaining groups equals the number of empty parts, each empty part gets one.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-_OFF = Fraction(1, 10**6)  # by so much a sum of fractions, as they are typed, may miss 1
+_OFF = Fraction(1, 10**6)  # Tolerance for the sum of fractions as typed.
 
 
 def split_positions(
     samples: int, fractions: Sequence[float], groups: Array | None, classes: Array | None, seed: int, where: str
 ) -> list[Array]:
-    """Return for each part the sorted int64 positions of its samples, each of ``samples`` in one of them.
+    """Return the sorted int64 positions of the samples of each part; each of ``samples`` is in one part.
 
-    Raises `ArgumentError` if ``fractions`` or ``seed`` are none, there are fewer groups than parts, or a part would be
-    empty.
+    Raises `ArgumentError` if ``fractions`` or ``seed`` are invalid, there are fewer groups than parts, or a part would
+    be empty.
 
     Parameters
     ----------
@@ -51,10 +50,10 @@ def split_positions(
     groups, classes
         (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order of the sorted keys.
     where
-        Names the collection in errors.
+        Name of the collection in errors.
     """
     shares = _shares(fractions)
-    random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
+    random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
     if groups is None:
         parts = _by_samples(samples, shares, classes, random)
     else:
@@ -74,15 +73,15 @@ def split_positions(
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed as Python's int, or raise `ArgumentError`."""
+    """Return a seed as int, or raise `ArgumentError`."""
     return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
 def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
-    """Return (N,) int64 codes of some rows by one column or several, in the order of their sorted distinct values.
+    """Return (N,) int64 codes of ``rows`` by one or more columns, in the order of their sorted distinct values.
 
-    Raises `ArgumentError` if ``names`` are none; `ColumnError` if there is no such column, it has nulls, or its values
-    have no order.
+    Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values
+    cannot be sorted.
     """
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
@@ -116,7 +115,7 @@ def _codes(column: pa.ChunkedArray, what: str, option: str) -> Array:
 
 
 def _shares(fractions: Any) -> list[Fraction]:
-    """Return shares that sum to 1, each the number as it is typed: 0.1 is a tenth."""
+    """Return shares with sum 1, each the exact decimal number as typed: 0.1 is a tenth."""
     try:
         shares = [Fraction(str(each)) for each in fractions]
     except (TypeError, ValueError):
@@ -130,7 +129,7 @@ def _shares(fractions: Any) -> list[Fraction]:
 
 
 def _whole(shares: Sequence[Fraction]) -> tuple[list[int], int]:
-    """Return shares as whole numbers, and what they are parts of."""
+    """Return shares as integer numerators, and their common denominator."""
     whole = math.lcm(*(share.denominator for share in shares))
     return [int(share * whole) for share in shares], whole
 
@@ -140,7 +139,7 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
     order = random.permutation(samples)
     if classes is not None:
         order = order[np.argsort(classes[order], kind="stable")]
-    owed = [0] * len(shares)  # by the classes so far, in parts of the whole
+    owed = [0] * len(shares)  # Deficit over the classes so far, in units of 1 / whole.
     chunks: list[list[Array]] = [[] for _ in shares]
     start = 0
     for length in [samples] if classes is None else np.bincount(classes).tolist():
@@ -184,7 +183,7 @@ class _Largest:
         self._below = [number * samples for number in numbers]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part for a group, the first of equal ones."""
+        """Return the part for a group, the first one if several are equal."""
         del group
         return max(allowed, key=self._below.__getitem__)
 
@@ -196,7 +195,7 @@ class _Largest:
 class _Evenest:
     """Chooses the part where the squared deviation of the classes from their shares grows least.
 
-    With ``g`` samples of a class of ``n``, of which a part lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
+    For ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
     """
 
     def __init__(self, groups: Array, classes: Array, shares: Sequence[Fraction]) -> None:
@@ -209,7 +208,7 @@ class _Evenest:
         self._below = [[float(share * total) for total in totals.tolist()] for share in shares]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part for a group, the first of equal ones."""
+        """Return the part for a group, the first one if several are equal."""
         of_group, squares = self._of[group], self._squares
         gains = [math.fsum(g * self._below[part][c] / squares[c] for c, g in of_group) for part in allowed]
         return allowed[gains.index(max(gains))]

@@ -1,4 +1,4 @@
-"""`Targets`: what a sample's ``target=`` is taken from, columns or a callable on a row."""
+"""`Targets`: values of ``target=`` per sample, from columns or a callable on a row."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _NEAREST = 3
 
 
 class Targets:
-    """The targets of a source's images, by index.
+    """Targets of a source's images, by index.
 
-    Raises `ArgumentError` if an option is invalid, or a text is not among ``classes``; `ColumnError` if there is no
-    such column, or it holds nulls.
+    Raises `ArgumentError` if an option is invalid, or a text is not in ``classes``; `ColumnError` if a column is
+    missing or has nulls.
 
     Parameters
     ----------
     source
         Open source whose columns are used.
     target
-        Name of a column, or several, of which a target is a dict; or a callable on a row of the columns (a dict), which
-        has ``image_id`` and ``index`` too, unless a column is called so.
+        Name of a column; several names, for which a target is a dict; or a callable on a row of the columns as a dict,
+        which also has ``image_id`` and ``index`` unless a column has this name.
     classes
-        Texts in the order of their codes, of several columns by name; None is the sorted distinct texts of a column.
+        Texts in the order of their codes, for several columns by name; None is the sorted distinct texts of a column.
     encode_targets
         Whether text becomes codes.
     nulls
-        Whether columns may hold nulls; `present` then tells where there are none.
+        Whether columns may have nulls; `present` is then the mask of valid targets.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class Targets:
 
     @property
     def listed(self) -> bool:
-        """Whether they are the values of columns, with nothing to call."""
+        """Whether targets are values of columns, not results of a callable."""
         return self._only is not None or bool(self._of)
 
     @property
     def present(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which images have a target, a bool each; None if all have one."""
+        """One bool per image, whether it has a target; None if all have one."""
         masks = [column.present for column in (self._only, *self._of.values()) if column is not None]
         missing = [mask for mask in masks if mask is not None]
         return np.logical_and.reduce(missing) if missing else None
 
     @property
     def classes(self) -> Classes | None:
-        """The texts that codes stand for: of several columns by name; None if there are no codes."""
+        """Texts in the order of their codes, for several columns by name; None without codes."""
         if self._only is not None:
             return self._only.classes
         coded = {name: column.classes for name, column in self._of.items() if column.classes is not None}
         return coded or None
 
     def __getitem__(self, index: int) -> Any:
-        """Return the target of image ``index``: the caller's own to write on."""
+        """Return the target of image ``index`` as a copy that the caller may change."""
         only = self._only
         if only is not None:
             value = only.values[index]
@@ -103,7 +103,7 @@ class Targets:
 
 
 class _Column(NamedTuple):
-    """The values of a column, what copies one if it could be changed, the texts if they are codes, where it is null."""
+    """Values of a column, function that copies a mutable one, texts of codes, and mask of the valid values."""
 
     values: list[Any]
     copy: Callable[[Any], Any] | None
@@ -230,7 +230,7 @@ def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text, also where each distinct one is stored once."""
+    """Whether a column has text, also dictionary-encoded."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in _TEXT
 
@@ -243,9 +243,9 @@ def _codes(column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> _Column:
 
 
 def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:
-    """Return lists as arrays, those of numbers of one dtype: an empty list, or a large number, tells NumPy another one.
+    """Return lists as arrays, numbers with one dtype: NumPy would infer others for empty lists or large numbers.
 
-    Where the lists within a list differ in length, they stay lists.
+    Lists with inner lists of different lengths remain lists.
     """
     nulls = 0
     while pa.types.is_list(column.type):
@@ -263,7 +263,7 @@ def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:
 
 
 def _copier(kind: pa.DataType, values: list[Any]) -> Callable[[Any], Any] | None:
-    """Return what copies a value of a column, None if nobody can change one: a number, a text, a time."""
+    """Return the function that copies a value of a column, or None if values are immutable: numbers, text, times."""
     if not pa.types.is_nested(kind) and not isinstance(kind, pa.BaseExtensionType):
         return None
     plain = all(isinstance(value, np.ndarray) and not value.dtype.hasobject for value in values)

@@ -1,9 +1,9 @@
-"""Windows of pixels that lie in a device's memory, gathered, cropped, padded and scaled into a batch there.
+"""Windows of pixels in device memory, gathered, cropped, padded and scaled into a batch.
 
-`by_torch` says what that is, in torch's own operations, on any device; `omearrow_ds.dataset.windows_kernel` does it in
-one kernel, and `omearrow_ds.dataset.window_maker` chooses. The bits are those of NumPy on the CPU: both divide in
-float32, rounded as IEEE 754 says. So a divisor is always a tensor of the device: by a number of Python's torch
-multiplies with the reciprocal on CUDA, which is not the same.
+`by_torch` is the reference implementation with torch operations for any device. `omearrow_ds.dataset.windows_kernel`
+uses one kernel, and `omearrow_ds.dataset.window_maker` chooses between them. Results are bit-identical to NumPy on the
+CPU: both divide in float32 with IEEE 754 rounding. So a divisor is always a tensor on the device: for a Python number,
+torch multiplies by the reciprocal on CUDA, which rounds differently.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from omearrow_ds.axes import AXES, Cut
 from omearrow_ds.kernels.scaling import Divisor, Scaling
 
 Array = np.ndarray[Any, Any]
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # torch gathers no unsigned ones of this width
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # Torch cannot gather these unsigned dtypes.
 _LARGEST_ALIGNMENT = 16
 
 
 def to(array: Array, device: torch.device) -> torch.Tensor:
-    """Return an array on a device, in C order, which NumPy's ``stack`` does not promise and the kernel counts on."""
+    """Return an array on a device, in the C order that the kernel requires and NumPy's ``stack`` does not guarantee."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
 class Layout(NamedTuple):
-    """Where pixels of samples are among those that are stored; all counted in pixels."""
+    """Offsets and strides of sample pixels in stored fields, all in pixels."""
 
-    field_step: int  # from one stored field to the next
-    planes: Array  # (P, 2) int64: where each plane (T, C, Z) of a sample begins, in its field and in the sample
-    # rows, columns: (H,) and (W,) int64: where the rows of a field are that a sample may have, and their columns, after
-    # that
+    field_step: int  # Stride of stored fields.
+    planes: Array  # (P, 2) int64: offset of each plane (T, C, Z) of a sample, in its field and in the sample.
+    # rows, columns: (H,) and (W,) int64: offset of each row that a sample may show in its plane, and of each column
+    # in its row.
     rows: Array
     columns: Array
-    # shape, window: of a sample, in the order of its axes, and its (height, width)
+    # shape, window: of a sample, in the order of its axes, and its (height, width).
     shape: tuple[int, ...]
     window: tuple[int, int]
-    # lengths, steps: of a sample along (T, C, Z, Y, X)
+    # lengths, steps: of a sample along (T, C, Z, Y, X).
     lengths: tuple[int, ...]
     steps: tuple[int, ...]
 
@@ -54,13 +54,13 @@ class Layout(NamedTuple):
         Parameters
         ----------
         stored, steps
-            Lengths of a stored field along (T, C, Z, Y, X), and how many pixels on the next one along each is.
+            Shape of a stored field (T, C, Z, Y, X), and its strides in pixels.
         cut
-            What of a field a sample may have, all axes kept.
+            Region of a field that a sample may show, with all axes.
         axes
             Axes of a sample, in its order.
         window
-            (height, width) of a sample where it is a window of that.
+            (height, width) of a sample that is a window of this region.
         """
         indices = [np.arange(size)[part] for size, part in zip(stored, cut.slices, strict=True)]
         for axis, pick in cut.picks:
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of_samples(cls, shape: Sequence[int], axes: str) -> Layout:
-        """Return the layout of samples of ``shape`` that lie one after the other as they are to be."""
+        """Return the layout of contiguous samples of ``shape``."""
         lengths = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
         after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
         whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), lengths, None, lengths)
@@ -91,11 +91,11 @@ class Layout(NamedTuple):
 class Scales(NamedTuple):
     """Factors of (pixel / illumination - offset) / divisor in float32; without factors pixels keep their value."""
 
-    dtype: torch.dtype  # of samples
-    factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor of each plane, of each group of fields
+    dtype: torch.dtype  # Of samples.
+    factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.
     illumination: torch.Tensor | None = None  # (G, P, H, W) float32
-    clip: bool = False  # whether values are kept within [0, 1]
-    groups: torch.Tensor | None = None  # (N,) int64, the group of each field; None if there is one
+    clip: bool = False  # Whether values are clipped to [0, 1].
+    groups: torch.Tensor | None = None  # (N,) int64, the group of each field; None for one group.
 
     @classmethod
     def of(
@@ -106,7 +106,7 @@ class Scales(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Scales:
-        """Return scalings of fields (T, C, Z, Y, X) on a device; ``groups`` says which is that of each field."""
+        """Return scalings of fields (T, C, Z, Y, X) on a device; ``groups`` has the scaling index of each field."""
         if divisors[0] is None:
             return cls(dtype)
         planes = math.prod(field[:3])
@@ -124,9 +124,9 @@ class Scales(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Which windows: of ``positions`` in ``places``, (M, 3) int64 field, top and left; without the one all of them.
+    """Windows at ``positions``, or all, of ``places``, (M, 3) int64 of field, top and left.
 
-    Without ``places`` windows are whole fields, which positions then count; without both all fields.
+    Without ``places``, windows are whole fields, and positions are field indices; without both, all fields.
     """
 
     positions: torch.Tensor | None = None
@@ -134,7 +134,7 @@ class Windows(NamedTuple):
     pad: str = "constant"
 
     def located(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the fields of windows, and where they begin in them, (n, 2)."""
+        """Return the fields of windows, and the top and left of each, (n, 2)."""
         if self.places is None:
             return self.positions, None
         places = self.places if self.positions is None else self.places[self.positions]
@@ -145,7 +145,7 @@ Make = Callable[[torch.Tensor, torch.Tensor, Layout, Scales, Windows], None]
 
 
 def by_torch(source: torch.Tensor, out: torch.Tensor, layout: Layout, scales: Scales, windows: Windows) -> None:
-    """Write windows to ``out``, (n, *shape) of the layout, by torch's operations; ``source`` is flat."""
+    """Write windows to ``out``, (n, *shape) of the layout, with torch operations; ``source`` is flat."""
     device = source.device
     fields, corners = windows.located()
     if fields is None:
@@ -177,7 +177,7 @@ def by_torch(source: torch.Tensor, out: torch.Tensor, layout: Layout, scales: Sc
 
 
 def _shown(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tensor:
-    """Return which rows or columns windows show, (n, length); some beyond those that there are."""
+    """Return the rows or columns that windows show, (n, length); some may be out of range."""
     at = first[:, None] + torch.arange(length, device=first.device)
     if pad == "reflect" and size > 1:
         at = at.remainder(2 * (size - 1))
@@ -188,7 +188,7 @@ def _shown(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tenso
 def _scaled(
     pixels: torch.Tensor, scales: Scales, fields: torch.Tensor, row: torch.Tensor, column: torch.Tensor
 ) -> torch.Tensor:
-    """Return pixels (n, P, h, w) as they are in samples."""
+    """Return scaled pixels (n, P, h, w)."""
     value = pixels.to(torch.float32)
     if scales.factors is None:
         return value
@@ -199,13 +199,13 @@ def _scaled(
     factors = scales.factors[group]
     value -= factors[:, :, 0, None, None]
     value /= factors[:, :, 1, None, None]
-    if scales.clip:  # as NumPy's clip, that leaves what is no number
+    if scales.clip:  # Like NumPy's clip, this keeps NaN.
         value = value.masked_fill(value <= 0, 0).masked_fill_(value > 1, 1)
     return value
 
 
 class Fused(NamedTuple):
-    """A layout as the kernel has it: rows and columns follow in steps; as far as it can be had."""
+    """Layout for the kernel, with a constant stride of rows and of columns."""
 
     planes: torch.Tensor
     steps: tuple[int, int]
@@ -214,7 +214,7 @@ class Fused(NamedTuple):
 
 
 def fused(layout: Layout, device: torch.device) -> Fused | None:
-    """Return the layout for the kernel; None where rows or columns are picked out of order, or fields are too large."""
+    """Return the layout for the kernel, or None if rows or columns have no constant stride, or fields are too large."""
     steps = [int(places[1] - places[0]) if len(places) > 1 else 0 for places in (layout.rows, layout.columns)]
     even = all(
         (np.diff(places) == step).all() for places, step in zip((layout.rows, layout.columns), steps, strict=True)

@@ -1,4 +1,4 @@
-"""`omearrow_ds.dataset.windows.by_torch` in one kernel of Triton's, which comes with torch's builds for CUDA."""
+"""`omearrow_ds.dataset.windows.by_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from triton.errors import TritonError
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.windows import Fused, Layout, Scales, Windows, by_torch, fused
 
-_BLOCK = 1024  # pixels that a program makes: 8 of each thread, 16 bytes of uint16
+_BLOCK = 1024  # Pixels per program: 8 per thread, which are 16 bytes of uint16.
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _inside(at: tl.tensor, size: tl.constexpr, pad: tl.constexpr) -> tl.tensor:
-    """Return which rows or columns are shown; of constant padding also some that there are not."""
+    """Return the rows or columns that are shown; with constant padding, some may be out of range."""
     if pad == 1:
         at = tl.minimum(tl.maximum(at, 0), size - 1)
     if pad == 2:
@@ -116,7 +116,7 @@ def _windows(
 def launch(
     source: torch.Tensor, out: torch.Tensor, layout: Layout, plan: Fused, scales: Scales, windows: Windows, pad: int
 ) -> None:
-    """Write windows to ``out``, as `by_torch` does, in the stream that is in use on the device of ``source``."""
+    """Write windows to ``out``, like `by_torch`, in the current stream of the device of ``source``."""
     height, width = layout.window
     size = height * width
     scaled = 0 if scales.dtype == source.dtype and scales.factors is None else 1 if scales.factors is None else 2
@@ -151,12 +151,12 @@ def launch(
             scales.clip,
             plan.whole,
             _BLOCK,
-            enable_fp_fusion=False,  # each step is rounded, as on the CPU
+            enable_fp_fusion=False,  # Each step is rounded, as on the CPU.
         )
 
 
 def works(device: torch.device) -> bool:
-    """Whether the kernel gives what torch gives on a device; raises RuntimeError where it cannot be compiled for it."""
+    """Whether kernel and torch give equal results on a device; raises RuntimeError if the kernel does not compile."""
     cut = SampleAxes("TCZYX").cut((1, 1, 1, 5, 7), "a trial")
     layout = Layout.of((1, 1, 1, 5, 7), (35, 35, 35, 7, 1), cut, "CYX")
     plan = fused(layout, device)
@@ -167,7 +167,7 @@ def works(device: torch.device) -> bool:
     assert plan is not None
     try:
         launch(source, made, layout, plan, scales, windows, 0)
-    except (TritonError, TypeError, KeyError) as error:  # a version that does not know a dtype says the latter
+    except (TritonError, TypeError, KeyError) as error:  # KeyError: unknown dtype.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     by_torch(source, expected, layout, scales, windows)
     return bool(torch.equal(made, expected))

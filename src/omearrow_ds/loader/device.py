@@ -1,4 +1,4 @@
-"""Batches on their way to a device: integer pixels as they are stored, which become those of samples there."""
+"""Device transfer of batches, with integer pixels sent as stored and scaled on the device."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from omearrow_ds.dataset.handover import PinnedPool
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.windows import Windows
 
-Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
+Numbered = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
 STAGES = {"apply": "transfer"}
-IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # draw all that they draw when they begin
+IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw the whole order at the beginning.
 
 
 def lies_on(dataset: Any) -> torch.device | None:
-    """Return the device that a dataset's pixels lie on, or those of one that it holds, as torch's ``Subset`` does."""
+    """Return the device of the pixels of a dataset or of its inner datasets, such as those of ``Subset``, or None."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
-    held = getattr(dataset, "__dict__", {})  # of a program's: no property of it is asked
+    held = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
     several = held.get("datasets")
     inner = [held.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
     found = (lies_on(each) for each in inner if isinstance(each, Dataset))
@@ -45,15 +45,15 @@ def lies_on(dataset: Any) -> torch.device | None:
 
 
 class RawTransfer:
-    """Batches that are sent as raw pixels, and normalized on the device.
+    """Transfer of batches as raw pixels that are normalized on the device.
 
-    ``dataset`` is an `OMEArrowDataset`, or a ``Subset`` of one, of which `why_not` says nothing; ``pinned`` whether
-    batches are made in page-locked memory, for a copy that goes on beside the program.
+    ``dataset`` is an `OMEArrowDataset` or a ``Subset`` of one for which `why_not` returns None; ``pinned`` is whether
+    batches are created in pinned memory, for asynchronous copies.
 
     Attributes
     ----------
     dataset : Dataset
-        The same samples of pixels as they are stored.
+        Samples with stored pixels.
     """
 
     def __init__(self, dataset: Any, device: torch.device, *, pinned: bool) -> None:
@@ -71,12 +71,12 @@ class RawTransfer:
         self._maker = functools.cache(functools.partial(collection.maker, device))
 
     def sent(self, batch: Any) -> None:
-        """Note that a copy of a batch was asked for, of the stream in use."""
+        """Record that a copy of a batch was enqueued in the current stream."""
         if self._pool is not None:
             self._pool.note(_image(batch), functools.partial(recorded, self._device))
 
     def scaled(self, batch: Any) -> Any:
-        """Return a batch on the device with the pixels that samples have."""
+        """Return a batch on the device with scaled pixels."""
         pixels = _image(batch)
         made = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), Windows())
         return made if batch is pixels else type(batch)([made, *batch[1:]])
@@ -87,7 +87,7 @@ def _inner(dataset: Any) -> Any:
 
 
 def _image(batch: Any) -> torch.Tensor:
-    """Return the images of a batch, the first that there is of a sample."""
+    """Return the images of a batch, its first item."""
     image: torch.Tensor = batch if isinstance(batch, torch.Tensor) else batch[0]
     return image
 
@@ -104,7 +104,7 @@ def why_not(dataset: Any, collate_fn: Any) -> str | None:
 
 
 class Sent:
-    """The batches of a ``BatchSampler``, whose indices are sent to a device together when an epoch begins."""
+    """Batches of a ``BatchSampler`` whose indices are sent to a device together when an epoch begins."""
 
     def __init__(self, sampler: BatchSampler, count: int, device: torch.device) -> None:
         self._sampler, self._count, self._device = sampler, count, device
@@ -123,7 +123,7 @@ class Sent:
 
 
 def sampled(sampler: Any, dataset: Any) -> Any:
-    """Return a sampler of batches whose indices lie where the pixels do, where its order is drawn when it begins."""
+    """Return a batch sampler with indices on the device of the pixels, if the order is drawn at the beginning."""
     device = dataset.device if type(dataset) is OMEArrowDataset else None
     plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
     return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset._is_random else sampler
@@ -132,16 +132,16 @@ def sampled(sampler: Any, dataset: Any) -> Any:
 def on_device(
     batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None = None, *, there: bool = False
 ) -> Iterator[Numbered]:
-    """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before.
+    """Yield batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
 
-    ``there``: images are made on a device, and what is beside them alone may have to be copied.
+    ``there``: whether images are created on a device, so that only other items may have to be copied.
     """
     if device.type == "cuda" and not there:
         return _CopiedAhead(batches, device, raw_transfer)
     if device.type == "cpu" and raw_transfer is None and not there:
         return batches
     move = functools.partial(_moved, device, raw_transfer)
-    return map(move, batches)  # goes on after an error, as a generator would not
+    return map(move, batches)  # Unlike a generator, continues after an error.
 
 
 def _moved(device: torch.device, raw_transfer: RawTransfer | None, numbered: Numbered) -> Numbered:
@@ -151,10 +151,10 @@ def _moved(device: torch.device, raw_transfer: RawTransfer | None, numbered: Num
 
 
 class _CopiedAhead:
-    """Batches copied on a stream of their own, from pinned memory, each while the program has the one before.
+    """Batches copied from pinned memory in a separate stream, each while the previous one is in use.
 
-    The program's stream waits for the copy that it is given, by the event after it: not for the next one, which is
-    under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
+    The user's stream waits for the event after the copy of its batch, not for the copy of the next batch in the same
+    side stream. So a program that synchronizes its own stream does not wait for the next copy.
     """
 
     def __init__(self, batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None) -> None:
@@ -166,17 +166,17 @@ class _CopiedAhead:
         return self
 
     def __next__(self) -> Numbered:
-        # The first time two copies are begun, from then on one: that of the next batch, before this one is given.
+        # The first call starts two copies, later calls one: the copy of the next batch, before this one is returned.
         if not self._ahead:
             self._copy()
-        with suppress(StopIteration):  # after the last one; after an error the one before it is still here
+        with suppress(StopIteration):  # After the last batch; after an error, the previous batch remains.
             self._copy()
         number, batch, copied = self._ahead.pop(0)
         using = torch.cuda.current_stream(self._device)
         using.wait_event(copied)
 
         def used(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # lest its memory is given to a later copy while it is in use
+            tensor.record_stream(using)  # Keeps its memory from a later copy while in use.
             return tensor
 
         return number, apply(batch, used)
@@ -192,7 +192,7 @@ class _CopiedAhead:
 
 
 def apply(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch with ``act`` done to every tensor in its tuples, lists and mappings."""
+    """Return a batch with ``act`` applied to every tensor in its tuples, lists and dicts."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
     if isinstance(batch, dict):

@@ -1,4 +1,4 @@
-"""Seeds of what making a batch draws: by epoch and batch, so that a batch is the same whoever makes it."""
+"""Seeds of global generators per epoch and batch, so that a batch does not depend on its process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _numpy: Any = np.random  # its stubs lack some functions
 
 
 class Seeds(NamedTuple):
-    """What the seeds of an epoch are made from."""
+    """Source of the seeds of an epoch."""
 
-    source: int  # which of the generators that the order may be drawn from: 0 is torch's global one, 1 the loader's own
-    rank: int  # ranks whose generators are alike draw different numbers
+    source: int  # Index of the generator of the order: 0 is torch's global one, 1 the loader's.
+    rank: int  # Ranks with equal generators draw different numbers.
 
     def of_epoch(self, states: Sequence[torch.Tensor]) -> bytes:
-        """Return the seed of the epoch whose order was drawn from generators at ``states``; nothing is drawn for it."""
+        """Return the seed of the epoch whose order was drawn from generators in ``states``, without drawing."""
         state = states[self.source].numpy().tobytes()
         return blake2b(state, digest_size=_SEED_BYTES, salt=self.rank.to_bytes(8, "little")).digest()
 
@@ -38,16 +38,16 @@ def sow(seed: bytes) -> None:
     """Seed the global generators of torch (the CPU's), Python and NumPy."""
     torch.default_generator.manual_seed(int.from_bytes(seed[:8], "little"))
     random.seed(int.from_bytes(seed[8:24], "little"))
-    np.random.seed(int.from_bytes(seed[24:28], "little"))  # noqa: NPY002  # what transforms may use
+    np.random.seed(int.from_bytes(seed[24:28], "little"))  # noqa: NPY002  # Transforms may use it.
 
 
 class Lent:
-    """The program's global generators, lent to a batch that is made in its process, and given back as they were.
+    """Global generators of the program, seeded for a batch that is created in its process, and restored afterwards.
 
-    To take NumPy's state and set it again takes 130 µs. Here another generator takes its place for the time, and what
-    that would lose is looked after: the second of a pair of normal numbers.
+    Saving and restoring NumPy's state takes 130 µs. Instead, another generator temporarily replaces it, and the cached
+    second value of a pair of normal numbers is saved.
 
-    Batches made in several threads at once draw from the same generators; the last of them gives back the program's.
+    Batches of several concurrent threads draw from the same generators; the last batch restores the program's.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Lent:
         self._programs: tuple[Any, ...] | None = None
 
     def lend(self, seed: bytes) -> None:
-        """Seed the generators, after a look at where the program is with them."""
+        """Save the state of the program's generators, and seed them."""
         out = _lendings(os.getpid())
         with out.lock:
             numpys, pair = _numpy.get_bit_generator(), _with_pair(_numpy.rand.__self__.get_state, legacy=False)
@@ -65,7 +65,7 @@ class Lent:
             sow(seed)
 
     def give_back(self) -> None:
-        """Let the program's generators go on from where they were; without effect where they are not lent."""
+        """Restore the program's generators; without effect if they were not replaced."""
         if self._programs is None:
             return
         out = _lendings(os.getpid())
@@ -73,8 +73,8 @@ class Lent:
             place = out.lent.index(self)
             out.lent.pop(place)
             programs, self._programs = self._programs, None
-            if place < len(out.lent):  # lent since to a batch of another thread, which found them as they are with this
-                out.lent[place]._programs = programs  # noqa: SLF001  # another of this class
+            if place < len(out.lent):  # A later batch in another thread saved the states of this one.
+                out.lent[place]._programs = programs  # noqa: SLF001  # Same class.
                 return
             torchs, pythons, numpys, pair = programs
             torch.default_generator.set_state(torchs)
@@ -85,7 +85,7 @@ class Lent:
 
 
 class _Lendings:
-    """To whom a process's generators are lent, one after the other."""
+    """Batches of a process that use its generators, in order."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -94,13 +94,13 @@ class _Lendings:
 
 @functools.cache
 def _lendings(pid: int) -> _Lendings:
-    """Return those of process ``pid``, this one."""
+    """Return the lendings of this process, ``pid``."""
     del pid
     return _Lendings()
 
 
 class _Aside:
-    """Stands in for NumPy's bit generator while nothing but the pair is looked at or set."""
+    """Replacement of NumPy's bit generator while only the cached normal number is read or set."""
 
     def __init__(self) -> None:
         self.state = {"bit_generator": "", "state": None}
@@ -108,7 +108,7 @@ class _Aside:
 
 def _with_pair(do: Any, *arguments: Any, **kwargs: Any) -> Any:
     owner, generator = do.__self__, _numpy.get_bit_generator()
-    owner._bit_generator = _Aside()  # noqa: SLF001  # there is no public way
+    owner._bit_generator = _Aside()  # noqa: SLF001  # No public API.
     try:
         return do(*arguments, **kwargs)
     finally:
@@ -116,7 +116,7 @@ def _with_pair(do: Any, *arguments: Any, **kwargs: Any) -> Any:
 
 
 class Seeded:
-    """A batch's indices on their way to a worker: as they arrive, just before the batch is made, they seed it."""
+    """Indices of a batch that seed the generators when a worker unpickles them, just before it creates the batch."""
 
     def __init__(self, indices: Any, seed: bytes) -> None:
         self._sent = indices, seed

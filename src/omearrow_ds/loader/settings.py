@@ -211,7 +211,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
 
 
 def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
-    """Return the setting that explains torch's order if a collection in parts is below ``Subset`` or ``ConcatDataset``."""
+    """Return the setting that explains torch's order for collections in parts below ``Subset`` or ``ConcatDataset``."""
     if "shuffle" not in given or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
     if not every_part(dataset, lambda _: True):

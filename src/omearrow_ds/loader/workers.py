@@ -1,8 +1,8 @@
-"""Worker processes: forked from a server that has everything imported, without running the main script again.
+"""Worker processes, forked from a server with all imports, without running the main script again.
 
-Forking the main process is unsafe: storage libraries hold threads and handles that a child inherits half (DuckDB over
-Parquet hung 3 of 3, LanceDB hung or crashed). Python's own forkserver is safe, but shares one server with all who use
-it, imports torch anew in each worker, and runs the main script in each, which so needs a ``__main__`` guard.
+Forking the main process is unsafe: storage libraries have threads and handles that do not survive a fork (DuckDB over
+Parquet hung 3 of 3, LanceDB hung or crashed). Python's forkserver is safe, but all users share one server, and each
+worker imports torch again and runs the main script, which then needs a ``__main__`` guard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from omearrow_ds.dataset.gather import loops_wanted
 from omearrow_ds.errors import ArgumentError
 
 START_METHOD = "omearrow_ds forkserver"
-_IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # omearrow_ds alone imports no torch
+_IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # Importing omearrow_ds does not import torch.
 _IMPORTED_IF_USED = (
     "pandas",
     "pyarrow.pandas_compat",
@@ -54,7 +54,7 @@ _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
 
 
 def worker_context() -> BaseContext | None:
-    """Return the context that workers are started in by default; None where the system has no forkserver."""
+    """Return the default multiprocessing context of workers, or None if the system has no forkserver."""
     return _WorkerContext() if "forkserver" in get_all_start_methods() else None
 
 
@@ -70,7 +70,7 @@ def warn_of_fork(method: str) -> None:
 
 
 def refuse_in_daemon(num_workers: int) -> None:
-    """Raise `ArgumentError` where a process may start no others."""
+    """Raise `ArgumentError` if this process is daemonic and so cannot start workers."""
     if current_process().daemon:
         msg = (
             f"num_workers={num_workers}: a daemonic process, such as a worker of multiprocessing.Pool, Dask or a "
@@ -80,7 +80,7 @@ def refuse_in_daemon(num_workers: int) -> None:
 
 
 class _Process(ForkServerProcess):
-    """A worker that ends with its parent, however that ends."""
+    """A worker that ends with its parent, also if that is killed."""
 
     main_objects: Any = None
     environment: dict[str, str] | None = None
@@ -101,18 +101,18 @@ class _Process(ForkServerProcess):
             super().run()
 
 
-class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
+class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
     """A queue in which a worker sends an error in place of a batch that cannot be pickled.
 
-    Its pipe outlives it. Where torch's iterator is in a reference cycle, the garbage collector finalizes the ends of
-    the pipe beside the iterator, whose own finalizer still sends to workers: the thread that sends then closes the same
-    descriptors again, which may be another file's by then.
+    The pipe outlives the queue. If torch's iterator is in a reference cycle, the garbage collector finalizes the ends
+    of the pipe and the iterator in any order, but the iterator's finalizer still sends to workers. The sending thread
+    would then close the same descriptors again, which may belong to another file.
     """
 
     def __init__(self, maxsize: int, *, ctx: BaseContext) -> None:
         super().__init__(maxsize, ctx=ctx)
-        ends = self._reader, self._writer  # type: ignore[attr-defined]  # not in its stubs
-        weakref.finalize(self, _outlived, *ends).atexit = False  # what it holds is not garbage
+        ends = self._reader, self._writer  # type: ignore[attr-defined]  # Not in its stubs.
+        weakref.finalize(self, _outlived, *ends).atexit = False  # Its arguments are never garbage.
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         if get_worker_info() is None:
@@ -124,7 +124,7 @@ class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
 
 
 def _outlived(*ends: connection.Connection) -> None:
-    """Do nothing: who calls it drops the last references to ``ends`` that do not come from their users."""
+    """Do nothing; the finalizer that calls this function only holds references to ``ends``."""
 
 
 class _WorkerContext(ForkServerContext):
@@ -139,7 +139,7 @@ class _WorkerContext(ForkServerContext):
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended: its own parent is the server, which waits for all workers."""
+    """End this process when the loader's process ends: the OS parent is the server, which waits for all workers."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -148,7 +148,7 @@ def _end_with_parent() -> None:
 
 @functools.cache
 def _server(pid: int) -> ForkServer:
-    """Return the server of process ``pid``, this one; a forked child cannot use its parent's."""
+    """Return the server of this process, ``pid``; a forked child cannot use its parent's."""
     del pid
     server = ForkServer()
     used = (name for name in _IMPORTED_IF_USED if name in sys.modules)
@@ -157,7 +157,7 @@ def _server(pid: int) -> ForkServer:
 
 
 class _Popen(Popen):
-    """As `multiprocessing.popen_forkserver.Popen`, but from our server, and without the main script."""
+    """`multiprocessing.popen_forkserver.Popen` with our server, and without the main script."""
 
     def _launch(self, process: Any) -> None:
         described = spawn.get_preparation_data(process.name)
@@ -169,11 +169,11 @@ class _Popen(Popen):
         finally:
             set_spawning_popen(None)
         self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        held = os.dup(writing)  # its other end tells the worker when this process has ended
+        held = os.dup(writing)  # The worker sees its other end close when this process ends.
         self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(buffer.getbuffer())
-        del pickler  # it holds what was made for the pickle alone, as is a generator's state: shared until it was sent
+        del pickler  # It owns temporary objects, such as shared generator states, until they are sent.
         self.pid = read_signed(self.sentinel)
 
 
@@ -200,7 +200,7 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
 
 
 class _Sent:
-    """A process on its way to the server."""
+    """Pickled process for the server."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -210,9 +210,9 @@ class _Sent:
 
 
 def _arrive(pickled: bytes) -> _Process:
-    """Return the process, unless what it was to work for has ended since: its semaphores are no more."""
+    """Return the unpickled process; exit if its parent has ended and its semaphores are missing."""
     try:
-        process: _Process = pickle.loads(pickled)  # noqa: S301  # of our own making
+        process: _Process = pickle.loads(pickled)  # noqa: S301  # Pickled by this module.
     except FileNotFoundError as error:
         places = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
         if places[-1] == SemLock.__module__:
@@ -221,8 +221,8 @@ def _arrive(pickled: bytes) -> _Process:
     return process
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles functions and classes of the main script by value, and what processes share as `ForkingPickler` does."""
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
+    """Pickler of the main script's functions and classes by value, and of shared objects like `ForkingPickler`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -239,7 +239,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 class _Seen:
-    """Names and objects of the main script, as they are known when this is pickled, which is last."""
+    """Names and objects of the main script, collected while the rest was pickled; pickled last."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
