@@ -1,4 +1,4 @@
-"""Torch's ``ConcatDataset``, a batch of which is made by one call of each dataset that has some of it."""
+"""Torch's ``ConcatDataset`` with batched access, one call per inner dataset and batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BatchedConcat(ConcatDataset[Any]):
         """Return the samples of ``indices`` in that order."""
         count = len(self)
         if not all(-count <= index < count for index in indices):
-            return [self[index] for index in indices]  # torch's own error
+            return [self[index] for index in indices]  # Raises torch's error.
         by_child: dict[int, tuple[list[int], list[int]]] = {}
         for place, index in enumerate(indices):
             position = index + count if index < 0 else index
@@ -46,7 +46,7 @@ class BatchedConcat(ConcatDataset[Any]):
 
 
 def _samples(dataset: Any, indices: list[int]) -> Sequence[Any]:
-    # Of its class: what hands on what it has not itself has another's, which would pass over its own __getitem__.
+    # Looked up in the class: a wrapper that forwards attributes would forward this too and skip its own __getitem__.
     if callable(getattr(type(dataset), "__getitems__", None)):
         samples: Sequence[Any] = dataset.__getitems__(indices)
         return samples
@@ -54,9 +54,9 @@ def _samples(dataset: Any, indices: list[int]) -> Sequence[Any]:
 
 
 def batched(dataset: Dataset[Any]) -> Dataset[Any]:
-    """Return a dataset whose ``ConcatDataset`` are `BatchedConcat`, also below ``Subset``; what was given is as it was.
+    """Return a copy of a dataset with every ``ConcatDataset`` replaced by `BatchedConcat`, also below ``Subset``.
 
-    Those of a class derived from torch's remain as they are: they may make samples of their own.
+    Subclasses of ``ConcatDataset`` are not replaced, since they may create their own samples.
     """
     if type(dataset) in CONCATS:
         made = object.__new__(BatchedConcat)
@@ -108,7 +108,7 @@ def _shown(classes: Any) -> str:
 
 
 def _first_difference(ours: Any, theirs: Any) -> str:
-    """Return the first code of two meanings, which may be beyond the texts that are shown."""
+    """Return the first code with different texts, since the shown texts may be truncated before it."""
     if not isinstance(ours, tuple) or not isinstance(theirs, tuple):
         return ""
     pairs = enumerate(zip(ours, theirs, strict=False))

@@ -1,4 +1,4 @@
-"""Rows of crops: their ids and columns beside the pixels, and the fit of boxes to one size."""
+"""Ids and columns of crops, and the fit of boxes to one size."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from omearrow_ds.storage.objects import Objects, object_ids
 
 
 class Fit(NamedTuple):
-    """How crops of boxes get one ``size`` (height, width): scaled, or in the middle of zeros."""
+    """Fit of boxes to one ``size`` (height, width): scaled, or centered in zeros."""
 
     size: tuple[int, int]
     scaled: bool
 
     def __call__(self, crop: Array, sample: Array, *, smooth: bool) -> None:
-        """Write a crop to a sample, both (T, C, Z, Y, X): scaled smoothly, or by the nearest pixels."""
+        """Write a crop to a sample, both (T, C, Z, Y, X); scaling is bilinear if ``smooth``, else by nearest pixel."""
         if not self.scaled:
             sample[...] = 0
             top, left = ((to - of) // 2 for to, of in zip(self.size, crop.shape[3:], strict=True))
@@ -34,20 +34,20 @@ class Fit(NamedTuple):
             sample[...] = scaled.numpy().reshape(sample.shape)
         else:
             sides = zip(self.size, crop.shape[3:], strict=True)
-            y, x = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in sides)  # in the middle of each
+            y, x = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in sides)  # Pixel centers.
             sample[...] = crop[..., y, :][..., x]
 
     def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
-        """Return where a pixel of a crop of ``shape`` is in its sample."""
+        """Return the position in the sample of a pixel of a crop of ``shape``."""
         sides = zip(pixel, shape, self.size, strict=True)
         y, x = ((2 * at + 1) * to // (2 * of) if self.scaled else at + (to - of) // 2 for at, of, to in sides)
         return y, x
 
 
 class CropRows:
-    """Path, ids and columns of crops: those of the objects, or of the tiles, and those of their images.
+    """Path, ids and columns of crops, with the columns of objects or tiles and of their images.
 
-    Without ``objects`` they are tiles, which have their place as columns ``crop_y`` and ``crop_x``.
+    Without ``objects``, crops are tiles, whose positions are the columns ``crop_y`` and ``crop_x``.
     """
 
     def __init__(self, source: BaseSource, places: Places, objects: Objects | None) -> None:
@@ -56,7 +56,7 @@ class CropRows:
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
-        """One id a crop."""
+        """One id per crop."""
         if self.objects is not None:
             return object_ids(self.objects, self._images[0])
         placed = zip(self._places.fields.tolist(), *(of.tolist() for of in self._places.corners), strict=True)
@@ -64,14 +64,14 @@ class CropRows:
 
     @property
     def own(self) -> pa.Table:
-        """The columns of the objects, or of the tiles."""
+        """Columns of the objects or tiles."""
         if self.objects is not None:
             return self.objects.table
         return pa.table(dict(zip(("crop_y", "crop_x"), self._places.corners, strict=True)))
 
     @cached_property
     def columns(self) -> pa.Table:
-        """Theirs, and those of their images that are called otherwise."""
+        """Columns of the objects or tiles, then columns of their images with other names."""
         own, images = self.own, self._images[1]
         others = images.select([name for name in images.column_names if name not in own.column_names])
         if not others.num_columns:
@@ -81,7 +81,7 @@ class CropRows:
 
     @property
     def named(self) -> Named:
-        """The same."""
+        """`columns` as a mapping by name."""
         named: Named = self.columns
         return named
 

@@ -25,7 +25,7 @@ from omearrow_ds.storage.protocol import Paths, StrPath
 STAGES = {"OMEArrowDataset._allocate": "collate", "OMEArrowDataset._collated": "collate"}
 
 
-_NOT_PASSED = {"self", "transform", "options", "__class__"}  # Of the arguments of `OMEArrowDataset`.
+_NOT_PASSED = {"self", "transform", "options", "__class__"}  # Arguments of `OMEArrowDataset`.
 
 
 class OMEArrowDataset(StoredSamples):
@@ -176,7 +176,7 @@ class OMEArrowDataset(StoredSamples):
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
-        """Return a dataset with another ``transform``, or without one if it is None, that shares all other data.
+        """Return a dataset with another ``transform``, or None for none, that shares all other data.
 
         Raises
         ------

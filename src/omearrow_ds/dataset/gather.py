@@ -1,4 +1,4 @@
-"""Pixels to samples: scaled into fresh memory, one at a time or gathered into one batch."""
+"""Scaling of pixels into new samples, one at a time or gathered into a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omearrow_ds.kernels.gather import gather
 from omearrow_ds.kernels.scaling import Array, Divisor, division, scale
 from omearrow_ds.kernels.stacks import Stacks
 
-_THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
+_THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
 STAGES = {
     "scale": "normalize",
     "gather": "normalize",
@@ -26,9 +26,9 @@ STAGES = {
 
 
 class DecodedRows:
-    """Samples that lie decoded in memory.
+    """Samples of decoded images in memory.
 
-    The arrays of ``stacks`` may be strided views; ``divisors`` are as for `scale`, one for all samples or one for each.
+    The arrays of ``stacks`` may be strided views; ``divisors`` are those of `scale`, one for all samples or one each.
     """
 
     def __init__(self, stacks: Stacks, divisors: Sequence[Divisor], dtype: np.dtype[Any]) -> None:
@@ -41,7 +41,7 @@ class DecodedRows:
         self._flat = only.reshape(len(only), -1) if plain and only is not None and only.size else None
 
     def sample(self, position: int) -> Array:
-        """Return one sample in memory of its own."""
+        """Return one sample as a new array."""
         sample, stacks = np.empty(self._shape, self._dtype), self.stacks
         if stacks.requests is not None:
             stacks.prepare(position)
@@ -54,7 +54,7 @@ class DecodedRows:
         return sample
 
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
-        """Write samples to ``samples``, stacked (n, ...), a share of them in each of ``threads`` if they are large."""
+        """Write samples to ``samples`` (n, ...), divided among ``threads`` if they are large."""
         each, divisor, stacks = self._each, self._divisor, self.stacks
         wanted = np.array(positions, np.int64)
         if stacks.many and stacks.by_turns(wanted, samples, lambda some, made: self.batch(wanted[some], made, threads)):
@@ -76,12 +76,12 @@ class DecodedRows:
 
 
 def loops_wanted() -> tuple[str, ...]:
-    """Return the module that makes loops ready, where workers will need them: 0.7 s and 90 MB, which they share."""
+    """Return the module that prepares compiled loops, if workers need them: saves 0.7 s and 90 MB per worker."""
     return ("omearrow_ds.kernels.ready",) if tally().worth else ()
 
 
 def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:
-    """Call ``fill`` with the place of each sample; if they are large, share them out between ``threads``."""
+    """Call ``fill`` with the position of each sample; if samples are large, divide them among ``threads``."""
 
     def fill_share(share: slice) -> None:
         for place in range(len(samples))[share]:
@@ -91,17 +91,17 @@ def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> Non
 
 
 def in_shares(fill: Callable[[slice], None], samples: Array, threads: int) -> None:
-    """Call ``fill`` with a part of the places, and so on until it had all; in ``threads`` if samples are large."""
+    """Call ``fill`` with slices that cover all positions, in ``threads`` if samples are large."""
     shares = 1 if samples.nbytes < _THREADED_BYTES else min(threads, len(samples))
     if shares <= 1:
         fill(slice(None))
         return
     bounds = [len(samples) * number // shares for number in range(shares + 1)]
-    list(_pool(os.getpid(), threads).map(fill, map(slice, bounds[:-1], bounds[1:])))  # an error is raised here
+    list(_pool(os.getpid(), threads).map(fill, map(slice, bounds[:-1], bounds[1:])))  # Raises errors of threads.
 
 
 @functools.cache
 def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
-    """Return the threads of process ``pid``, this one; a forked child has not its parent's."""
+    """Return the thread pool of this process, ``pid``; a forked child does not have its parent's threads."""
     del pid
     return ThreadPoolExecutor(threads, "omearrow_ds-batch")

@@ -1,4 +1,4 @@
-"""A grid of thumbnails with labels, drawn by Pillow: text is the one thing that needs more than an array."""
+"""Grid of thumbnails with labels, drawn by Pillow because of its text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
 Array = np.ndarray[Any, Any]
-SIZE = 192  # of a thumbnail; this and the following in pixels
+SIZE = 192  # Size of a thumbnail; this and the following are in pixels.
 _GAP, _LINE, _FONT, _LABEL, _LEAST, _NARROWEST = 8, 18, 13, 200, 480, 64
 _PAPER, _INK, _FAINT = "#181818", "#ebebeb", "#a0a0a0"
-_LETTERS, _LINES = 27, SIZE // _LINE  # of what is wrong with an image
+_LETTERS, _LINES = 27, SIZE // _LINE  # Size of an error message in letters and lines.
 
 
 class Tile(NamedTuple):
-    """An image of the grid: what is below it, and its picture (y, x, 3), uint8, or what was wrong with it."""
+    """Label and content of a tile of the grid: its picture (y, x, 3), uint8, or its error message."""
 
     label: str
     content: Array | str
@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 def draw(
     heads: Sequence[str], channels: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Sequence[Tile]]
 ) -> Array:
-    """Return a picture (y, x, 3), uint8: lines of text, the channels in their colours, and labelled rows of tiles."""
+    """Return a picture (y, x, 3), uint8, with lines of text, a legend of channels, and labeled rows of tiles."""
     from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415  # optional
 
     font = ImageFont.load_default(_FONT)
@@ -67,7 +67,7 @@ def draw(
 def _legend(
     channels: Sequence[Mapping[str, Any]], font: FreeTypeFont | ImageFont, width: int
 ) -> list[tuple[int, int, str, str]]:
-    """Return for each channel where its words stand, from which line on, and in which colour its square is."""
+    """Return x position, line, text and color of the legend of each channel."""
     places = []
     x, line = _GAP, 0
     for number, channel in enumerate(channels):
@@ -89,7 +89,7 @@ def _complain(pen: ImageDraw, font: FreeTypeFont | ImageFont, corner: tuple[int,
 
 
 def _fitted(text: str, font: FreeTypeFont | ImageFont, width: int) -> str:
-    """Return a text in one line of at most so many pixels, its end left out where need be."""
+    """Return a text that fits one line of ``width`` pixels, truncated with dots if needed."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text[:_LABEL])
     if font.getlength(text) <= width:
         return text

@@ -1,4 +1,4 @@
-"""`ImageCache`: the images that on-demand access used last, within a limit of bytes."""
+"""`ImageCache`: recently used images of on-demand access, within a limit in bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CacheInfo(NamedTuple):
-    """What a cache did and holds, in this process."""
+    """Hits, misses and size of a cache in this process."""
 
     hits: int
     misses: int
@@ -23,15 +23,15 @@ class CacheInfo(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Hits as a share of all that was asked for; 0.0 if nothing was."""
+        """Hits as a share of all requests; 0.0 without requests."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
 
 
 class ImageCache:
-    """Decoded images by index; the least recently used ones make room.
+    """LRU cache of decoded images by index.
 
-    Safe to use from several threads. An image larger than the limit is passed through and not kept.
+    Thread-safe. An image larger than the limit is returned but not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -42,14 +42,14 @@ class ImageCache:
 
     @property
     def info(self) -> CacheInfo:
-        """Counts since the cache was made, and what it holds."""
+        """Counts since the cache was created, and its current size."""
         with self._lock:
             return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
 
     def get(self, indices: Sequence[int], fetch: Callable[[list[int]], Sequence[Array]]) -> list[Array]:
-        """Return the images of distinct ``indices``; those not held are fetched in one call.
+        """Return the images of distinct ``indices``; missing ones are fetched in one call.
 
-        They are read-only in the sense that the cache goes on using them.
+        Callers must not change the images, as the cache continues to use them.
         """
         images: dict[int, Array] = {}
         with self._lock:
@@ -70,7 +70,7 @@ class ImageCache:
     def _keep(self, index: int, image: Array) -> None:
         if index in self._images or image.nbytes > self._max_bytes:
             return
-        # A view would keep alive all that was read along with it.
+        # A view would keep its whole base array alive.
         self._images[index] = image if image.flags.owndata else image.copy()
         self._held_bytes += image.nbytes
         while self._held_bytes > self._max_bytes:

@@ -164,7 +164,7 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
 
     They begin ``size - overlap`` pixels apart. The last windows of a row or column are moved inside; with ``pad`` they
     extend beyond the edge. Raises `ArgumentError` if ``overlap`` is invalid or not smaller than a window; `AxesError`
-    if an image is smaller than a window and ``pad`` is None.
+    if an image is smaller than a window without ``pad``.
     """
     _centred(shapes, size, pad, where)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
@@ -202,7 +202,7 @@ def _whole(overlap: Any) -> Array:
 
 
 def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Windows:
-    """Return the window in the middle of each image; raise `AxesError` if one is too small and ``pad`` is None."""
+    """Return the window in the middle of each image; raise `AxesError` if one is too small without ``pad``."""
     corners = (shapes[:, 3:] - size) // 2
     small = (corners < 0).any(axis=1)
     if small.any() and pad is None:

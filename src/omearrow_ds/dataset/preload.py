@@ -1,4 +1,4 @@
-"""`PixelCache`: all pixels of a source decoded into one flat block of memory that processes share."""
+"""`PixelCache`: all decoded pixels of a source in one flat block of shared memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _ALIGNMENT = 64
 
 
 class Kinds(NamedTuple):
-    """What is alike among images: the first of each kind, the kind of each, None if there is one, and their numbers."""
+    """Kinds of images: first image of each kind, kind of each image or None if there is one, and images per kind."""
 
     first: list[int]
     of_each: np.ndarray[Any, Any] | None
     counts: list[int]
 
     def spread(self, values: list[Any]) -> list[Any]:
-        """Return for each image the value of its kind."""
+        """Return the value of its kind for each image."""
         return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
 def kinds_of(
     shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
 ) -> Kinds:
-    """Return which images are alike in shape, dtype, and the numbers of ``others``; kinds by their first image."""
+    """Return the kinds of images with equal shape, dtype and codes of ``others``, in the order of their first image."""
     count = len(shapes)
     if not count:
         return Kinds([], np.zeros(0, np.int64), [])
@@ -57,9 +57,9 @@ def kinds_of(
 
 
 class PixelCache:
-    """Decoded images in one `SharedBlock`, each at an offset of its own.
+    """Decoded images at offsets in one `SharedBlock`.
 
-    ``shapes`` are (N, 5) int64, (T, C, Z, Y, X) of each image; without a ``block``, of `size_bytes`, a new one is made.
+    ``shapes`` are (N, 5) int64, (T, C, Z, Y, X) of each image. Without ``block``, a new one is created.
     """
 
     def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:
@@ -73,9 +73,9 @@ class PixelCache:
     def load(
         cls, source: BaseSource, folder: Path | None = None, seen: Seen | None = None, *, progress: bool | None = False
     ) -> PixelCache:
-        """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
+        """Decode every image of ``source`` once; with ``folder``, into a file there that processes memory-map.
 
-        ``seen`` is what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
+        ``seen`` is the result of `omearrow_ds.dataset.cache_dir.look` before the source was opened.
         """
         shapes, dtypes = source.shapes, source.dtypes
         with Shown(source, progress) as shown:
@@ -91,12 +91,12 @@ class PixelCache:
 
             size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
             cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
-            if isinstance(source, VerifiedSource) and not built:  # decoded long ago, by whoever did not verify
+            if isinstance(source, VerifiedSource) and not built:  # Decoded earlier, without verification.
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", shown.done)
             return cache
 
     def decode(self, source: BaseSource, done: Done | None = None) -> None:
-        """Fill the block."""
+        """Fill the block with the decoded images of ``source``."""
         stack = self.stack()
         source.decode_into(self if stack is None else stack, done)
 
@@ -117,15 +117,15 @@ class PixelCache:
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """A bar that starts no thread, which a process that forks later would have."""
+    """Progress bar without a monitor thread, which would be unsafe if the process forks."""
 
     monitor_interval = 0
 
 
 class Shown:
-    """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal.
+    """Progress bar that appears if decoding takes longer than 2 s; ``wanted=None`` shows it only in a terminal.
 
-    It counts images, or, of what comes from a server, bytes.
+    It counts images, or bytes if the source downloads them.
     """
 
     after_s = 2.0
@@ -162,7 +162,7 @@ class Shown:
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: Kinds | None = None) -> int:
-    """Return the bytes that the decoded pixels take, of images of ``kinds``, where these are known."""
+    """Return the bytes of all decoded pixels; ``kinds`` of the images are computed if None."""
     kinds = kinds or kinds_of(shapes, dtypes)
     counted = zip(kinds.first, kinds.counts, strict=True)
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
@@ -173,7 +173,7 @@ def _uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
 
 
 def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:
-    """Return N + 1 byte offsets: end to end for a uniform collection, so that it is one array; else aligned."""
+    """Return N + 1 byte offsets: contiguous for a uniform collection, so that it is one array; otherwise aligned."""
     lengths = image_bytes(shapes, dtypes)
     if not uniform:
         lengths = -(-lengths // _ALIGNMENT) * _ALIGNMENT

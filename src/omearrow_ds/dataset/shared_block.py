@@ -1,8 +1,8 @@
-"""`SharedBlock`: a block of memory that becomes shared with other processes when the first of them asks for it.
+"""`SharedBlock`: memory that becomes shared when it is first pickled for another process.
 
-Fresh shared memory is slow to fill: the system hands it out in pages of 4 KiB, and for 20 MB that took 12 ms where a
-copy takes 1.5 ms. Private memory comes in huge pages and took 2.4 ms (Linux 6.18, one core). So a block starts private,
-and moves to shared memory when it is pickled for a worker; a loader without workers never pays for it.
+Fresh shared memory is slow to fill: the system allocates it in pages of 4 KiB, which took 12 ms for 20 MB while a copy
+takes 1.5 ms. Private memory uses huge pages and took 2.4 ms (Linux 6.18, one core). So a block starts private, and
+moves to shared memory when it is pickled for a worker; a loader without workers avoids this cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_MOVED_BYTES = 16 * 2**20  # a piece of the move, and so the memory that it takes beside the block
+_MOVED_BYTES = 16 * 2**20  # Size of a moved piece, and so the additional memory of the move.
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -29,9 +29,9 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class SharedBlock:
     """Zeroed memory that other processes of the same user can map while this one lives.
 
-    Pickling carries a handle. Shared, it is an anonymous file (``memfd_create``): it needs no room in ``/dev/shm`` and
-    leaves nothing behind, however the process ends. On systems other than Linux it is a temporary file from the start.
-    A forked child shares the pages in either case.
+    Pickling transfers a handle. A shared block is an anonymous file (``memfd_create``): it needs no space in
+    ``/dev/shm``, and no file remains even if the process is killed. On systems other than Linux, it is a temporary file
+    from the start. A forked child shares the pages in either case.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SharedBlock:
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedBlock:
-        """Return a new block, private as yet where the system lets it move later."""
+        """Return a new block: private on Linux, where it can move later, otherwise shared."""
         if sys.platform == "linux":
             memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size_bytes >= _MOVED_BYTES // 8:
@@ -63,7 +63,7 @@ class SharedBlock:
 
     @classmethod
     def of_file(cls, descriptor: int, size_bytes: int) -> SharedBlock:
-        """Return the first bytes of an open file, read-only; the descriptor remains the caller's."""
+        """Return a read-only block of the first bytes of an open file; the caller still owns the descriptor."""
         return cls._map(os.dup(descriptor), size_bytes, writable=False)
 
     @classmethod
@@ -87,14 +87,14 @@ class SharedBlock:
 
     @property
     def shared(self) -> bool:
-        """Whether the block lies in memory that other processes can map."""
+        """Whether other processes can map the memory of the block."""
         return self._descriptor is not None
 
     def share(self) -> int:
-        """Move the block to shared memory, if it is not there, and return its descriptor.
+        """Move the block to shared memory if it is private, and return its descriptor.
 
-        Each piece is copied and then mapped over the private one, at the same address: views of the block stay valid,
-        a reader in another thread sees the same bytes at any moment, and only one piece is held twice.
+        Each piece is copied and then mapped over the private one at the same address. Views of the block remain valid,
+        readers in other threads always see the same bytes, and only one piece is in memory twice.
         """
         with self._moving:
             if self._descriptor is None:
@@ -104,15 +104,15 @@ class SharedBlock:
                     for start in range(0, self.size_bytes, _MOVED_BYTES):
                         self._move(descriptor, start, min(_MOVED_BYTES, self.size_bytes - start))
                 except BaseException:
-                    os.close(descriptor)  # what was moved stays mapped
+                    os.close(descriptor)  # Moved pieces remain mapped.
                     raise
                 self._descriptor = descriptor
                 weakref.finalize(self, os.close, descriptor)
             return self._descriptor
 
     def _move(self, descriptor: int, start: int, length: int) -> None:
-        # First the bytes are in the file, then the file is mapped over them in one system call: at no moment has
-        # another thread's view other bytes than these. Python's mmap cannot map at an address; libc's can.
+        # The bytes are written to the file, then the file is mapped over them in one system call, so that views in
+        # other threads always have these bytes. Python's mmap cannot map at an address; libc's can.
         piece = self.bytes[start : start + length].data
         while piece:
             piece = piece[os.pwrite(descriptor, piece, start + length - len(piece)) :]
@@ -133,7 +133,7 @@ class SharedBlock:
 
 
 def file_identity(descriptor: int) -> tuple[int, int, int]:
-    """Return what tells an open file from any other, and from a shorter or longer state of itself."""
+    """Return device, inode and size, which identify an open file and its length."""
     stat = os.fstat(descriptor)
     return stat.st_dev, stat.st_ino, stat.st_size
 
@@ -142,4 +142,4 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        return  # a kernel without them: pages of the usual size do as well
+        return  # Huge pages are optional.

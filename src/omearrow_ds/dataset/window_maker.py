@@ -1,4 +1,4 @@
-"""`Maker`: makes batches of windows on a device, by one kernel where that works there, else by torch's operations."""
+"""`Maker`: batches of windows on a device, by the Triton kernel or by torch operations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from omearrow_ds.kernels.crops import PADS
 
 
 class Maker:
-    """Makes batches of windows of one layout."""
+    """Function that creates batches of windows of one layout."""
 
     def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
         self.layout, self.scales, self._device = layout, scales, device
         self._fused = fused(layout, device) if one_kernel(device) else None
 
     def __call__(self, source: torch.Tensor, count: int, windows: Windows) -> torch.Tensor:
-        """Return ``count`` windows of flat ``source``, made in the stream that is in use."""
+        """Return ``count`` windows of flat ``source``, created in the current stream."""
         out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
         if not out.numel():
             return out
         if self._fused is None:
             by_torch(source, out, self.layout, self.scales, windows)
         else:
-            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton, where it is there
+            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton is optional.
 
             launch(source, out, self.layout, self._fused, self.scales, windows, PADS.index(windows.pad))
         return out
@@ -35,7 +35,7 @@ class Maker:
 
 @functools.cache
 def one_kernel(device: torch.device) -> bool:
-    """Whether Triton's kernel works on a device: it is tried once, as it needs a driver and a C compiler."""
+    """Whether the Triton kernel works on a device; tested once, as it needs a driver and a C compiler."""
     if device.type != "cuda":
         return False
     try:

@@ -34,14 +34,13 @@ class Layout(NamedTuple):
 
     field_step: int  # Stride of stored fields.
     planes: Array  # (P, 2) int64: offset of each plane (T, C, Z) of a sample, in its field and in the sample.
-    # rows, columns: (H,) and (W,) int64: offset of each row that a sample may show in its plane, and of each column
-    # in its row.
+    # (H,) and (W,) int64: offset of each row that a sample may show in its plane, and of each column in its row.
     rows: Array
     columns: Array
-    # shape, window: of a sample, in the order of its axes, and its (height, width).
+    # Sample shape in the order of its axes, and its (height, width).
     shape: tuple[int, ...]
     window: tuple[int, int]
-    # lengths, steps: of a sample along (T, C, Z, Y, X).
+    # Lengths and strides of a sample along (T, C, Z, Y, X).
     lengths: tuple[int, ...]
     steps: tuple[int, ...]
 

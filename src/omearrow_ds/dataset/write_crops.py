@@ -1,4 +1,4 @@
-"""`write_crops`: the crops around objects as a collection of their own, in any format."""
+"""`write_crops`: crops around objects as a separate collection in any format."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-_OF_FIELD = "Metadata_image_id"  # as `write_embeddings` calls it
-_BOX = ("source_bbox_y_min", "source_bbox_x_min", "source_bbox_y_max", "source_bbox_x_max")  # as CytoTable calls them
-_HELD_BYTES = 2**26  # of decoded fields and their crops that are in memory at once, or one field
+_OF_FIELD = "Metadata_image_id"  # The name in `write_embeddings`.
+_BOX = ("source_bbox_y_min", "source_bbox_x_min", "source_bbox_y_max", "source_bbox_x_max")  # Names of CytoTable.
+_HELD_BYTES = 2**26  # Decoded fields with their crops in memory at once, or one field.
 
 
 def write_crops(
@@ -159,7 +159,7 @@ def _warn_of_dropped(crops: CropCollection, where: str) -> None:
 
 
 def _field_by_field(fields: Array) -> Array:
-    """Return the order in which samples of one field stand together, the field of the first sample first."""
+    """Return the order that groups samples by field, with fields in the order of their first sample."""
     _, first, number = np.unique(fields, return_index=True, return_inverse=True)
     return np.argsort(first[number.reshape(-1)], kind="stable")
 
@@ -180,7 +180,7 @@ def _columns(crops: CropCollection, order: Array) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Cutting:
-    """How crops are cut, with what they are around: options of `write_crops`."""
+    """Options of `write_crops` for objects and crops."""
 
     crop_size: tuple[int, int] | None
     places: Mapping[str, Any]
@@ -192,7 +192,7 @@ class _Cutting:
 
 
 class _Crops:
-    """The crops around objects, field by field, to be written: a `omearrow_ds.storage.materials.Material`."""
+    """Crops around objects to be written field by field, a `omearrow_ds.storage.materials.Material`."""
 
     def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
         self.source, self._objects, self._cutting = source, objects, cutting
@@ -212,7 +212,7 @@ class _Crops:
         self.options: Mapping[str, Any] = {"pad": cutting.places.get("pad")}
 
     def images(self, numbers: Array) -> Iterator[Image]:
-        """Yield crops of sorted numbers, with their ids, and the metadata of their fields."""
+        """Yield crops of sorted indices, with their ids and the metadata of their fields."""
         crops = self.crops
         for positions in _cut_at_once(crops, self.order[numbers]):
             fields = crops.fields_of(positions).tolist()
@@ -223,7 +223,7 @@ class _Crops:
                 yield Image(crop, crops.sample_ids[position], metadata[field], checksum)
 
     def opening(self, place: Place) -> Callable[[], Material]:
-        """Return what opens them in another process; objects that are in memory are kept by ``place``."""
+        """Return a function that opens the crops in another process; objects in memory are stored in ``place``."""
         if isinstance(self._objects, str | os.PathLike):
             table: Path | _Kept = Path(self._objects).absolute()
         else:
@@ -235,7 +235,7 @@ class _Crops:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A table of objects that a place keeps."""
+    """Table of objects that is stored in a `Place`."""
 
     place: Place
     name: str
@@ -249,14 +249,14 @@ def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutt
 
 
 def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:
-    """Yield parts of an order, of as many whole fields as the memory for them and their crops holds.
+    """Yield parts of an order, each with all whole fields that fit into memory with their crops.
 
-    A field is decoded again only where its crops alone are more.
+    A field is decoded again only if its crops exceed this memory.
     """
     windows = crops.windows(order.tolist())
     fields = windows.fields
     field_bytes = crops.image_bytes
-    pixel_bytes = field_bytes // crops.shapes[:, 3:].prod(axis=1)  # of one pixel, all its planes
+    pixel_bytes = field_bytes // crops.shapes[:, 3:].prod(axis=1)  # Bytes per pixel, over all planes.
     begun = np.concatenate([[0], np.cumsum(windows.heights * windows.widths * pixel_bytes[fields])])
     new = np.diff(fields, prepend=-1) != 0
     part = (begun[:-1] - begun[:-1][new][np.cumsum(new) - 1]) // _HELD_BYTES

@@ -1,13 +1,13 @@
-"""Compiles the loops of this folder, when there is enough to do to be worth it, and keeps what was compiled.
+"""Compilation of the loops of this package with numba, once a process has enough work, and their cache.
 
-Importing numba and loading a loop from its cache take 0.4 to 1.4 s, compiling one for a dtype 0.3 s to 2 s more. So
-each process begins with NumPy and changes over after `WORTH_BYTES` of samples, when NumPy has cost about as much more
-as the change does: a short run does not pay for it, and a long one loses no more than its price. Whole images reach
-this after 7 to 13 GB, crops after 1 to 3 GB, so each byte of crops counts as `CROP_WEIGHT` bytes.
+Importing numba and loading a cached loop take 0.4 to 1.4 s, compiling one for a dtype 0.3 s to 2 s more. So each
+process begins with NumPy and switches after `WORTH_BYTES` of samples, when the extra time of NumPy is about the time of
+the switch: a short run avoids the cost, and a long one loses at most that much time. Whole images reach this point
+after 7 to 13 GB, crops after 1 to 3 GB, so each byte of crops counts as `CROP_WEIGHT` bytes.
 
-If numba is imported already, as in workers forked from a server that imported it, `READY_BYTES` are enough. The bits
-are the same, as tests hold. Compiled loops are kept in the user's cache folder, or in memory if that is read-only.
-Without numba, NumPy makes all samples.
+If numba is already imported, as in workers forked from a server that imported it, `READY_BYTES` are enough. Results are
+bit-identical, as tests verify. Compiled loops are cached in the user's cache folder, or in memory if that is read-only.
+Without numba, NumPy creates all samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CROP_WEIGHT = 4
 
 
 class Tally:
-    """How many bytes of samples this process has made, and whether loops are compiled now."""
+    """Bytes of samples that this process has created, and whether to use compiled loops."""
 
     made_bytes = 0
     worth = False
@@ -35,12 +35,12 @@ class Tally:
 
 @functools.cache
 def tally() -> Tally:
-    """Return that of this process; what was forked goes on from its parent's."""
+    """Return the tally of this process; a forked process continues its parent's."""
     return Tally()
 
 
 def worth(made_bytes: int) -> bool:
-    """Count samples that are about to be made, or will be, and return whether to make them by compiled loops."""
+    """Count bytes of samples to be created, and return whether to use compiled loops."""
     counted = tally()
     counted.made_bytes += made_bytes
     counted.worth = counted.made_bytes >= (READY_BYTES if "numba" in sys.modules else WORTH_BYTES)
@@ -49,29 +49,29 @@ def worth(made_bytes: int) -> bool:
 
 @functools.cache
 def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
-    """Return loops compiled for arguments of ``types``; None without numba.
+    """Return a function compiled for arguments of ``types``, or None without numba.
 
     Parameters
     ----------
     function
         Loops over arrays, in plain Python.
     types
-        Of each argument: a dtype for a number, and followed by `` r`` or `` w`` for a flat, contiguous array that is
-        read or written, by `` unaligned`` for one that is read and lies anywhere; ``none`` for None.
+        Per argument, a dtype for a number. For a flat, contiguous array, the dtype is followed by `` r`` if it is read,
+        `` w`` if it is written, or `` unaligned`` if it is read and may be unaligned. ``none`` for None.
     """
     numba = _numba()
     if numba is None:
         return None
     try:
         return _kept(numba, function, types)
-    except (OSError, RuntimeError, EOFError, pickle.PickleError):  # no folder to keep it in, or a damaged one
+    except (OSError, RuntimeError, EOFError, pickle.PickleError):  # The cache folder is missing or damaged.
         return _compiled(numba, function, types, cache=False)
 
 
 def ready() -> None:
-    """Make numba ready, so that children forked from here share what it takes.
+    """Import and initialize numba, so that forked children share its memory.
 
-    To load a loop then took a child 0.02 s and 7 MB of its own, without 0.7 s and 90 MB.
+    Loading a loop then took a child 0.02 s and 7 MB of private memory, instead of 0.7 s and 90 MB.
     """
     numba = _numba()
     if numba is not None:
@@ -85,14 +85,14 @@ def _nothing(given: Any) -> Any:
 @functools.cache
 def _numba() -> ModuleType | None:
     try:
-        import numba  # noqa: PLC0415  # when it is worth it
-    except ImportError:  # it is not there, or not for this NumPy
+        import numba  # noqa: PLC0415  # Slow to import.
+    except ImportError:  # Not installed, or incompatible with this NumPy.
         return None
     return numba
 
 
 def _kept(numba: ModuleType, function: Loop, types: tuple[str, ...]) -> Loop:
-    """Compile with numba's cache in the user's folder, unless the user chose another one."""
+    """Compile with numba's cache in the user's cache folder, or the folder that the user chose."""
     before = numba.config.CACHE_DIR
     if not before:
         numba.config.CACHE_DIR = str(_folder())
@@ -103,7 +103,7 @@ def _kept(numba: ModuleType, function: Loop, types: tuple[str, ...]) -> Loop:
 
 
 def _folder() -> Path:
-    """Return the folder of what was compiled; raises RuntimeError where the user has no home."""
+    """Return the folder of compiled loops; raises RuntimeError if the user has no home directory."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "omearrow_ds" / "numba"
 
@@ -111,7 +111,7 @@ def _folder() -> Path:
 def _compiled(numba: ModuleType, function: Loop, types: tuple[str, ...], *, cache: bool) -> Loop:
     made = numba.njit(nogil=True, error_model="numpy", cache=cache)(function)
     made.compile(tuple(_type(numba, each) for each in types))
-    made.disable_compile()  # of other types it would compile without a word
+    made.disable_compile()  # Otherwise it would silently compile for other types.
     loop: Loop = made
     return loop
 

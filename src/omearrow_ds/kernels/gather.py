@@ -1,4 +1,4 @@
-"""Samples gathered out of a stack into a batch, and scaled in the same pass."""
+"""Samples gathered from a stack into a batch, and scaled in the same pass."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _TOGETHER_BYTES = 2**22
 
 
 def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
-    """Write samples of a stack to ``out``, scaled.
+    """Write scaled samples of a stack to ``out``.
 
-    Raises `ImageIndexError` if there is no such sample; some may be written.
+    Raises `ImageIndexError` if an index is out of range; some samples may be written.
 
     Parameters
     ----------
     stack
         Samples (N, ...), in one array or several; any strides.
     positions
-        Which of them, int64 (n,), each from 0 to N - 1.
+        Indices of the samples, int64 (n,), each from 0 to N - 1.
     out
-        (n, ...): float32, or, to keep pixels as they are, of the dtype of ``stack``.
+        (n, ...): float32, or the dtype of ``stack`` to keep pixels unchanged.
     divisor
-        As in `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` are of a sample's shape.
+        See `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` have a sample's shape.
     """
     if isinstance(stack, Stacks):
         if stack.alone is None:
@@ -43,17 +43,17 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
     if positions.min() < 0 or positions.max() >= len(stack):
         raise ImageIndexError(f"samples {positions.tolist()} of {len(stack)}")
     if not (stack.flags.c_contiguous and out[:1].nbytes < _ROW_BY_ROW_BYTES):
-        # A gathered copy of large samples would fall out of the processor's cache before it is scaled.
+        # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
         for place, position in enumerate(positions.tolist()):
             scale(stack[position], divisor, out[place])
     elif divisor is None and out.dtype == stack.dtype and out.flags.c_contiguous:
-        stack.take(positions, axis=0, out=out, mode="clip")  # all are inside; "raise" goes through a copy
+        stack.take(positions, axis=0, out=out, mode="clip")  # All are in range, and "raise" would use a copy.
     else:
         scale(stack.take(positions, axis=0), divisor, out)
 
 
 def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bool:
-    """Write all samples by a compiled loop; False if there is none for these arrays, or NumPy is as fast."""
+    """Write all samples by a compiled loop; return False if the loop does not support them, or NumPy is as fast."""
     contiguous = stack.flags.c_contiguous and out.flags.c_contiguous
     if contiguous and isinstance(divisor, np.float32) and divides(stack, out):
         loop = compiled(_gathered, types_of(stack.dtype, "int64 r"))
@@ -75,10 +75,10 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
 
 
 def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
-    """Write samples that lie in several arrays, as `gather` does those of one."""
+    """Write samples from several arrays; see `gather`."""
     if not out.size:
         return
-    if np.maximum.reduce(positions.view(np.uint64)) >= len(stacks):  # a negative one is beyond all others
+    if np.maximum.reduce(positions.view(np.uint64)) >= len(stacks):  # Negative indices become large.
         raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
@@ -98,7 +98,7 @@ def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) 
 
 
 def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
-    """Write all samples by compiled loops; False if there is none for these arrays, or NumPy is as fast."""
+    """Write all samples by compiled loops; return False if loops do not support them, or NumPy is as fast."""
     like = stacks.like
     if 0 in like.shape[1:] or not 3 <= like.ndim <= 6 or (divisor is None and stacks.contiguous):
         return False
@@ -123,14 +123,14 @@ def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divi
 
 @functools.cache
 def _gathering(pixels: np.dtype[Any], *, aligned: bool) -> Loop | None:
-    """Return a loop that divides pixels of a dtype, from anywhere or from whole elements on; None without numba."""
+    """Return a loop that divides aligned or unaligned pixels of a dtype; None without numba."""
     access = "r" if aligned else "unaligned"
     types = (f"{pixels.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
     return compiled(_gathered_from, types)
 
 
 def _gathered_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any, size: Any) -> None:
-    """Divide samples of ``size`` pixels, which begin ``origins`` after ``source``, to their places in ``out``."""
+    """Divide samples of ``size`` pixels at offsets ``origins`` from ``source`` into positions ``into`` of ``out``."""
     for number in range(len(origins)):
         first, begin = origins[number], into[number] * size
         for pixel in range(size):
@@ -138,7 +138,7 @@ def _gathered_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any,
 
 
 def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:
-    """Divide samples into ``out``; return the place of the first that there is not, or -1."""
+    """Divide samples into ``out``; return the index of the first position that is out of range, or -1."""
     size = len(out) // len(positions)
     count = len(stack) // size
     for place in range(len(positions)):

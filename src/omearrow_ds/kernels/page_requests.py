@@ -82,7 +82,7 @@ def request(addresses: Array, like: Array, rows: tuple[Array, int] | None) -> No
 
 
 def _whole_ranges(addresses: Array, like: Array) -> tuple[Array, Array]:
-    """Return the first byte and the number of bytes of ranges that hold whole images: as few as have no wide gaps."""
+    """Return first byte and length of the ranges of whole images, merged across gaps of up to one page."""
     gaps: list[tuple[int, int]] = []
     low_bytes, span_bytes = 0, like.itemsize
     axes = zip(like.shape[1:], like.strides[1:], strict=True)

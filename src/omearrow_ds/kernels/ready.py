@@ -1,4 +1,4 @@
-"""Makes numba ready where it is imported, which the server does that workers are forked from, and nothing else."""
+"""Preparation of numba at import, only for the server from which workers are forked."""
 
 from omearrow_ds.kernels.compiled import ready
 

@@ -1,4 +1,4 @@
-"""`scale`: pixels divided once, or taken through the several steps of a `Scaling`, into those of a sample."""
+"""`scale`: pixels of a sample, divided once or scaled by the steps of a `Scaling`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "
 
 
 class Flat(NamedTuple):
-    """A `Scaling` for a loop."""
+    """A `Scaling` in the form of a compiled loop."""
 
-    # float32: divisor, least and largest value, and of each plane (T, C, Z) what is subtracted and divided by
+    # float32: divisor, minimum and maximum, and offset and divisor per plane (T, C, Z).
     factors: Array
-    # the first value of the illumination function, from which on it goes by ``strides``; empty if there is none
+    # First value of the illumination function, whose other values follow by ``strides``; empty without a function.
     illumination: Array
-    strides: tuple[int, ...]  # of the illumination function, in elements
+    strides: tuple[int, ...]  # Strides of the illumination function, in elements.
 
 
 class Scaling:
-    """How pixels of one kind become those of a sample.
+    """Scaling of pixels to samples: ``(pixels / illumination - offset) / divisor``.
 
     Parameters
     ----------
     illumination
-        What they are divided by first, float32, of a sample's shape or one that broadcasts to it; None: nothing.
+        Illumination function, float32, of a sample's shape or one that broadcasts to it; None skips the division.
     offset
-        What is subtracted then, as float32 likewise.
+        Value or float32 array that is subtracted; None skips the subtraction.
     divisor
-        What they are divided by then.
+        Value or float32 array of the final division; None skips it.
     clip
-        Whether they are kept within [0, 1] at last.
+        Whether results are clipped to [0, 1].
     """
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
@@ -58,19 +58,19 @@ class Scaling:
                 np.copyto(out, pixels, casting="same_kind")
         if self._clip:
             np.clip(out, 0, 1, out)
-            np.add(out, 0, out)  # -0.0 becomes 0.0, as clip makes it in some versions of NumPy
+            np.add(out, 0, out)  # -0.0 becomes 0.0, as clip does in some versions of NumPy.
 
     def at(self, rows: Any, columns: Any) -> Scaling:
-        """Return the scaling of those rows and columns, slices or integers, of the last two axes."""
+        """Return the scaling of rows and columns, slices or integers, of the last two axes."""
         parts = (self._illumination, self._offset, self._divisor)
         illumination, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
         return Scaling(illumination, offset, divisor, clip=self._clip)
 
     def by_plane(self, shape: tuple[int, ...]) -> tuple[Array, Array | None, bool]:
-        """Return the same for fields of ``shape`` (T, C, Z, Y, X), of which all is the same within a plane but light.
+        """Return the scaling per plane of fields of ``shape`` (T, C, Z, Y, X).
 
-        These are offset and divisor of each plane, (T * C * Z, 2) float32, the illumination function, (T * C * Z, Y, X)
-        or None, and whether values are kept within [0, 1].
+        These are offset and divisor, (T * C * Z, 2) float32 and constant per plane, the illumination function,
+        (T * C * Z, Y, X) or None, and whether values are clipped to [0, 1].
         """
         found = []
         for part, none in ((self._offset, 0), (self._divisor, 1)):
@@ -87,7 +87,7 @@ class Scaling:
         return self._illumination is not None
 
     def flat(self, shape: tuple[int, ...]) -> Flat | None:
-        """Return the same for a loop over fields of ``shape`` (T, C, Z, Y, X); None if it differs within a plane."""
+        """Return the factors for a loop over fields of ``shape`` (T, C, Z, Y, X); None if they vary within a plane."""
         if shape not in self._flat:
             self._flat[shape] = self._flattened(shape)
         return self._flat[shape]
@@ -114,7 +114,7 @@ class Scaling:
 
 
 def first_of(array: Array) -> Array:
-    """Return the first element of an array in a flat array, from which loops go on by the array's strides."""
+    """Return a flat view of the first element of an array, from which loops advance by the array's strides."""
     one: Array = array[(0,) * (array.ndim - 1)][:1]
     return one
 
@@ -130,7 +130,7 @@ def _at(part: Any, rows: Any, columns: Any) -> Any:
 
 
 def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
-    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
+    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor, in one pass without a temporary array."""
     if isinstance(divisor, Scaling):
         divisor(pixels, out)
         return
@@ -148,7 +148,7 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
 
 @functools.cache
 def division(pixels: np.dtype[Any]) -> Loop | None:
-    """Return a loop that divides flat pixels of a dtype into flat float32; None without numba, or for this dtype."""
+    """Return a loop that divides flat pixels of a dtype into flat float32; None without numba or for other dtypes."""
     return compiled(_divided, types_of(pixels)) if pixels in COMPILED else None
 
 
@@ -166,7 +166,7 @@ def divides(pixels: Array, out: Array) -> bool:
 
 @functools.cache
 def types_of(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
-    """Return the types of a loop's arguments that divides: pixels, those in between, samples, divisor."""
+    """Return the argument types of a loop that divides: pixels, types ``between``, samples, divisor."""
     return (f"{pixels.name} r", *between, "float32 w", "float32")
 
 

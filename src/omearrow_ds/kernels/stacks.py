@@ -1,4 +1,4 @@
-"""Images that lie in memory, in one array or several, and where each begins."""
+"""Images in memory, in one or more arrays, and their addresses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Guard = Callable[[int], object]
 
 
 class Located(NamedTuple):
-    """Where some images lie: (n,) int64 addresses, good for as long as ``held`` is kept."""
+    """Addresses of images, (n,) int64, valid as long as ``held`` is referenced."""
 
     addresses: Array
     held: Any
 
 
 class _Overlaid:
-    """What NumPy takes for an array, and keeps."""
+    """Array interface that keeps a reference to the owner of its memory."""
 
     __slots__ = ("__array_interface__", "held")
 
@@ -103,9 +103,9 @@ class Stacks:
     like
         An array (n, ...) of the images' shape and dtype.
     arrays
-        As given.
+        The arrays.
     alone
-        The only array that there is; None where there are several.
+        The only array, or None if there are several.
     many
         Whether images are in more files than may be open at once.
     """
@@ -138,7 +138,7 @@ class Stacks:
         return image
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return a part of each image, as ``cut`` makes a view of an array of them."""
+        """Return a region of each image; ``cut`` returns a view of an array of images."""
         arrays = [cut(array) for array in self.arrays]
         return Stacks(arrays, self.guard, self.prefixes, is_mapped=self.requests is not None)
 
@@ -170,7 +170,7 @@ class Stacks:
             prefixes.check(np.atleast_1d(indices))
 
     def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of a later batch, while those of each batch are requested; parameters as of `prepare`."""
+        """Request the pages of a later batch, if those of each batch are requested; see `prepare` for parameters."""
         if self.requests is not None and self.requests.num_remaining:
             self._request(indices, rows)
 
@@ -180,13 +180,13 @@ class Stacks:
             self.prefixes.request(indices)
 
     def located(self, indices: Array) -> Located:
-        """Return the addresses of some images, which `prepare` checks."""
+        """Return the addresses of images, which `prepare` checks."""
         return Located(self.addresses[indices], self.arrays)
 
     def by_turns(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
-        """Have ``write`` make a batch of no more files at a time than may be open; False if it is of no more at all.
+        """Create a batch in turns that each stay within the limit of open files; return False if one turn is enough.
 
-        It is given the places of some of ``indices``, and where to write these samples.
+        ``write`` gets the positions in ``indices`` of each turn, and the array for these samples.
         """
         turns = self._turns(indices)
         for places in turns:
@@ -195,14 +195,14 @@ class Stacks:
             out[places] = made
         return bool(turns)
 
-    def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # of files that are opened it differs
-        """Return the places of images that may be located together; none if all may be."""
+    def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # Used by subclasses that open files.
+        """Return the positions of images per turn, or an empty list if one turn is enough."""
         return []
 
     def overlaid(self, indices: Array) -> tuple[Array, Array]:
-        """Return an array (n, ...) in which some images, `strided_alike`, are elements, and their numbers there.
+        """Return an array (n, ...) that contains the images, which must be `strided_alike`, and their indices in it.
 
-        Of its other elements, which overlap and are anything, none must be looked at.
+        Its other elements overlap and have undefined values, so they must not be read.
         """
         (addresses, held), like = self.located(indices), self.like
         first = int(np.minimum.reduce(addresses))
@@ -213,26 +213,26 @@ class Stacks:
 
     @functools.cached_property
     def addresses(self) -> Array:
-        """(N,) int64, where in memory each image begins."""
+        """(N,) int64, the address of each image."""
         starts = (_address(array) + np.arange(len(array)) * array.strides[0] for array in self.arrays)
         return np.concatenate(list(starts))
 
     @functools.cached_property
     def strided_alike(self) -> bool:
-        """Whether the pixels of all images follow each other in the same steps."""
+        """Whether all images have equal strides."""
         return all(same_steps(array, self.like) for array in self.arrays)
 
     @functools.cached_property
     def contiguous(self) -> bool:
-        """Whether the pixels of each image lie side by side."""
+        """Whether each image is contiguous."""
         return self.strided_alike and bool(self.like[:1].flags.c_contiguous)
 
     def alike(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield what a loop over elements can go over at once: an image may begin at any byte.
+        """Yield groups of images at whole element offsets from each other, since an image may begin at any byte.
 
-        Each is an array (1, ...) to begin at, of which only shape, strides and address are meant, the places of
-        ``indices`` that go with it, and how many elements after it each of these images begins. There is nothing where
-        strides are no whole elements, or differ.
+        Each group is an array (1, ...) that only defines shape, strides and address, the positions of its images in
+        ``indices``, and their offsets from this address in elements. Yields nothing if strides differ or are not
+        multiples of the item size.
         """
         size = self.like.itemsize
         if not self.strided_alike or any(stride % size for stride in self.like.strides[1:]):
@@ -240,7 +240,7 @@ class Stacks:
         located = self.located(indices)
         origin, first = self._origin(int(located.addresses[0]) % size)
         after = located.addresses - first
-        if not int(np.bitwise_or.reduce(after)) % size:  # sizes are powers of two
+        if not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
             yield origin, np.arange(len(after)), after // size
             return
         rests = located.addresses % size
@@ -250,9 +250,9 @@ class Stacks:
             yield origin, which, (located.addresses[which] - first) // size
 
     def _origin(self, rest: int) -> tuple[Array, int]:
-        """Return an array (1, ...) with the strides of an image, ``rest`` bytes after a whole number of elements.
+        """Return an array (1, ...) with the strides of an image, and its address.
 
-        With it comes its address.
+        The address modulo the item size is ``rest``.
         """
         if rest not in self._origins:
             pixel = np.empty(2 * self.like.itemsize, np.uint8)[rest:][: self.like.itemsize].view(self.like.dtype)
@@ -263,7 +263,7 @@ class Stacks:
 
 
 def same_steps(array: Array, like: Array) -> bool:
-    """Whether the pixels of an image follow each other in the same steps in both; an axis of length 1 has none."""
+    """Whether images have equal strides in both arrays, ignoring axes of length 1."""
     both = zip(array.shape[1:], array.strides[1:], like.strides[1:], strict=True)
     return all(step == other for length, step, other in both if length > 1)
 

@@ -27,7 +27,7 @@ from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
 _NUM_AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
-_OURS = ("batch_size", "device", "transfer")  # settings that are not passed to torch as keywords
+_OURS = ("batch_size", "device", "transfer")  # Settings that are not passed to torch as keywords.
 
 
 class OMEArrowDataLoader(DataLoader[Any]):
@@ -147,9 +147,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _parts(self) -> PartsSampler | None:
-        """The sampler of this rank's share, if it has the order of a collection in parts.
+        """Sampler of this rank's share if the order is that of a collection in parts, or None.
 
-        It is not ``sampler`` if that was made before the process group.
+        It differs from ``sampler`` if that was created before the process group.
         """
         if not isinstance(self.sampler, PartsSampler):
             return None
@@ -159,9 +159,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return self._own_parts
 
     def _get_iterator(self) -> Any:
-        """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not.
+        """Return torch's iterator over the dataset with batched access below ``ConcatDataset``.
 
-        Of one with raw pixels, if these are sent to the device.
+        If raw pixels are sent to the device, the dataset has raw pixels.
         """
         dataset = batched(self.dataset)
         transfer = self._settings.get("transfer", Setting("normalized", "")).value
@@ -175,7 +175,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             return super()._get_iterator()
         loader = object.__new__(type(self))
         vars(loader).update(vars(self), dataset=dataset)
-        return DataLoader._get_iterator(loader)  # noqa: SLF001  # what this is in place of
+        return DataLoader._get_iterator(loader)  # noqa: SLF001  # The overridden method.
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""
@@ -235,7 +235,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 loader = object.__new__(type(self))
                 # The seed that torch draws for these workers must not come from the generator of the next epochs.
                 vars(loader).update(vars(self), _place=Place(progress), generator=torch.Generator())
-                epoch.use(loader._get_iterator())  # of this class
+                epoch.use(loader._get_iterator())  # Same class.
                 return
             if progress is not self._place.progress:
                 return
@@ -252,7 +252,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             epoch.start(self._begin(following), following)
 
     def _discard(self, saved: Progress, epoch: int) -> None:
-        """Leave out the rest of a saved epoch, as epoch ``epoch`` is to come next."""
+        """Skip the rest of a saved epoch, as ``epoch`` comes next."""
         warn_of_discarded(saved, epoch)
         self._index_sampler.pass_over(saved)
 
@@ -310,7 +310,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What a state must agree with."""
+        """Properties of the loader that a state must match."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
             raise ArgumentError("state_dict: iterable datasets have no order to resume; use a dataset with __getitem__")
@@ -323,13 +323,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _generators(self) -> list[torch.Generator]:
-        """The generators that the order may be drawn from, beside torch's global one."""
+        """Generators that the order may be drawn from, in addition to torch's global one."""
         candidates = [getattr(owner, "generator", None) for owner in (self, *self._samplers)]
         generators = {id(candidate): candidate for candidate in candidates if isinstance(candidate, torch.Generator)}
         return list(generators.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Carry all but the epoch that is going on here."""
+        """Return all attributes except the current epoch of this process."""
         return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None, "_raw_transfer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

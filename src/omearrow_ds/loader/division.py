@@ -22,7 +22,7 @@ def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
     """Return a sampler of the samples of all ranks, in the order of its epoch."""
     if isinstance(sampler, PartsSampler):
         return sampler.divided(Ranks())
-    whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # of map style: has a length
+    whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
     vars(whole).update(rank=0, num_replicas=1, num_samples=samples, total_size=samples)
     return whole
 
@@ -30,9 +30,9 @@ def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
 class SharedBatches(BatchSampler):
     """Batches of a sampler that yields the share of its rank, for a loader that divides them again.
 
-    Accelerate makes a loader of its own around the ``batch_sampler`` of the one that it prepares, and divides its
-    batches among the ranks. It gets the batches of all ranks. If ``of_rank`` is true, and in a loader that only skips
-    the first batches, the batches are those of one rank.
+    Accelerate creates another loader with the ``batch_sampler`` of the loader that it prepares, and divides its batches
+    among the ranks. Accelerate's loader gets the batches of all ranks. If ``of_rank`` is true, and in a loader that
+    only skips the first batches, the batches are those of one rank.
     """
 
     of_rank = False
@@ -58,13 +58,13 @@ class SharedBatches(BatchSampler):
         sampler.set_epoch(epoch)
 
     def _batches(self) -> BatchSampler:
-        own = self.of_rank or _is_only_skipped(sys._getframe(2))  # noqa: SLF001  # CPython's, as in `asked_for_whole`
+        own = self.of_rank or _is_only_skipped(sys._getframe(2))  # noqa: SLF001  # CPython only, see `asked_for_whole`.
         sampler: Any = self.sampler if own else undivided(self.sampler)  # type: ignore[arg-type]
         return BatchSampler(sampler, self.batch_size, self.drop_last)
 
 
 def _is_only_skipped(frame: Any) -> bool:
-    """Whether the caller skips batches of a loader that this package divided, and nobody above divides the others."""
+    """Whether the caller only skips batches of a loader that this package divided, and no outer loader divides them."""
     attributes: list[Any] = []
     while frame is not None and len(attributes) < _FRAMES:
         attributes.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
@@ -74,7 +74,7 @@ def _is_only_skipped(frame: Any) -> bool:
 
 
 def nested(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler, and the samplers that it wraps, from the outermost on."""
+    """Yield a sampler and the samplers that it wraps, from the outermost to the innermost."""
     pending, visited = [sampler], set[int]()
     while pending and len(visited) < _MOST_NESTED:
         current = pending.pop(0)
@@ -90,7 +90,7 @@ def divides(sampler: Any, ranks: int) -> bool:
 
 
 def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
-    """Return the sampler of some ``kinds`` that another one around it divides; None if there is none."""
+    """Return the inner sampler of one of ``kinds`` whose samples ``sampler`` divides among ranks, or None."""
     outer, *inner = nested(sampler)
     return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
 
@@ -105,9 +105,9 @@ def warn_of_division(sampler: Any) -> None:
 
 
 def share_batches(batch_sampler: Any, ranks: int) -> None:
-    """Let a ``batch_sampler`` that was made of another loader's yield batches of one rank, unless a wrapper divides.
+    """Set a nested `SharedBatches` to yield the batches of one rank, unless a wrapper divides them.
 
-    Raises `ArgumentError` if it divides the share of a rank again.
+    Raises `ArgumentError` if a wrapper divides the share of a rank again.
     """
     wrappers: list[Any] = []
     for sampler in nested(batch_sampler):

@@ -1,4 +1,4 @@
-"""`Epoch`: a loader's batches as the program gets them, counted, and on the device that it asked for."""
+"""`Epoch`: iterator over a loader's batches, counted and on the requested device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _INDICES_SHOWN = 16
 class Epoch:
     """Iterator over the batches of one epoch.
 
-    It has the attributes of torch's own iterator, ``batches``. Batches are delivered on ``device``, None leaves them
-    where they are, and counted in ``progress``; ``raw_transfer`` normalizes pixels that are sent as they are
-    stored, ``there`` whether images are made on a device.
+    It has the attributes of torch's iterator, ``batches``. Batches are delivered on ``device``, or unchanged if it is
+    None, and counted in ``progress``. ``raw_transfer`` normalizes pixels that are sent as stored; ``there`` is whether
+    images are created on a device.
 
     ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
@@ -98,18 +98,18 @@ class Epoch:
             return batch
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # torch's iterator has a length
+        return len(self._batches)  # type: ignore[arg-type]  # Torch's iterator has a length.
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # while it is being made
+        if name == "_batches":  # During initialization.
             raise AttributeError(name)
         return getattr(self._batches, name)
 
 
 def _out_of_its_cycle(error: BaseException) -> None:
-    """Clear the frame in which torch raised a worker's error, which holds it, as it holds the frame.
+    """Clear the frame in which torch raised a worker's error, to break the reference cycle of frame and error.
 
-    The frames above hold torch's iterator, its workers and their pipes: they would last until garbage is collected.
+    The outer frames reference torch's iterator, workers and pipes, which would remain until garbage collection.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -119,7 +119,7 @@ def _out_of_its_cycle(error: BaseException) -> None:
 
 
 class _Numbered:
-    """Torch's batches with their numbers; after each the global generators are the program's again."""
+    """Torch's batches with their numbers; the program's global generators are restored after each."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -136,7 +136,7 @@ class _Numbered:
 
     def __next__(self) -> Numbered:
         try:
-            # What torch does beside is a mark for its profiler: that took a tenth of a batch of 16 of 100 x 100.
+            # `__next__` only adds a profiler record, which took a tenth of the time of a batch of 16 at 100 x 100.
             profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
             batch = next(self._batches) if profiled else self._unmarked()
         except StopIteration as error:
@@ -144,26 +144,26 @@ class _Numbered:
                 raise
             raise _not_the_end(self._made()[1]) from error
         except BaseException:
-            self._made()  # the one that failed is not delivered
+            self._made()  # The failed batch is not delivered.
             raise
         return self._made()[0], batch
 
     def _made(self) -> tuple[int | None, Any]:
-        """Return number and indices of the batch that torch is done with; any may be next if they come out of order."""
+        """Return number and indices of the batch that torch returned, which may be out of order."""
         progress = self._progress
         if not self._by_workers:
             if progress.lent is not None:
                 progress.lent.give_back()
             return progress.waiting.pop(0, (None, None))
-        # Torch does not say which batch it gives. But it forgets a batch when it gives it: the one that waits here and
-        # that torch no longer knows of.
-        tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
+        # Torch does not return the number of a batch, but removes the batch from its pending tasks. So it is the
+        # waiting batch that is not pending.
+        tasks = self._batches._task_info  # noqa: SLF001  # Pending tasks by their index.
         key = next((key for key in progress.waiting if key not in tasks), None)
         return (None, None) if key is None else progress.waiting.pop(key)
 
 
 def _not_the_end(indices: Any) -> RuntimeError:
-    """Return the error for a `StopIteration` that was raised for a batch, and that a loop would take for the end."""
+    """Return the error that replaces a `StopIteration` of a batch, which would end the loop."""
     samples = list(indices) if isinstance(indices, list | tuple) else [indices]
     listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
     return RuntimeError(

@@ -1,4 +1,4 @@
-"""Choice of the epoch of each iteration: by the loader, by ``set_epoch``, or by a framework that sets the sampler's."""
+"""Choice of the epoch of each iteration: by the loader, ``set_epoch``, or a framework that sets the sampler's epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from omearrow_ds.loader.resume import Place, Progress
 
 
 class EpochChoice:
-    """The epoch of the next iteration.
+    """Epoch of the next iteration.
 
-    One process begins another epoch with each iteration. Several ranks do so after the last batch, or by ``set_epoch``:
-    an iteration that one rank left early, to show a batch, must not give it another order than the others.
+    A single process begins a new epoch with each iteration. Several ranks do so after the last batch or by
+    ``set_epoch``, so that a rank that left an iteration early, for example to show a batch, keeps the common order.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class EpochChoice:
         self._last = self._epoch_of_sampler()
         for sampler in samplers:
             if not _has_set_epoch(sampler):
-                with suppress(AttributeError):  # Lists, and what else has no attributes.
+                with suppress(AttributeError):  # Lists and other objects without attributes.
                     sampler.set_epoch = place.choose  # Lightning calls it; most samplers of torch lack it.
 
     def _epoch_of_sampler(self) -> int | None:
@@ -55,7 +55,7 @@ class EpochChoice:
         return chosen
 
     def next(self, discard: Callable[[Progress, int], None], *, alone: bool) -> Progress:
-        """Return the position where the next iteration begins; ``discard`` gets a saved one that is not continued."""
+        """Return the position of the next iteration; ``discard`` is called with a saved one that is not continued."""
         chosen, saved = self.chosen(alone=alone), self._place.saved
         self._place.saved = None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
@@ -71,7 +71,7 @@ class EpochChoice:
         return Progress(last.epoch + (last.ended or (last.begun and alone)))
 
     def set(self, epoch: int, discard: Callable[[Progress, int], None], *, alone: bool) -> None:
-        """Choose the epoch of the next iteration, which continues the saved epoch if it is the same."""
+        """Choose the epoch of the next iteration, which continues the saved epoch if they are equal."""
         saved = self._place.saved
         if saved is not None and saved.epoch != epoch:
             discard(saved, epoch)
@@ -81,7 +81,7 @@ class EpochChoice:
         self.set_samplers(epoch, always=True)
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
-        """Set the epoch of the loader's samplers, or ``always`` of the user's too."""
+        """Set the epoch of the samplers, if the loader created them or ``always`` is True."""
         for sampler in self._samplers if always or self._shares else ():
             if _has_set_epoch(sampler):
                 sampler.set_epoch(epoch)
@@ -89,13 +89,13 @@ class EpochChoice:
 
 
 def _has_set_epoch(sampler: Any) -> bool:
-    """Whether a sampler has a ``set_epoch`` of its own."""
+    """Whether a sampler has its own ``set_epoch``, not one added by this package."""
     set_epoch = getattr(sampler, "set_epoch", None)
     return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), Place)
 
 
 def warn_of_discarded(saved: Progress, epoch: int) -> None:
-    """Warn that the rest of a saved epoch is left out, if batches of it were delivered and others were not."""
+    """Warn that the rest of a saved epoch is skipped, if only some of its batches were delivered."""
     delivered = saved.batches - saved.first + len(saved.ahead) + bool(saved.consumed)
     if delivered and saved.batches != saved.total:
         total = "" if saved.total is None else f" of {saved.total}"

@@ -85,7 +85,7 @@ class PartsSampler(DistributedSampler[Any]):
     Parameters
     ----------
     dataset
-        The samples: of a collection in parts, crops of its images, or a view.
+        Images of a collection in parts, crops of these images, or a view of either.
     plan
         Seed, window and nodes of the order.
     ranks
@@ -278,8 +278,8 @@ class PartsSampler(DistributedSampler[Any]):
     def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
         """Return the shifted positions of the samples of a stretch, whose parts begin and end at ``bounds``.
 
-        Samples of a part are spread over the window from its beginning: those of the first part over two parts, those
-        of the second over three. So half of the first part precedes all samples of the second.
+        Samples of a part are spread over the window from its beginning: the first part over two parts, the second over
+        three. So half of the first part precedes all samples of the second.
         """
         sizes = np.diff(bounds)
         ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()

@@ -14,14 +14,14 @@ from omearrow_ds.kernels.page_requests import PageRequests
 
 
 class ReadAhead:
-    """Requests for the pages of later batches of one dataset, in the process that makes the batches.
+    """Requests for the pages of later batches of one dataset, in the process that creates the batches.
 
     Parameters
     ----------
     dataset
         Dataset of the loader, also below ``Subset``.
     distance
-        Number of batches from the batch that is made next to the one whose pages are requested.
+        Number of batches from the next batch to the one whose pages are requested.
     """
 
     def __init__(self, dataset: Any, distance: int) -> None:
@@ -34,14 +34,14 @@ class ReadAhead:
         return samples._collection.page_requests if isinstance(samples, StoredSamples) else None
 
     def request(self, indices: Sequence[int] | None) -> None:
-        """Request the pages of a batch; its own errors are raised when it is made."""
+        """Request the pages of a batch; errors are ignored, as creating the batch raises them."""
         if indices is None:
             return
         dataset = self._dataset
         with suppress(OMEArrowDSError):
             if type(dataset) is Subset:
                 indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-            dataset._collection.request_ahead(dataset._positions(indices))  # noqa: SLF001  # of a base class
+            dataset._collection.request_ahead(dataset._positions(indices))  # noqa: SLF001  # Of a base class.
 
 
 class Announced:

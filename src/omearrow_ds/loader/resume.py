@@ -40,9 +40,9 @@ class Progress:
     states
         States of torch's global generator, and of those of the loader and its samplers, when the order was drawn.
     seed
-        Seed of the random numbers of the batches; None if no batch draws any.
+        Seed of the random numbers of the batches, or None without random numbers.
     lent
-        Global generators of the program, if batches draw from them in its process.
+        Saved global generators of the program, if batches are created in its process and draw random numbers.
     begun, ended
         Whether the order was drawn, and whether all batches were delivered.
     failed
@@ -82,7 +82,7 @@ class Progress:
         self.ended = self.batches == self.total
 
     def take_back(self) -> None:
-        """Let the batches in preparation be given to other workers."""
+        """Put the batches in preparation back, so that other workers get them."""
         if self.rest is not None:
             self.rest.put_back(self.waiting.values())
             self.waiting.clear()
@@ -115,7 +115,7 @@ class Rest:
             self._drawn.extend(self._batches)
 
     def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
-        """Let ``batches`` come first."""
+        """Put ``batches`` at the beginning."""
         with self._drawing:
             self._drawn.extendleft(reversed(list(batches)))
 
@@ -133,11 +133,11 @@ class Place:
     chosen: int | None = None  # By a framework.
 
     def choose(self, epoch: int) -> None:
-        """Store the epoch that a framework asks for by ``sampler.set_epoch``, until the loader looks."""
+        """Store the epoch that a framework sets by ``sampler.set_epoch``, until the next iteration."""
         self.chosen = epoch
 
     def following(self) -> Progress:
-        """Return the position, which after the last batch of an epoch is the beginning of the next one."""
+        """Return the current position, or the beginning of the next epoch after the last batch."""
         if not self.progress.ended:
             return self.progress
         if self.rest is not None:
@@ -145,13 +145,13 @@ class Place:
         return Progress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the iteration that is going on in this process."""
+        """Return the state without the current iteration of this process."""
         progress = replace(self.following(), rest=None, waiting={}, lent=None)
         return {"progress": progress, "rest": None, "saved": self.saved, "chosen": self.chosen}
 
 
 class Order:
-    """The batches of indices of an epoch, as a loader's sampler gives them.
+    """Batches of indices of an epoch, from a loader's sampler.
 
     Parameters
     ----------
@@ -164,12 +164,12 @@ class Order:
     drawing
         Source of the seeds of batches that draw random numbers; None if they draw none.
     seeds
-        Returns the numbers that the seed of the epoch follows from; None: the states of the generators.
+        Returns the numbers that determine the seed of the epoch; None uses the states of the generators.
     ahead
         Requests the pages of later batches; None if batches must not be drawn before they are needed.
     workers
-        Whether batches are made in other processes. If not, the first item is None: requesting it draws the order when
-        the epoch begins, as workers do, not when the first batch is requested.
+        Whether batches are created in other processes. Otherwise the first item is a placeholder, None: requesting it
+        draws the order when the epoch begins, as with workers, not when the first batch is requested.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Order:
             if lent is not None and seed is not None:
                 lent.lend(of_batch(seed, number))
             if ahead is not None and self._workers:
-                indices = Announced(indices, rest.peek(ahead.distance))  # noqa: PLW2901  # as it is sent
+                indices = Announced(indices, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
             elif ahead is not None and requests is not None and requests.num_remaining:
                 ahead.request(rest.peek(ahead.distance))
             yield indices if seed is None or lent is not None else Seeded(indices, of_batch(seed, number))
@@ -232,7 +232,7 @@ class Order:
         length = count_batches(self._sampler)
         progress.total = None if length is None else progress.first + length
         progress.rest = rest = Rest(_left(self._sampler, progress))
-        # An epoch that is left early leaves generators as at its end: workers, who are ahead, may have drawn all of it.
+        # An epoch that ends early leaves generators as at its end, since prefetching may have drawn all of it.
         self._place.rest = rest if self._generators and length is not None else None
         rest.put_back([first for first in [next(rest, None)] if first is not None])
         if progress.resumed:
@@ -242,7 +242,7 @@ class Order:
         return rest
 
     def pass_over(self, progress: Progress) -> None:
-        """Leave the generators as they are at the end of an epoch whose batches nobody wants."""
+        """Advance the generators to the end of an epoch whose batches are skipped."""
         if self._generators and progress.begun:
             (self.draw(progress) if progress.rest is None else progress.rest).draw()
 
@@ -254,7 +254,7 @@ def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
 
 
 def count_batches(sampler: Any) -> int | None:
-    """Return the length of a sampler; None if it has none."""
+    """Return the length of a sampler, or None if it has no length."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
@@ -262,7 +262,7 @@ def count_batches(sampler: Any) -> int | None:
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
-    """Raise `ArgumentError` if a state is not one of a loader that gives the same batches."""
+    """Raise `ArgumentError` if a state is from a loader with different batches."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ArgumentError(
             f"load_state_dict: not a state of this version of OMEArrowDataLoader: {state!r:.200}; pass state_dict()"
@@ -288,7 +288,7 @@ def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: 
 
 
 def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Progress:
-    """Return the epoch of a state; at its beginning, the loader's own generators go on from where they were."""
+    """Return the progress of a state; if its epoch was not begun, also restore the loader's generators."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
         raise ArgumentError("load_state_dict: the state has another number of generators; create the loader as before")

@@ -1,7 +1,7 @@
-"""Orders that are random over images in a window, and over the samples of these: each image is decoded once a window.
+"""Sample orders that are random within windows of images, so that each image is decoded once per window.
 
-A random crop out of a compressed store costs the decoding of its image. In such an order the samples of ``window``
-images come before those of others, so a cache of as many images decodes each once.
+A random crop from a compressed store requires decoding its whole image. In a windowed order, the samples of ``window``
+images precede those of other images, so a cache of ``window`` images decodes each once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import check_integer
 
 Array = np.ndarray[Any, Any]
-_BATCHES = 200  # that the quality of an order is measured on
+_BATCHES = 200  # For measuring the quality of an order.
 
 
 def order(fields: Array, window: int, generator: torch.Generator) -> Array:
-    """Return all samples, (n,) int64, in a random order of windows of images; ``fields`` is the image of each."""
+    """Return all samples, (n,) int64, in random order within random windows; ``fields`` has the image of each."""
     distinct, of_sample = np.unique(fields, return_inverse=True)
     place = torch.randperm(len(distinct), generator=generator).numpy()
     windows = place[of_sample.reshape(-1)] // window
@@ -31,9 +31,9 @@ def order(fields: Array, window: int, generator: torch.Generator) -> Array:
 
 
 class WindowedSampler(Sampler[int]):
-    """Samples of a dataset in an `order`, another one each epoch.
+    """Samples of a dataset in an `order` that differs per epoch.
 
-    It is drawn from ``generator``; None is torch's global one.
+    The order is drawn from ``generator``; None selects torch's global generator.
     """
 
     def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
@@ -48,14 +48,14 @@ class WindowedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = self.generator
-        if generator is None:  # as RandomSampler: one number is drawn, whatever the order takes
+        if generator is None:  # Draws exactly one number, like RandomSampler.
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator().manual_seed(seed)
         yield from order(self._fields, self.window, generator).tolist()
 
 
 class SharedWindowedSampler(DistributedSampler[Any]):
-    """A rank's part of an `order` that all ranks have: samples that follow each other, and so few images of all."""
+    """A rank's contiguous part of an `order` that all ranks share, so that each rank reads few of the images."""
 
     def __init__(self, dataset: StoredSamples, window: int, *, seed: int, drop_last: bool) -> None:
         super().__init__(dataset, seed=seed, drop_last=drop_last)
@@ -64,12 +64,12 @@ class SharedWindowedSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         whole = order(self._fields, self._window, generator)
-        part = np.resize(whole, self.total_size)  # it begins again where it ends, as DistributedSampler's
+        part = np.resize(whole, self.total_size)  # Repeats from the beginning, like DistributedSampler.
         yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
 
 
 def checked(dataset: Any, window: Any) -> StoredSamples:
-    """Return the dataset, or raise `ArgumentError` if it has no images to shuffle by, or no room for a window."""
+    """Return the dataset; raise `ArgumentError` if it has no images, or its cache is smaller than a window."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
         raise ArgumentError(
@@ -104,7 +104,7 @@ def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
 
 
 def together(groups: Array, size: int) -> tuple[float, float]:
-    """Return how often two samples of a batch share a group, in this order and in a uniform one."""
+    """Return the probability that two samples of a batch share a group, in this order and in a uniform one."""
     counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
     size = min(size, len(groups))
     batches = groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size)

@@ -95,7 +95,7 @@ class _Process(ForkServerProcess):
             threading.Thread(target=_end_with_parent, daemon=True).start()
             os.environ.update(self.environment or {})  # The variables that changed since the server started.
             batch_memory.serve()
-            # Workers pickle what they send by name, so they need the classes of the main script.
+            # Workers pickle results by name, so they need the classes of the main script.
             names = vars(sys.modules["__main__"])
             names.update({name: value for name, value in self.main_objects.items() if name not in names})
             super().run()
@@ -104,8 +104,8 @@ class _Process(ForkServerProcess):
 class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
     """A queue in which a worker sends an error in place of a batch that cannot be pickled.
 
-    The pipe outlives the queue. If torch's iterator is in a reference cycle, the garbage collector finalizes the ends
-    of the pipe and the iterator in any order, but the iterator's finalizer still sends to workers. The sending thread
+    The pipe outlives the queue. If torch's iterator is in a reference cycle, the garbage collector finalizes both
+    ends of the pipe and the iterator in any order, but the iterator still sends to workers then. The sending thread
     would then close the same descriptors again, which may belong to another file.
     """
 
@@ -124,7 +124,7 @@ class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
 
 
 def _outlived(*ends: connection.Connection) -> None:
-    """Do nothing; the finalizer that calls this function only holds references to ``ends``."""
+    """Do nothing; the finalizer that calls this function keeps ``ends`` open as long as the queue exists."""
 
 
 class _WorkerContext(ForkServerContext):
