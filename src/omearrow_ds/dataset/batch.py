@@ -33,7 +33,7 @@ def asked_for_whole() -> bool:
     Other callers may keep samples, collate them twice, or write to them. Torch does not pass the loader to a dataset,
     so this function inspects the call stack.
     """
-    frame = sys._getframe(2)  # noqa: SLF001  # CPython's: `inspect` reads source files
+    frame = sys._getframe(2)  # noqa: SLF001  # CPython only; `inspect` would read source files.
     while frame.f_back is not None and (frame.f_code is _SUBSET or frame.f_globals["__name__"] == _CLOCK):
         frame = frame.f_back
     return frame.f_code is _FETCH and frame.f_locals["self"].collate_fn in COLLATES

@@ -173,7 +173,7 @@ def _digest(source: BaseSource, seen: Seen) -> bytes:
 
 
 def _files(path: Path, base: Path) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the name from ``base``, inode, size and times of a file, or of all files below a folder."""
+    """Yield path relative to ``base``, inode, size and times of a file, or of all files below a folder."""
     for each in entries_below(path, linked=True) if path.is_dir() else [path]:
         status = each.stat()
         yield os.path.relpath(each, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -39,7 +39,7 @@ Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
-_BLOCK_BYTES = 2**22  # Batches below do not gain from memory that is used again.
+_BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
 # Attributes that are recomputed after unpickling:
 _MADE_ANEW = (
     *("rows", "_reader", "_file_requests", "_in_memory", "_even"),
@@ -299,12 +299,12 @@ class Collection:
 
     @cached_property
     def _reader(self) -> Reader | None:
-        """Function that reads images of one shape and dtype into one block of memory; None if that gains nothing."""
+        """Function that reads images into one reused block of memory; None if images differ or are in memory."""
         is_read_once = self.cache is None and self.on_device is None and self.recent is None
         return self.source.reader() if is_read_once and self._stored_alike else None
 
     def _read_in_turn(self, read: Reader, positions: list[int], samples: Array, threads: int) -> None:
-        """Read and scale one image after another through one block of memory in each of ``threads``.
+        """Read and scale images one by one through one block of memory per thread.
 
         Fresh memory for all images of a batch causes page faults, which take longer than reading the images.
         """
@@ -409,7 +409,7 @@ class Collection:
         return None if rows is None else rows.stacks
 
     def samples_of(self, count: int) -> Array:
-        """Return the samples of the first ``count`` images, sorted."""
+        """Return the sorted positions of the samples of the first ``count`` images."""
         return np.arange(count)
 
     def on_demand(self, source: BaseSource | None = None) -> Self:

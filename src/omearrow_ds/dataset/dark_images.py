@@ -24,7 +24,7 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # Set by torchrun, Lightning an
 def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
     """Warn, once per process, if the first 64 uint16 images have at most 12 bits and are not black.
 
-    Workers and ranks above 0 do not warn. No image after one with larger values is read.
+    Workers and ranks above 0 do not warn. Reading stops at the first image with larger values.
     """
     if has_warned().is_set() or not _is_main_process():
         return
@@ -36,7 +36,7 @@ def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
 
 @functools.cache
 def has_warned() -> Event:
-    """Return the event of this process that is set by the warning; set before, it silences the warning."""
+    """Return the event of this process that the warning sets; setting it earlier silences the warning."""
     return Event()
 
 

@@ -150,7 +150,7 @@ class OMEArrowDataset(StoredSamples):
     def __init__(
         self,
         path: Paths,
-        format: str | None = None,  # noqa: A002  # the public name
+        format: str | None = None,  # noqa: A002  # Public name.
         *,
         preload: Preload = True,
         axes: str = "CYX",
@@ -176,7 +176,7 @@ class OMEArrowDataset(StoredSamples):
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
-        """Return a dataset with another ``transform``, or None for none, that shares all other data.
+        """Return a dataset with another ``transform``, or without one for None, that shares all other data.
 
         Raises
         ------

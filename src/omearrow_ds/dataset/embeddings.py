@@ -106,7 +106,7 @@ def write_embeddings(
 
 
 class _Rows(NamedTuple):
-    """Columns, and the row of each id in them."""
+    """Columns and the row index of each id."""
 
     columns: pa.Table
     of_id: dict[str, int]
@@ -142,7 +142,7 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
 
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """Convert errors of the library to `WriteError`; errors of the caller's batches are raised outside of it."""
+    """Convert errors of writing to `WriteError`, but not errors that the caller's batches raise."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -150,7 +150,7 @@ def _told(target: Path) -> Iterator[None]:
 
 
 def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
-    """Yield batches as float arrays (n, D), all of one D and dtype."""
+    """Yield batches as float arrays (n, D) with equal D and dtype."""
     first: Array | None = None
     if not isinstance(embeddings, Iterable):
         raise ArgumentError(

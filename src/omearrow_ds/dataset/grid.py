@@ -31,7 +31,7 @@ def draw(
     heads: Sequence[str], channels: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Sequence[Tile]]
 ) -> Array:
     """Return a picture (y, x, 3), uint8, with lines of text, a legend of channels, and labeled rows of tiles."""
-    from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415  # optional
+    from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415  # Optional.
 
     font = ImageFont.load_default(_FONT)
     of_rows = [_fitted(label, font, _LABEL) for label in labels]

@@ -84,7 +84,7 @@ class _Block:
         return self._used is None or self._used() is None
 
     def take(self, size_bytes: int) -> Array:
-        """Return some of its bytes, uninitialised."""
+        """Return ``size_bytes`` of its memory, uninitialized."""
         lent = _Lent(self._memory, self.address, size_bytes)
         self._used = weakref.ref(lent)
         return np.asarray(lent)
@@ -111,7 +111,7 @@ class _SharedBlock(_Block):
         return super().free and bool(self._marks[: self._given].all())
 
     def take(self, size_bytes: int) -> Array:
-        """Return some of its bytes, uninitialised."""
+        """Return ``size_bytes`` of its memory, uninitialized."""
         self._marks[: self._given] = 0
         self._given = 0
         return super().take(size_bytes)

@@ -1,4 +1,4 @@
-"""Datasets made from a record of options."""
+"""Creation of datasets from a record of options."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def make_dataset(
     max_bytes: int | None = None,
     **opening: Unpack[OpenOptions],
 ) -> OMEArrowDataset:
-    """Return a dataset with these options and without a progress bar."""
+    """Return a dataset with ``settings`` and without a progress bar."""
     options = {**settings.chosen, **opening, "preload": preload, "max_bytes": max_bytes, "progress": False}
     return OMEArrowDataset(path, format_name, **options)

@@ -94,7 +94,7 @@ class StoredSamples(Dataset[Any]):
     def __init__(
         self,
         path: Paths,
-        format: str | None = None,  # noqa: A002  # the public name
+        format: str | None = None,  # noqa: A002  # Public name.
         *,
         preload: Preload = True,
         axes: str = "CYX",

@@ -27,7 +27,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedBlock:
-    """Zeroed memory that other processes of the same user can map while this one lives.
+    """Zeroed memory that other processes of the same user can map while this process lives.
 
     Pickling transfers a handle. A shared block is an anonymous file (``memfd_create``): it needs no space in
     ``/dev/shm``, and no file remains even if the process is killed. On systems other than Linux, it is a temporary file

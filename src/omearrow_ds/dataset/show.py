@@ -1,4 +1,4 @@
-"""`show`: a sample of a collection as one picture, a grid of thumbnails in one contrast."""
+"""`show`: random images of a collection as a grid of thumbnails with one contrast."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _WARNED = 3
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture of a sample of a collection, which a notebook shows.
+    """Picture of random images of a collection, displayed by notebooks.
 
     Attributes
     ----------
     path
-        The collection.
+        Path of the collection.
     png
         The picture as PNG bytes.
     images
@@ -96,7 +96,7 @@ def show(
     sample: int = 16,
     by: str | None = None,
     seed: int = 0,
-    format: str | None = None,  # noqa: A002  # the public name
+    format: str | None = None,  # noqa: A002  # Public name.
     overwrite: bool = False,
     crop_size: tuple[int, int] | None = None,
     **options: Unpack[DatasetOptions],

@@ -174,7 +174,7 @@ def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: A
 
 
 class _Largest:
-    """Chooses the part that is furthest below its share of the samples."""
+    """Choice of the part that is furthest below its share of the samples."""
 
     def __init__(self, sizes: Array, shares: Sequence[Fraction]) -> None:
         numbers, whole = _whole(shares)
@@ -193,7 +193,7 @@ class _Largest:
 
 
 class _Evenest:
-    """Chooses the part where the squared deviation of the classes from their shares grows least.
+    """Choice of the part where the squared deviation of the classes from their shares grows least.
 
     For ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
     """

@@ -193,7 +193,7 @@ def _as_numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = False) -> pa.DataType:
-    """Return the type to cast to; integers in lists stay, since those beyond int64 become arrays of uint64."""
+    """Return the type to cast to; lists keep uint64, as they become uint64 arrays if values exceed int64."""
     if pa.types.is_decimal(kind):
         return decimals if kind.scale else pa.int64()
     if pa.types.is_list(kind):
@@ -204,7 +204,7 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
 
 
 def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
-    """Raise `ArgumentError` if a column holds a text that is not among the classes, or something else than text."""
+    """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
     where = f"{source.path}: column {name!r}"
     if not is_text(column.type) and column.null_count < len(column):
         raise ArgumentError(f"{where} is {column.type} but classes= needs strings; leave out classes=")

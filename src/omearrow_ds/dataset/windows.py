@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Factors of (pixel / illumination - offset) / divisor in float32; without factors pixels keep their value."""
+    """Factors of (pixel / illumination - offset) / divisor in float32; without factors, values are unchanged."""
 
     dtype: torch.dtype  # Of samples.
     factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.

@@ -50,7 +50,7 @@ def write_crops(
     fields: Paths | ImageSource,
     objects: Any,
     dst: StrPath,
-    format: str | None = None,  # noqa: A002  # the public name
+    format: str | None = None,  # noqa: A002  # Public name.
     *,
     crop_size: tuple[int, int] | None = None,
     center: Sequence[str] | None = None,

@@ -1,1 +1,1 @@
-"""Loops over pixels: gather, scale, crop. Compiled by numba where it is there, else by NumPy: the same bits."""
+"""Loops to gather, scale and crop pixels, with numba if installed, else with NumPy and equal results."""

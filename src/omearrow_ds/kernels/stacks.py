@@ -43,9 +43,9 @@ class Prefixes:
     addresses
         (N,) int64, the first pixel of each image.
     distances
-        (K,) int64, from there to the bytes before each of its K chunks.
+        (K,) int64, offsets from the first pixel to the bytes before each of the K chunks of an image.
     expected
-        (K, W) uint8, these bytes.
+        (K, W) uint8, expected values of these bytes.
     refuse
         Called with the index of an image whose bytes differ; raises the error.
 
@@ -103,7 +103,7 @@ class Stacks:
     like
         An array (n, ...) of the images' shape and dtype.
     arrays
-        The arrays.
+        Arrays that hold the images in order.
     alone
         The only array, or None if there are several.
     many
@@ -145,9 +145,8 @@ class Stacks:
     def prepare(self, indices: Array | int, rows: tuple[Array, int] | None = None) -> None:
         """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
 
-        To be called once per batch, before its images are accessed. Whether reads had to wait is asked once per
-        millisecond. Raises `FormatError` if the file was changed, or if the bytes before the chunks of an image are
-        wrong.
+        Call it once per batch, before its images are accessed. Waits of reads are queried once per millisecond. Raises
+        `FormatError` if the file was changed, or if the bytes before the chunks of an image are wrong.
 
         Parameters
         ----------

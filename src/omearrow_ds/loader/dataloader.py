@@ -48,8 +48,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         pinned memory while the previous one is processed. Integer pixels smaller than float32 are transferred as stored
         and scaled there, if all are scaled alike and no transform or ``collate_fn`` needs the samples.
     collate
-        ``None`` refuses samples of different sizes, as torch does. ``"pad"`` pads each at the top left to the largest
-        of the batch, and adds ``valid`` as last item: bool (B, H, W), True for pixels of a sample. ``"list"`` returns
+        ``None`` refuses samples of different sizes, as torch does. ``"pad"`` pads samples at the bottom and right to
+        equal size, and adds ``valid`` as last item: bool (B, H, W), True for pixels of a sample. ``"list"`` returns
         lists of images and masks.
     shuffle_fields
         ``None`` shuffles all samples. An integer shuffles the samples of that many images at a time, so that stores
@@ -117,7 +117,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         shares = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
         if shares and self._ranks > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
-            vars(self)["batch_sampler"] = batches  # Torch refuses to have it set.
+            vars(self)["batch_sampler"] = batches  # Torch refuses `setattr`.
         self._choice = EpochChoice(self._place, self._samplers, shares=shares)
 
     @property
@@ -183,7 +183,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
             return Epoch(super().__iter__(), self.device, Progress())
-        with self._beginning:  # One thread at a time: two would count in one epoch and share persistent workers.
+        with self._beginning:  # One thread at a time: two would share progress and persistent workers.
             self._warn_of_other_ranks()
             progress = self._choice.next(self._discard, alone=ranks()[1] == 1)
             batches = self._begin(progress)
@@ -210,25 +210,25 @@ class OMEArrowDataLoader(DataLoader[Any]):
             parts.consumed = progress.consumed
         self._choice.set_samplers(progress.epoch, always=progress.resumed)
         if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
-            self._iterator = None  # A worker was killed: start others.
-        # Persistent workers serve one epoch at a time: an earlier iterator that goes on starts others.
+            self._iterator = None  # A worker was killed: start new ones.
+        # Persistent workers serve one epoch at a time, so an earlier iterator that continues starts new ones.
         previous = None if self._epoch is None or self._iterator is None else self._epoch()
         if previous is not None and not previous.release():
             batches = self._get_iterator()
         else:
             if self._iterator is not None:
-                # Torch draws a seed where it starts workers, and without workers at each epoch: here it is both.
+                # Torch draws a seed when it starts workers, or per epoch without workers. Here both cases draw one.
                 torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             batches = super().__iter__()
         if self.num_workers == 0:
-            next(batches._sampler_iter)  # noqa: SLF001  # It has the order drawn.
+            next(batches._sampler_iter)  # noqa: SLF001  # Draws the order.
         if parts is not None:
             parts.consumed = 0
         progress.begun = True
         return batches
 
     def _prepare(self, epoch: Epoch) -> None:
-        """Before the next batch, begin another epoch if one was chosen after ``iter``, or start workers again."""
+        """Begin another epoch if one was chosen after ``iter``, or start new workers, before the next batch."""
         with self._beginning:
             progress = epoch.progress
             if epoch.is_released:
@@ -341,7 +341,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
 
 def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
-    """Whether batches can be drawn before they are needed: neither order nor generators depend on when."""
+    """Whether batches can be drawn early, without effect on the order or the states of generators."""
     samples = dataset.dataset if type(dataset) is Subset else dataset
     if type(sampler) not in (BatchSampler, SharedBatches) or not isinstance(samples, StoredSamples):
         return False

@@ -1,4 +1,4 @@
-"""Division of samples among ranks, once: by this package's samplers or by a framework, not by both."""
+"""Division of samples among ranks, by this package's samplers or a framework but not both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to th
 
 
 def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
-    """Return a sampler of the samples of all ranks, in the order of its epoch."""
+    """Return a sampler over the samples of all ranks, in the order of its epoch."""
     if isinstance(sampler, PartsSampler):
         return sampler.divided(Ranks())
     whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
@@ -96,7 +96,7 @@ def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
 
 
 def warn_of_division(sampler: Any) -> None:
-    """Warn that a wrapper around a sampler is left out."""
+    """Warn that a wrapper around a sampler is ignored."""
     msg = (
         f"sampler={type(sampler).__name__}: its inner sampler already divides the samples among ranks, so it is "
         f"ignored; in Lightning, pass use_distributed_sampler=False"

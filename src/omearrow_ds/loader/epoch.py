@@ -59,7 +59,7 @@ class Epoch:
     def release(self) -> bool:
         """Leave the workers to another epoch unless a thread waits for a batch; return whether they are free.
 
-        If this epoch goes on, it needs other workers.
+        If this epoch continues, it needs new workers.
         """
         if not self._in_use.acquire(blocking=False):
             return False
@@ -86,7 +86,7 @@ class Epoch:
             try:
                 number, batch = self._next()
             except StopIteration:
-                self._next = iter(()).__next__  # Torch's iterator with persistent workers goes on with the next epoch.
+                self._next = iter(()).__next__  # With persistent workers, torch's iterator would start the next epoch.
                 self.progress.ended = self.progress.begun
                 raise
             except BaseException as error:

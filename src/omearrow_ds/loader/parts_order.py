@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 class PartsSampler(DistributedSampler[Any]):
     """A rank's share of the samples of a dataset in parts.
 
-    Frameworks divide the samples of any sampler but a ``DistributedSampler`` among the ranks.
+    It is a ``DistributedSampler`` so that frameworks do not divide its samples again.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class PartsSampler(DistributedSampler[Any]):
         return left // ranks if self.drop_last else -(-left // ranks)
 
     def divided(self, ranks: Ranks) -> PartsSampler:
-        """Return a sampler of another share of the same order."""
+        """Return a sampler of the share of ``ranks`` in this order."""
         if ranks.ranks > 1:
             self._agree()
         share = copy.copy(self)
@@ -311,7 +311,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
 
     def waits(self, batch_size: int | None) -> str:
-        """Return the number of parts that the first batch waits for, if parts are fetched whole."""
+        """Return a description of the parts that the first batch waits for, empty if parts are not fetched."""
         if self._fetched is None:
             return ""
         first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))

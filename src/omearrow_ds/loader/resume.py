@@ -27,9 +27,9 @@ class Progress:
     epoch
         Number of the epoch, from 0.
     batches
-        Number of delivered batches before which none is missing.
+        Number of the first batch that was not delivered.
     ahead
-        Numbers of the batches that were delivered before an earlier one.
+        Numbers of later batches that were already delivered.
     total
         Number of batches of the epoch; None if the sampler has no length.
     waiting
@@ -50,7 +50,7 @@ class Progress:
     resumed
         Whether the epoch was begun by another loader.
     first, consumed
-        Collections in parts only: number of the first batch that this loader makes, and number of samples of all
+        Collections in parts only: number of the first batch that this loader creates, and number of samples of all
         ranks before it.
     """
 
@@ -122,15 +122,15 @@ class Rest:
 
 @dataclass
 class Place:
-    """Epoch of a loader, apart from the loader: torch's iterator refers to it and must not refer to the loader.
+    """Epoch of a loader, in a separate object, since torch's iterator must not reference the loader.
 
-    Torch ends workers when its iterator is dropped; left to the garbage collector, that takes 5 s per worker.
+    Torch ends workers when its iterator is dropped. In a reference cycle, garbage collection takes 5 s per worker.
     """
 
     progress: Progress = field(default_factory=Progress)
     rest: Rest | None = None  # The rest of the last epoch whose order was drawn from generators of the loader.
     saved: Progress | None = None  # Loaded, and not yet continued.
-    chosen: int | None = None  # By a framework.
+    chosen: int | None = None  # Epoch that a framework chose.
 
     def choose(self, epoch: int) -> None:
         """Store the epoch that a framework sets by ``sampler.set_epoch``, until the next iteration."""
@@ -141,7 +141,7 @@ class Place:
         if not self.progress.ended:
             return self.progress
         if self.rest is not None:
-            self.rest.draw()  # The generators of the order are then where the next epoch finds them.
+            self.rest.draw()  # Advances the generators to the beginning of the next epoch.
         return Progress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Order:
                 ahead = None if requests is None else ahead
 
     def draw(self, progress: Progress) -> Rest:
-        """Draw the order of an epoch, and return the batches that are left of it."""
+        """Draw the order of an epoch, and return its remaining batches."""
         if self._place.rest is not None:
             self._place.rest.draw()
         generators = [torch.default_generator, *self._generators]
@@ -274,7 +274,7 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
 
 
 def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
-    """Return the state that `resumed` continues from: plain numbers and tensors."""
+    """Return the state for `resumed`, made of numbers and tensors."""
     states = progress.states if progress.begun else [generator.get_state() for generator in generators]
     return {
         "version": _VERSION,

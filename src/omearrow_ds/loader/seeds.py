@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _SEED_BYTES = 32
-_numpy: Any = np.random  # its stubs lack some functions
+_numpy: Any = np.random  # Its stubs lack some functions.
 
 
 class Seeds(NamedTuple):

@@ -86,14 +86,14 @@ class _Process(ForkServerProcess):
     environment: dict[str, str] | None = None
 
     @staticmethod
-    def _Popen(process: Any) -> Popen:  # noqa: N802  # multiprocessing's name
+    def _Popen(process: Any) -> Popen:  # noqa: N802  # Name from multiprocessing.
         return _Popen(process)
 
     def run(self) -> None:
         """Run the worker, which ends without a traceback at Ctrl-C: its parent process reports it."""
         with contextlib.suppress(KeyboardInterrupt):
             threading.Thread(target=_end_with_parent, daemon=True).start()
-            os.environ.update(self.environment or {})  # The variables that changed since the server started.
+            os.environ.update(self.environment or {})  # Variables may have changed since the server started.
             batch_memory.serve()
             # Workers pickle results by name, so they need the classes of the main script.
             names = vars(sys.modules["__main__"])
@@ -130,7 +130,7 @@ def _outlived(*ends: connection.Connection) -> None:
 class _WorkerContext(ForkServerContext):
     Process = _Process
 
-    def Queue(self, maxsize: int = 0) -> _Results:  # noqa: N802  # multiprocessing's name
+    def Queue(self, maxsize: int = 0) -> _Results:  # noqa: N802  # Name from multiprocessing.
         """Return a queue for indices or batches."""
         return _Results(maxsize, ctx=self.get_context())
 
