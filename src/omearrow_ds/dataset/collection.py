@@ -399,8 +399,7 @@ class Collection:
     @cached_property
     def _file_requests(self) -> PageRequests | None:
         """Rule for images in separate files; None if they are preloaded or cached, or share files."""
-        is_read_once = self.cache is None and self.on_device is None and self.recent is None
-        return PageRequests() if is_read_once and self.source.files_of(0) else None
+        return PageRequests() if self.cache is None and self.on_device is None and self.recent is None else None
 
     @property
     def _batch_stacks(self) -> Stacks | None:

@@ -214,7 +214,7 @@ def test_workers_and_other_processes_are_refused(device, stores):
     dataset = OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", axes="CZYX")
     loader = OMEArrowDataLoader(dataset, 2)
     assert (loader.num_workers, loader.pin_memory) == (0, False)
-    assert f"pixels lie on {device}" in loader.settings["num_workers"].why
+    assert f"the pixels are on {device}" in loader.settings["num_workers"].why
 
     class Around(torch.utils.data.Dataset):
         def __init__(self):
