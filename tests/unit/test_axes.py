@@ -1,4 +1,4 @@
-"""Index arithmetic: input axes, selections and crops against plain NumPy."""
+"""Index arithmetic of input axes, selections and crops; the oracle is NumPy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def picks(size):
 
 @st.composite
 def cuts(draw):
-    """An image's shape with arguments that fit it."""
+    """Draw the shape of an image and arguments that fit it."""
     shape = draw(shapes(7))
     select = {axis: draw(picks(size)) for axis, size in zip(AXES, shape, strict=True) if draw(st.booleans())}
     sizes = {axis: len(pick(axis, size, select)) for axis, size in zip(AXES, shape, strict=True)}
@@ -76,12 +76,12 @@ def cuts(draw):
 
 
 def pick(axis, size, select):
-    """Return the indices that a selection picks of an axis."""
+    """Return the indices that a selection keeps along an axis."""
     return np.atleast_1d(np.arange(size)[select.get(axis, slice(None))])
 
 
 def cut_by_numpy(image, axes, select, crop):
-    """Return a sample the slow, plain way."""
+    """Return a sample, computed without optimizations."""
     for position, axis in enumerate(AXES):
         image = np.take(image, pick(axis, image.shape[position], select or {}), axis=position)
     if crop is not None:

@@ -24,7 +24,7 @@ from tests.support import pages
 from tests.support.pages import NO_CODE, PAGES, ROOT, blocks
 from tests.support.plates import written_plate
 
-# These run where several processes can be started, by tests of their own.
+# Tests elsewhere run these, as they need several processes.
 ELSEWHERE = {"docs/how-to/several-hosts.md": "tests/unit/loader/test_training.py"}
 SCRIPTS = np.random.default_rng(13).integers(0, 256, (6, 1, 1, 1, 20, 24), np.uint8)
 
@@ -61,7 +61,7 @@ def single_cells(folder):
 
 
 def tables_of_fields(folder):
-    """Write a plate, and the tables that CellProfiler and CytoTable make of it."""
+    """Write a plate, and its tables from CellProfiler and CytoTable."""
     pages.plate_of_files(folder / "plate")
     pages.cells(folder / "cells.parquet")
     cells = pq.read_table(folder / "cells.parquet").to_pandas()
@@ -136,7 +136,7 @@ def of_scripts(folder):
 
 
 def plate_converted_before(folder):
-    """Write an OME-Zarr plate, and the collection that earlier versions converted it to."""
+    """Write an OME-Zarr plate, and the collection that earlier versions made from it."""
     images = [np.full((1, 1, 1, 8, 8), number, np.uint8) for number in range(2)]
     written_plate(folder / "plate.zarr", {"A/1": images}, name="P1")
     columns = {"Metadata_Plate": ["P1", "P1"], "Metadata_Well": ["A01", "A01"], "Metadata_Site": [0, 1]}
@@ -144,7 +144,7 @@ def plate_converted_before(folder):
 
 
 def table_of_scripts():
-    """Return the table that the scripts of ome-arrow-benchmarks make: pixels as ome-arrow's lists, types as guessed."""
+    """Return a table like the scripts of ome-arrow-benchmarks: pixels in lists, inferred types."""
     images = [ome_arrow.OMEArrow(data=image).data.as_py() for image in SCRIPTS]
     column = pa.array([{name: value for name, value in image.items() if name != "masks"} for image in images])
     return pa.table({"row_id": np.arange(len(SCRIPTS)), "ome_image": column})
@@ -201,7 +201,7 @@ def test_what_the_scripts_wrote_opens_as_the_page_says(name, tmp_path):
             assert source.columns["row_id"].to_pylist() == list(range(len(SCRIPTS)))
 
 
-# Prepares the folder in which the blocks of a page or section run; returns names that they use.
+# Functions that prepare the folder for the blocks of a page or section, and return names that the blocks use.
 PREPARED = {
     "README.md": readme_plate,
     "README.md: Use the command line": three_commands,
@@ -238,7 +238,7 @@ LONG = {  # `recommend` measures 21 ways to store images, which takes a minute; 
 
 
 def group_name(page, section):
-    """Return the page if its sections continue each other, otherwise the page and the section."""
+    """Return the page if its sections continue each other, otherwise page and section."""
     is_continuous = name_of(page) == "README.md" or page.parent.name == "tutorials"
     name = f"{name_of(page)}: {section}"
     return name_of(page) if is_continuous and name not in LONG else name
@@ -257,7 +257,7 @@ SECTIONS = {
 
 @pytest.fixture
 def shell(tmp_path):
-    """Return a function that runs a block of bash where ``omearrow-ds`` is this checkout's."""
+    """Return a function that runs a block of bash with this checkout's ``omearrow-ds``."""
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin/omearrow-ds"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m omearrow_ds "$@"\n')
@@ -281,7 +281,7 @@ def shell(tmp_path):
 
 
 def on_a_server(folder, request):
-    """Put the files of a plate into a new bucket, and return what stands here in place of names of the page."""
+    """Put the files of a plate into a new bucket; return replacements for names on the page."""
     weed, bucket = request.getfixturevalue("weed"), request.getfixturevalue("bucket")
     pages.plate_of_files(folder / "raw")
     weed.put_folder(bucket, folder / "raw")

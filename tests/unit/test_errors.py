@@ -1,4 +1,4 @@
-"""Bad input: each is one clear error of our own tree, that names the path or the image and says what to do."""
+"""Bad input raises one error of this package that names the path or image and the remedy."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_a_truncated_file(stored, name, kept):
 def test_a_file_of_other_bytes(stored, name):
     path = stored(name, images_of(SMALL))
     for file in [path, *path.rglob("*")]:
-        if file.is_file() and file.suffix != ".txn" and "hint" not in file.name:  # Lance reads without these
+        if file.is_file() and file.suffix != ".txn" and "hint" not in file.name:  # Lance reads without these.
             content = file.read_bytes()
             file.write_bytes(b"\x5a" * len(content))
             with raises(FormatError, path=path, remedy=False):
@@ -299,7 +299,7 @@ def test_a_collection_that_changed_after_opening(stored, name):
             found = read()
         except FormatError as error:
             assert path.name in str(error)  # noqa: PT017
-        else:  # a file that is still mapped or open goes on showing what it held
+        else:  # A file that is still mapped or open keeps its old content.
             assert np.asarray(found[0]).size == 30 * 40
 
 
@@ -325,7 +325,7 @@ for name in names:
 
 
 def test_a_full_disk_leaves_nothing(programs, tmp_path):
-    """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
+    """A limit on the file size simulates a full disk without a mount, and fails in the same system call."""
     names = [name for name in NAMES if get_format(name).missing_backend is None]
     done = programs.run(FULL, tmp_path, *names)
     assert done.returncode == 0, done.stderr
@@ -333,7 +333,7 @@ def test_a_full_disk_leaves_nothing(programs, tmp_path):
 
 
 def test_a_panic_while_writing_is_an_error_that_leaves_nothing(tmp_path, monkeypatch):
-    class PanicException(BaseException):  # as libraries written in Rust call it
+    class PanicException(BaseException):  # Libraries written in Rust have such a class.
         pass
 
     def panicking(tables, *rest):

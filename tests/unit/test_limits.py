@@ -1,4 +1,4 @@
-"""Limits on the size of the package and on the steps of its main operations: `tests/limits.toml`."""
+"""Limits on package size and on steps of the main operations: `tests/limits.toml`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LARGEST_BYTES = 300_000
 
 
 def shown(notebook):
-    """Return what the cells show as text, without what differs from run to run and from machine to machine."""
+    """Return the text outputs of cells without parts that vary between runs and machines."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output.get("text") or output.data["text/plain"] for output in outputs]
     return [re.sub(r"/\S*/plate\b|preload +fits.*|on disk .*|\d+% of", "...", text) for text in texts]

@@ -1,4 +1,4 @@
-"""Records of options: signatures, checks, flags, help and reference agree with them."""
+"""Option records agree with signatures, checks, flags, help and reference."""
 
 from __future__ import annotations
 

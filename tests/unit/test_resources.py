@@ -1,4 +1,4 @@
-"""Bounded memory and files: data larger than the memory allowed, and more images than files that may be open."""
+"""Bounded memory and descriptors: data larger than memory, and more images than open files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ for name in names:
 
 @pytest.fixture(scope="module")
 def said(programs, tmp_path_factory):
-    """Run both in one process, which can be limited; return what it said, by words."""
+    """Run both programs in one process with limits, and return the words of its output."""
     done = programs.run(LARGER + MANY, tmp_path_factory.mktemp("resources"), *HERE, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout.split()  # DuckDB adds a progress bar under python -c
@@ -118,7 +118,7 @@ def test_memory_is_that_of_the_tightest_group_its_cached_files_not_counted(tmp_p
     assert _left_by_groups(TOTAL, root, own) == [450]
     (inner / "memory.high").write_text("400\n")
     assert sorted(_left_by_groups(TOTAL, root, own)) == [100, 450]
-    assert _left_by_groups(1000, root, own) == [100]  # a limit that the machine does not reach is none
+    assert _left_by_groups(1000, root, own) == [100]  # A limit above the machine's memory is ignored.
     assert _left_by_groups(TOTAL, tmp_path / "none", tmp_path / "none") == []
 
 

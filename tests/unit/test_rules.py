@@ -1,4 +1,4 @@
-"""Rules of the design: imports between layers, the cost of importing, and pixels that never become Python objects."""
+"""Design rules: layers of imports, the cost of importing, and no pixels as Python objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BACKENDS = {"duckdb", "lance", "lancedb", "vortex", "zarr", "tifffile", "imageco
 
 
 def parts_of(name):
-    """Return the dotted name of a module, below the package, in parts."""
+    """Return the parts of a module's dotted name below the package."""
     return tuple(name.removesuffix(".py").removesuffix("/__init__").split("/"))
 
 
@@ -61,7 +61,7 @@ def package_of(dotted):
 
 
 def package_imports():
-    """Return the packages that each package imports, of src and of the benchmarks."""
+    """Return the imports of each package in src and benchmarks, as package names."""
     imported = {}
     for root, trees in (("omearrow_ds", TREES), ("benchmarks", SUITE_TREES)):
         for name, tree in trees.items():
@@ -72,7 +72,7 @@ def package_imports():
 
 
 def own_imports(tree, package="omearrow_ds"):
-    """Yield the names that a module imports of the package, below it, in parts."""
+    """Yield names that a module imports from the package, as their parts below it."""
     yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == package)
 
 
@@ -96,7 +96,7 @@ def test_neither_modules_nor_packages_import_each_other_in_a_cycle():
     for parts, name in names.items():
         targets = {target if target in names else target[:-1] for target in own_imports(TREES[name])}
         modules[parts] = targets & set(names) - {parts}
-    TopologicalSorter(modules).prepare()  # raises CycleError
+    TopologicalSorter(modules).prepare()  # Raises CycleError.
     TopologicalSorter(package_imports()).prepare()
 
 
@@ -164,7 +164,7 @@ def test_no_exception_is_swallowed_blindly():
 
 
 def test_match_is_a_literal_of_at_most_three_words():
-    """`raises` and `warns` of `tests.support.errors` compare options, paths and facts, so that wording can change."""
+    """Other facts are compared by `raises` and `warns` of `tests.support.errors`, so that wording can change."""
     for name in TEST_TREES:
         for node in ast.walk(TEST_TREES[name]) if "match=" in TEST_TREES.text(name) else ():
             if isinstance(node, ast.keyword) and node.arg == "match":

@@ -24,7 +24,7 @@ def write():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Return a project with one module, whose sections `FAULTY` has, and an empty list of exceptions."""
+    """Return a project with one module, which has the sections of `FAULTY`, and no exceptions."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "images.py").write_text(FAULTY)
     (tmp_path / "exceptions.txt").write_text("")

@@ -1,4 +1,4 @@
-"""The check of errors in tests: it accepts each real message, and rejects swapped facts."""
+"""The check of errors in tests accepts real messages and rejects swapped facts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Swap:
     path: Path | None = None
 
     def is_rejected(self) -> bool:
-        """Whether `raises` lets a test fail that expects this."""
+        """Whether `raises` rejects this expectation."""
         try:
             with raises(self.expected, self.option, self.path, remedy=False):
                 raise self.error
@@ -53,12 +53,12 @@ def names_its_path(outcome: Outcome) -> bool:
 
 
 def swaps(raised: list[Outcome]) -> Iterator[Swap]:
-    """Yield wrong expectations: each takes one fact from the next outcome that differs in it."""
+    """Yield wrong expectations, each with one fact of the next outcome that differs in it."""
     with_option = [outcome for outcome in raised if names_its_option(outcome)]
     with_path = [outcome for outcome in raised if names_its_path(outcome)]
     for one, other in pairwise(with_option):
         message = str(one.error)
-        # Other words, such as "images", name options and things; a message may contain them in either sense.
+        # Short words such as "images" may appear in a message in another sense.
         if one.option != other.option and "_" in other.option and other.option not in one.call:
             yield Swap("option", one.error, type(one.error), option=other.option)
             yield Swap("message", type(one.error)(str(other.error)), type(one.error), option=one.option)

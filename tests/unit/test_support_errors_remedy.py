@@ -1,4 +1,4 @@
-"""Check which messages count as stating a remedy, and that `warns` compares facts."""
+"""Messages that count as stating a remedy, and facts that `warns` compares."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The work of the hot paths, counted exactly: a count that grew is a regression, whatever the machine.
+"""The work of the hot paths, counted exactly: a count that grew is a regression on any machine.
 
-The tables of `work_counts` hold what is counted now, with the libraries of ``constraints.txt``. Lower a count in the
+The tables of `work_counts` hold the current counts, with the libraries of ``constraints.txt``. Lower a count in the
 commit that makes it smaller; one that grows needs a reason.
 """
 
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Return a function that writes the images of a case, once, and gives their path."""
+    """Return a function that writes the images of a case once, and returns their path."""
     paths = {}
     folder = tmp_path_factory.mktemp("counted")
 
@@ -70,7 +70,7 @@ def opened(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch):
-    """Keep files, and reads from disks, from being checked again: that is once per millisecond, not per call."""
+    """Disable checks of files and disk reads, which run once per millisecond, not per call."""
     for module in (_handles, tiff):
         monkeypatch.setattr(module, "LOOK_NS", 10**15)
     monkeypatch.setattr(stacks, "QUERY_NS", 10**15)
@@ -78,7 +78,7 @@ def looked_at(monkeypatch):
 
 @pytest.fixture
 def spied(monkeypatch):
-    """Show the queries of DuckDB connections that are opened from now on."""
+    """Record the queries of DuckDB connections that are opened from now on."""
     connect = _sql.connect
     monkeypatch.setattr(_sql, "connect", lambda **settings: SpiedConnection(connect(**settings)))
 
@@ -89,7 +89,7 @@ def source_of(case, path):
 
 
 def operations(case, path, side):
-    """Return what is counted of a case, each done twice before; datasets do not take the slow engines."""
+    """Return the operations to count, each after two warm-up calls; slow engines are counted for sources only."""
     source, batch = source_of(case, path), list(range(0, SIDES[side], 2))
     decoded = np.empty((SIDES[side], 1, 1, 1, side, side), np.uint16)
     of_source = [lambda: source.take(batch), lambda: source.decode_into(decoded)]
@@ -102,7 +102,7 @@ def operations(case, path, side):
 
 
 def compare(case, names, found, frozen):
-    """Fail if a count is not what the table holds, and say which, and what to do."""
+    """Fail if a count differs from the table, and name the count and the remedy."""
     changed = [
         f"{case}, {name}: {'shrank' if now < then else 'grew'} from {then} to {now:g}"
         for name, now, then in zip(names, found, frozen, strict=True)
@@ -122,7 +122,7 @@ def test_memory(opened, case, side):
     allocated = [memory.numpy_bytes / image_bytes / size for memory, size in zip(found, sizes, strict=True)]
     frozen = ALLOCATED[case][[*SIDES].index(side)]
     compare(case_of_side, [f"images allocated for each of {name}" for name in names], allocated, frozen)
-    if side == max(SIDES):  # where some KiB of Python objects, and of NumPy's buffers for a cast, are no image
+    if side == max(SIDES):  # For large images, KiB of Python objects and NumPy's cast buffers are less than an image.
         held = [memory.peak_bytes // image_bytes for memory in found]
         compare(case_of_side, [f"images held for {name}" for name in names], held, HELD[case])
         arrow = [memory.arrow_bytes // image_bytes for memory in found]
@@ -163,7 +163,7 @@ OF_OTHERS = [*(f"{name} bytes" for name in TABLES if name != "parquet_duck"), "a
 
 
 def work_beside(others, case, column, path):
-    """Return what opening and reading a column asks for, calls and allocates, in a table that has others beside it."""
+    """Return requests, calls and allocations of opening and reading a column in a table with other columns."""
     name, compression, *engine = case.split()
     table = pa.table({"row": range(len(column)), "a": column, **others})
     store_table(name, table, path, "zstd" if compression == "zstd" else None)
@@ -185,7 +185,7 @@ def test_other_image_columns_cost_nothing(tmp_path, spied, case):
     column = struct_of(images)
     dark = struct_of([[np.zeros((1, 1, 1, 128, 128), np.uint16)]] * len(images))
     alone = work_beside({}, case, column, tmp_path / f"alone{SUFFIX[case.split()[0]]}")
-    others = dict.fromkeys(["other1", "other2", "other3"], dark)  # that packs to nothing, but would be unpacked
+    others = dict.fromkeys(["other1", "other2", "other3"], dark)  # Small, but slow to decompress.
     beside = work_beside(others, case, column, tmp_path / f"beside{SUFFIX[case.split()[0]]}")
     assert alone == beside
 

@@ -1,4 +1,4 @@
-"""The profiler as a user meets it: verdicts on planted work, samples that stay as they are, and nothing left behind."""
+"""The profiler on planted work: its verdicts, the unchanged samples, and the state that it restores."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from tests.support.counting import calls_of
 from tests.support.errors import raises
 from tests.support.strategies import NAMES
 
-# Workers are sent what is defined here as it is: importing this file, and all that it imports, takes each some seconds.
+# Send these functions to workers by value: importing this file takes seconds per worker.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# On a machine of one core torch warns of two workers, which the planted cases want all the same.
+# On a machine with one core torch warns of two workers, which the planted cases need.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
-# The modules that say which of their functions `profile` puts clocks around.
+# Modules with a `STAGES` table of functions that `profile` times.
 TOLD = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
 HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
 SLEEP_S = 0.003
@@ -64,7 +64,7 @@ PATH_MODULES = (
 
 
 def images(count, side=32):
-    """Return images whose pixels encode image and place."""
+    """Return images whose pixels encode image and position."""
     pixels = np.arange(side * side, dtype=np.uint16).reshape(1, 1, 1, side, side)
     return [pixels + np.uint16(index * 100) for index in range(count)]
 
@@ -83,7 +83,7 @@ def failing(image):
 
 
 class SlowStore(arrow.Source):
-    """A store whose reads take long."""
+    """A store with slow reads."""
 
     def views(self, indices):
         time.sleep(SLEEP_S * len(indices))
@@ -98,7 +98,7 @@ class SlowStore(arrow.Source):
 
 
 class Sleeping(nn.Module):
-    """A model whose forward pass takes long, by default 6 ms."""
+    """A model whose forward pass sleeps, by default for 6 ms."""
 
     def __init__(self, sleep_s=2 * SLEEP_S):
         super().__init__()
@@ -111,7 +111,7 @@ class Sleeping(nn.Module):
 
 
 class Large(nn.Module):
-    """A model of real work: some ten milliseconds for a batch."""
+    """A model with real work: about 10 ms per batch."""
 
     def __init__(self):
         super().__init__()
@@ -126,14 +126,14 @@ class Large(nn.Module):
 
 @pytest.fixture(autouse=True)
 def short_turns(request, monkeypatch):
-    """Let settings take turns of a moment where no verdict is drawn from them."""
+    """Shorten the turns of settings in tests that draw no verdict from them."""
     if "whole_turns" not in request.fixturenames:
         monkeypatch.setattr(measure, "_TURN_S", (0.01, 0.01))
 
 
 @pytest.fixture
 def whole_turns():
-    """Let settings take turns as long as users' do."""
+    """Keep turns at the length that users get."""
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +150,13 @@ def slow_store(path):
 
 
 def mostly(judged, tries=5):
-    """Whether two of at most ``tries`` are right: a busy machine may spoil the others."""
+    """Whether two of at most ``tries`` are right; a busy machine may spoil the others."""
     right = 0
     return any((right := right + judged()) == 2 for _ in range(tries))
 
 
 def kept():
-    """Return every function that is wrapped while it is measured."""
+    """Return every function that `profile` may wrap."""
     for module in HOOKED:
         importlib.import_module(module)
     found = [find(hook) for hook in hooks()]
@@ -208,7 +208,7 @@ def test_a_large_model_is_what_binds(path, workers, model):
 @ALONE
 @pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), pytest.param(2, 32, marks=LONG)])
 def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_size):
-    """A batch takes 24 ms in the model, and 24 ms (48 ms, by two workers) in the transform: its ceiling is about 2."""
+    """A batch takes 24 ms in the model and 24 ms (48 ms in two workers) in the transform: its ceiling is about 2."""
     file, model = tmp_path / "images.arrow", Sleeping(8 * SLEEP_S)
     write_images(images(10 * batch_size), file)
 
@@ -226,7 +226,7 @@ def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_siz
     assert mostly(judged)
 
 
-# What is counted
+# Counts
 
 
 @ALONE
@@ -294,7 +294,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
 
 
 class Keeping(Counting):
-    """Keeps a copy of each batch."""
+    """A callable that keeps a copy of each batch."""
 
     def __init__(self):
         super().__init__(None)
@@ -348,7 +348,7 @@ def test_a_subclass_that_makes_samples_of_its_own(path):
     assert found.verdict.bound == "transform"
 
 
-# Nothing is left behind
+# State that is restored
 
 
 @WORKERS
@@ -392,8 +392,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
 
 
 def test_not_profiling_costs_nothing(path, monkeypatch):
-    """The path does the same calls before and after, and its functions are the same objects."""
-    monkeypatch.setattr(_handles, "LOOK_NS", 10**15)  # the file is looked at once, not as time goes by
+    monkeypatch.setattr(_handles, "LOOK_NS", 10**15)  # Stat the file once, not periodically.
     dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
     operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
     for operation in operations:
@@ -406,7 +405,7 @@ def test_not_profiling_costs_nothing(path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in TREES if "/formats/" in name] + PATH_MODULES.split())
 def test_no_clock_stands_in_the_path(name):
-    """Some look whether a file was replaced, or a bar is due, no more often than a coarse clock says: none measures."""
+    """Some modules read a coarse clock to check whether a file was replaced or a bar is due; none measures."""
     now_and_then = {
         "storage/formats/_handles.py": ["monotonic_ns"],
         "storage/formats/tiff.py": ["monotonic_ns"],
@@ -494,8 +493,8 @@ def test_preloading_that_does_not_fit(path, monkeypatch):
     assert ways["preload"].samples_per_s is None
     assert "allowed are 500" in ways["preload"].note
     assert [line.split()[:2] for line in found.as_text().splitlines() if "allowed are 500" in line] == [
-        ["preload", "takes"],  # of what was tried
-        ["preload", "takes"],  # of the ways to hold pixels
+        ["preload", "takes"],  # From the trials.
+        ["preload", "takes"],  # From the list of ways to preload.
     ]
 
 
@@ -595,7 +594,7 @@ def test_models_are_given_in_three_ways(path):
     assert forward["backward"].calls == forward["optimizer step"].calls == 0
 
 
-# The result
+# Results
 
 
 def test_the_result_is_rows_for_machines(path):
@@ -639,7 +638,7 @@ def test_a_stage_on_another_device_is_a_stage(path):
 def test_profiling_takes_about_as_long_as_asked(path):
     start = time.perf_counter()
     profile_dataset(path, transform=slow, seconds=0.5, batch_size=BATCH, num_workers=0)
-    assert time.perf_counter() - start < 60  # 5 s on a machine that has nothing else to do
+    assert time.perf_counter() - start < 60  # It takes 5 s on an idle machine.
 
 
 @ALONE

@@ -1,4 +1,4 @@
-"""The parts of the profiler that need no clock: what is counted for whom, what follows from it, and what is said."""
+"""Parts of the profiler that need no clock: counts, conclusions and messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIVE = Headroom(5.0, [5.0])
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """Let time pass by calls alone: each look at the clock is a second after the last."""
+    """Advance the clock by 1 s per reading."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(recorders, "perf_counter", lambda: float(next(ticks)))
 
@@ -62,7 +62,7 @@ def test_a_moment_is_counted_for_the_innermost_stage(ticking):
     found = recorder.counts
     assert (found.calls[Stage.READ], found.calls[Stage.DECODE]) == (1, 2)
     assert (found.nested[Stage.READ], found.nested[Stage.OTHER]) == (2, 1)
-    # Looks at the clock: start, into READ, in and out of DECODE twice, out of READ, stop.
+    # Clock readings: start, into READ, in and out of DECODE twice, out of READ, stop.
     assert (found.seconds[Stage.OTHER], found.seconds[Stage.READ], found.seconds[Stage.DECODE]) == (2, 3, 2)
 
 
@@ -84,7 +84,7 @@ def test_errors_and_other_threads(ticking):
     other.join()
     recorder.stop()
     assert recorder.counts.calls[Stage.READ] == 1
-    assert recorder.timed(len, Stage.READ)((1, 2)) == 2  # stopped: it only calls
+    assert recorder.timed(len, Stage.READ)((1, 2)) == 2  # A stopped recorder only calls the function.
 
 
 def test_a_device_is_waited_for_within_its_stages(ticking):
@@ -95,7 +95,7 @@ def test_a_device_is_waited_for_within_its_stages(ticking):
     recorder.timed(lambda: None, Stage.FORWARD)()
     recorder.stop()
     assert len(waited) == 1
-    assert recorder.counts.seconds[Stage.FORWARD] == 2  # the wait is in it
+    assert recorder.counts.seconds[Stage.FORWARD] == 2  # The wait is included.
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 100), st.integers(0, 100)), min_size=15, max_size=15))
@@ -144,7 +144,7 @@ def test_a_run_that_is_cut_is_continued(count, batch_size, shuffle, cuts):
     assert shuffle or taken[:count] == list(range(count))
 
 
-# Sharing out
+# Shares of time
 
 
 def test_without_workers_a_ceiling_is_the_rest():
@@ -162,10 +162,10 @@ def test_with_workers_the_wait_is_shared_out():
     assert found.wait_s == 6
     assert (found["transform"].total_s, found["read"].total_s) == (4.5, 1.5)
     assert (found["transform"].worker_s, found["transform"].program_s) == (12, 0)
-    # The workers would need a quarter of the time, which is less than the 4 s that the program itself needs.
+    # The workers would need a quarter of the time, which is less than the 4 s that the main process itself needs.
     assert found["transform"].ceiling == pytest.approx(10 / 4)
     assert found["read"].ceiling == pytest.approx(10 / 7.5)
-    assert found["forward"].ceiling == pytest.approx(10 / 8)  # the workers are busy for 8 s each
+    assert found["forward"].ceiling == pytest.approx(10 / 8)  # Each worker is busy for 8 s.
     assert [(each.busy_s, each.idle_s) for each in found.workers] == [(8, 2), (8, 2)]
 
 
@@ -199,7 +199,7 @@ def test_every_stage_is_of_one_kind():
     assert set(Stage) - {*DATA, *COMPUTE} == {Stage.OTHER, Stage.WAIT}
 
 
-# What follows
+# Conclusions
 
 
 @given(st.floats(0, 100), st.floats(0.01, 100), st.floats(0.2, 20), st.floats(0.2, 20))

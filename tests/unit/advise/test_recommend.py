@@ -1,4 +1,4 @@
-"""A recommendation: its arithmetic by hand and by hypothesis, its trials on small images by a planted clock."""
+"""`recommend`: its arithmetic by hypothesis, its trials on small images with a simulated clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROOMY = Task(epochs=10, decoded_bytes=1000, memory_bytes=10**6, disk_bytes=10**6
 
 
 def numbered(count, shape=(1, 1, 1, 16, 16), dtype="uint16"):
-    """Return images whose pixels encode which image and pixel they are."""
+    """Return images whose pixels encode the image and the pixel position."""
     size = int(np.prod(shape))
     return [(np.arange(size, dtype=np.int64) + 1000 * index).astype(dtype).reshape(shape) for index in range(count)]
 
@@ -77,7 +77,7 @@ def one_core_and_few_rounds(monkeypatch):
 
 
 class Clock:
-    """A clock that goes on by a little at each look, and by what is planted."""
+    """A clock that advances by 1 us per reading and by planted durations."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -89,7 +89,7 @@ class Clock:
 
 @pytest.fixture
 def planted(monkeypatch):
-    """A clock on which a batch on demand takes what is planted for its format, writing 1 s, preloading 1 s."""
+    """A clock with a planted batch duration per format; writing and preloading take 1 s each."""
     clock = Clock()
     batch_s = {}
 
@@ -121,7 +121,7 @@ def planted(monkeypatch):
     return clock, batch_s
 
 
-# The arithmetic.
+# Arithmetic.
 
 
 def turn(number=0, convert_s=0.0, open_s=0.0, preload_s=0.0, epoch_s=1.0, preloaded_s=1.0, batch_s=0.0):
@@ -152,7 +152,7 @@ def test_a_plan_beyond_a_budget_is_ruled_out_and_says_both_figures():
     assert "2,000,000" in on_demand.why_not
     assert "1,000,000" in on_demand.why_not
     on_demand, preloaded = rows_of(replace(large, layout=AS_IT_IS), task)
-    assert on_demand.why_not is None  # it takes no more disk than it does already
+    assert on_demand.why_not is None  # The collection itself needs no more disk.
     assert "1,000" in preloaded.why_not
     assert "999" in preloaded.why_not
 
@@ -255,7 +255,7 @@ def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
 
     assert loaders.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
     assert loaders.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
-    # They start in 0.1 s, and spare a fifth of the work.
+    # They start in 0.1 s, and save a fifth of the work.
     assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
     assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
     assert {each.num_workers for each in loaders.grid(16, 6)} == {0, 1, 2, 4, 6}
@@ -264,7 +264,7 @@ def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
     assert settings.keywords == {"num_workers": 2, "prefetch_factor": 4, "multiprocessing_context": "spawn"}
 
 
-# What is tried.
+# Trials.
 
 
 def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first():
@@ -283,7 +283,7 @@ def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first(
         layouts(["no_such"], TIFF)
 
 
-# The sample.
+# Samples.
 
 
 def test_a_sample_is_spread_over_all_images_and_holds_them_as_they_are(folder):
@@ -304,7 +304,7 @@ def test_a_sample_is_bounded_in_bytes_and_in_time():
     taken = []
 
     class Many:
-        """A hundred thousand images, of which reading one takes a second."""
+        """A hundred thousand images with a read time of 1 s each."""
 
         path, columns = "many", np.zeros((0, 0))
         shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
@@ -365,16 +365,16 @@ def test_tiles_are_all_that_are_full(tmp_path):
     assert len(list(tiles_of(whole, 10))) == 24
 
 
-# Over a link.
+# Network links.
 
 VORTEX, LANCE = BY_NAME["vortex"], BY_NAME["lance"]
 
 
 def test_an_epoch_over_a_link_is_the_slower_of_link_and_decoding():
-    link = Link.of("8Mb", "10ms")  # 1 MB a second
+    link = Link.of("8Mb", "10ms")  # 1 MB/s.
     assert (link.bytes_s, link.latency_s) == (1e6, 0.01)
     on_demand = Row(Plan(Layout(ARROW), preload=False), 2_000_000, epoch_s=0.5)
-    found = Fetched.over(link, on_demand, 10 * 2**26)  # ten parts, of which four are waited for at once
+    found = Fetched.over(link, on_demand, 10 * 2**26)  # Ten parts, fetched four at a time.
     assert found.fetch_s == pytest.approx(2.0 + 0.01 * (2 + 3))
     assert (found.epoch_s, found.later_s, found.limit) == (found.fetch_s, 0.5, "link")
     assert found.total_s(3) == pytest.approx(found.fetch_s + 2 * 0.5)
@@ -398,7 +398,7 @@ def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
     assert thin.rows[1].epoch_s / thin.chosen.epoch_s == pytest.approx(2.0)
     assert thin.command == "convert to Vortex, on demand"
     assert (wide.chosen.row.plan.layout.format, wide.chosen.limit) == (ARROW, "decoding")
-    assert [each.row.plan.layout.as_it_is for each in thin.rows] == [False, False]  # what is there is in no parts
+    assert [each.row.plan.layout.as_it_is for each in thin.rows] == [False, False]  # The existing file is not in parts.
     assert thin.absent == (TIFF.label, LANCE.label)
     said = "\n".join(thin.as_lines())
     assert "over 1 MB/s (8 Mbit/s)" in said
@@ -406,7 +406,7 @@ def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
     assert "For 10 epochs" not in said
     packed = row(3.0, Layout(ARROW, compression="zstd"), size_bytes=1_500_000)
     table = over_link("1MB", [*rows, replace(packed, epoch_s=0.2)]).as_lines()[2:6]
-    assert [line[2:11] for line in table[1:]] == ["Vortex, o", "Arrow IPC", "Arrow IPC"]  # the best, and the default
+    assert [line[2:11] for line in table[1:]] == ["Vortex, o", "Arrow IPC", "Arrow IPC"]  # The best, and the default.
     often = over_link("1MB", rows, epochs=1000)
     assert often.chosen == thin.chosen
     assert often.in_all.row.plan.layout.format == ARROW
@@ -453,7 +453,7 @@ def test_a_latency_is_a_time_beside_a_bandwidth():
     assert Link.of(None, None) is None
 
 
-# The whole of it.
+# Whole runs.
 
 
 def test_what_is_fastest_over_all_epochs_is_recommended_and_its_lines_run(folder, work, planted):
@@ -509,7 +509,7 @@ def test_disk_beyond_the_budget_is_not_recommended(folder, work, planted):
 
 def test_all_formats_are_measured_and_what_cannot_be_says_why(tmp_path, work):
     write_images(numbered(6, dtype="float32"), tmp_path / "floats.arrow")
-    found = recommend(tmp_path / "floats.arrow", work_dir=work, clock=Clock())  # on which time is never up
+    found = recommend(tmp_path / "floats.arrow", work_dir=work, clock=Clock())  # It never reaches the time limit.
     rows = {each.plan.layout: each for each in found.rows}
     assert set(rows) == set(layouts(None, ARROW))
     for layout, each in rows.items():
@@ -703,7 +703,7 @@ def test_ctrl_c_removes_the_private_folder(programs, folder, work):
     inside = []
     while not inside and psutil.pid_exists(program.pid):
         time.sleep(0.05)
-        # Walked, as folders come and go meanwhile, which a walk passes over.
+        # `os.walk` ignores folders that vanish during the walk.
         inside = [each for each in work.iterdir() if any("images." in str(place) for place in os.walk(each))]
     if inside:
         assert stat.S_IMODE(inside[0].stat().st_mode) == 0o700

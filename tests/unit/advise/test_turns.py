@@ -1,4 +1,4 @@
-"""Turns: their order, what counts, and the one notion of gain, noise, ties and doubt that all comparisons share."""
+"""Turns: their order, valid rounds, and gain, noise, ties and confidence, which all comparisons share."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_turns_are_taken_forth_and_back_and_half_a_round_counts_for_nothing():
     assert "".join(taken) == "abccbaa"
     assert turns.figures == {"a": {0: 1, 1: 16}, "b": {0: 2, 1: 15}}
     assert turns.rounds == 2
-    assert gains(turns.figures["a"], {1: 8, 2: 5}) == [2.0]  # of the round that both had
+    assert gains(turns.figures["a"], {1: 8, 2: 5}) == [2.0]  # From the one round that both completed.
     first = Turns(lambda: True)
     assert first.round("abc", lambda key: 1.0) == ["b", "c"]
-    assert first.figures == {"a": {0: 1.0}}  # what there was time for at all
+    assert first.figures == {"a": {0: 1.0}}  # The first figure is measured even if the time is over.
 
 
 def test_turns_run_as_often_as_asked_or_until_the_time_is_over():

@@ -1,4 +1,4 @@
-"""The command line: what it says is what foreign readers find, and whatever ends it leaves nothing half-written."""
+"""The command line: its output agrees with third-party readers, and no exit leaves a partial file."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NOISE = [np.random.default_rng(i).integers(0, 65535, (1, 2, 1, 64, 64), dtype=np
 SMOOTH = [np.random.default_rng(i).poisson(300, (1, 2, 1, 64, 64)).astype(np.uint16) for i in range(20)]
 COLUMNS = {"well": [f"A{i:02}" for i in range(20)], "cells": list(range(20))}
 DESCRIBED = [METADATA] * 20
-# What is said of a compression that was asked for, where the format's library does not tell which it is.
+# Reported compression of formats whose library does not report the codec.
 CALLED = dict.fromkeys(["ome_zarr", "vortex"], dict.fromkeys(["zstd", "lz4", "default"], "compressed"))
 CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.compressions]
 
 
 def run(*arguments, code=0):
-    """Run a command; errors are one line on stderr, and stdout then is empty."""
+    """Run a command; an error is one line on stderr with empty stdout."""
     done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
     assert done.exit_code == code, (done.output, done.exception)
     assert "Traceback" not in done.output
@@ -425,7 +425,7 @@ def test_a_few_of_many_are_spread_evenly():
     assert (few[0], few[-1], len(set(few))) == (0, 99_999, 16)
 
 
-# From here on in processes of their own: signals, pipes and terminals.
+# Tests in separate processes: signals, pipes and terminals.
 SLOWLY = """
 import sys, time
 from omearrow_ds.storage import materials
@@ -460,7 +460,7 @@ STOPS = {
 }
 
 
-# Each signal once: that every writer leaves nothing when it is interrupted is for `write_images` to show.
+# Each signal once; `write_images` has the tests of all writers.
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -485,7 +485,7 @@ def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(programs, stor
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of files is limited by RLIMIT_FSIZE")
 @pytest.mark.parametrize("name", ["parquet", "tiff"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(programs, stored, tmp_path, name):
-    """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
+    """A limit on the file size simulates a full disk without a mount, and fails in the same system call."""
     src = stored("arrow", [np.tile(image, (1, 1, 1, 9, 9)) for image in NOISE], "from")
     script = """if True:
         import resource
@@ -511,7 +511,7 @@ def test_info_needs_no_torch_and_a_reader_may_go(stored):
             assert not {"torch", "lance", "vortex", "duckdb", "zarr"} & set(sys.modules)
     """
     with started("info", path, script=script) as process:
-        process.stdout.close()  # before anything is written
+        process.stdout.close()  # Closed before the first line is written.
         err = process.stderr.read()
         process.wait(timeout=60)
     assert (process.returncode, err) == (1, "")
@@ -523,7 +523,7 @@ def test_info_needs_no_torch_and_a_reader_may_go(stored):
 
 @pytest.mark.parametrize("command", ["convert", "verify"])
 def test_closed_streams_end_no_command(stored, tmp_path, command):
-    """Nothing is said then, least of all into the file that is being written."""
+    """In particular, no message ends up in the file that is being written."""
     path, copy = stored("arrow", images_of(RAGGED)), tmp_path / "copy.parquet"
     words = [command, str(path), *([str(copy)] if command == "convert" else [])]
     closing = f'exec {sys.executable} -m omearrow_ds "$@" <&- >&- 2>&-'
@@ -623,7 +623,7 @@ main(prog_name="omearrow-ds")
 
 @pytest.mark.parametrize(("most", "said"), [(200, "imported\n"), (2, "")])
 def test_a_stop_while_a_module_is_imported_waits_for_it(programs, tmp_path, most, said):
-    """Extension modules of torch and DuckDB end the process where a KeyboardInterrupt comes while they are imported."""
+    """torch and DuckDB abort the process if a KeyboardInterrupt arrives during their import."""
     (tmp_path / "stopped_while_imported.py").write_text(IMPORTED % (0.3 if said else 30))
     done = programs.run(IMPORTING % (str(tmp_path), most), "info", tmp_path, timeout_s=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, said, "stopped; nothing was left half-written\n")
@@ -660,7 +660,7 @@ def test_a_stop_that_python_would_drop_or_take_for_another_ends_the_command(prog
 
 
 def test_a_stop_that_an_extension_module_wraps_into_its_own_error_is_a_stop():
-    """DuckDB says "ImportError: Encountered an error while initializing the extension" where it is imported then."""
+    """Interrupted imports of DuckDB raise "ImportError: Encountered an error while initializing the extension"."""
 
     def ended_by(*causes):
         def stopped():

@@ -1,4 +1,4 @@
-"""``omearrow-ds profile``: a thin shell over `profile_dataset`."""
+"""``omearrow-ds profile``, a thin wrapper of `profile_dataset`."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def test_ctrl_c_ends_it_at_once(programs, path, tmp_path, workers):
 
 
 def _running(process, workers, folder):
-    """Wait until the stages are being measured, and return the processes that were started for it."""
+    """Wait until stages are measured, and return the child processes."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.is_running():
         children = process.children(recursive=True)
-        # The server, the resource tracker at times, and workers: those that take turns, and those with clocks. Not
-        # before the transform was called: libraries that are being imported may keep Ctrl-C to themselves.
+        # Children: the fork server, sometimes the resource tracker, and the workers of trials and of profiled epochs.
+        # Wait for the first transform call: libraries may swallow Ctrl-C during their import.
         if (not workers or len(children) > 2 * workers) and (folder / "begun").exists():
             time.sleep(0.3)
             return process.children(recursive=True)
@@ -155,7 +155,7 @@ def _running(process, workers, folder):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_is_named_in_one_line_from_workers_too(path, tmp_path, workers):
-    """Of a worker's error the text is its traceback."""
+    """The message of a worker's error contains its traceback."""
     write_images(np.random.default_rng(3).integers(0, 999, (4, 64, 64), dtype=np.uint16), tmp_path / "sites.tiffs")
     file = sorted((tmp_path / "sites.tiffs").glob("*.tif"))[2]
     file.write_bytes(file.read_bytes()[:-3000])

@@ -1,4 +1,4 @@
-"""Commands on collections in parts at a URL: what they say of the local folder, and whatever fails in one line."""
+"""Commands on collections in parts at a URL: their output equals that of the local folder; errors are one line."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_commands_take_urls(server, url, tmp_path, kept):
     run("crops", url, tmp_path / "cells.csv", tmp_path / "crops.arrow", "--crop", 7, "--center", "y,x", *kept)
     with open_images(tmp_path / "crops.arrow") as crops:
         np.testing.assert_array_equal(crops.read(7), IMAGES[7][..., 6:13, 5:12])
-    assert set(asked_for_parts(server).values()) == {1}  # by all of these commands together
+    assert set(asked_for_parts(server).values()) == {1}  # Over all of these commands.
 
 
 def test_profile_and_recommend_take_urls(server, url, tmp_path, kept):
@@ -230,7 +230,7 @@ def test_options_of_another_server_have_a_prefix():
     assert isinstance(wrong.exception, SystemExit | failures.Failure)
 
 
-# verify
+# Verify
 
 
 def test_verify_asks_the_server_whatever_the_cache_has(server, url, tmp_path, kept):
@@ -276,7 +276,7 @@ def test_verify_compares_each_image_too(server, url, tmp_path):
     assert "image 7 ('id-7') is not what was written" in said
 
 
-# cache
+# Cache
 
 
 def filled(folder, sizes=(40, 40, 40, 40)):
@@ -326,7 +326,7 @@ def test_cache_leaves_what_is_being_fetched(tmp_path):
 def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     cache = filled(tmp_path / "cache")
     (tmp_path / "cache" / "notes.txt").write_text("not ours")
-    (tmp_path / "cache" / f".{NAMES[2]}.partial").write_bytes(b"x" * 7)  # of a process that was killed
+    (tmp_path / "cache" / f".{NAMES[2]}.partial").write_bytes(b"x" * 7)  # Left by a killed process.
     assert listed(tmp_path / "cache", "--limit", "120")["removed_bytes"] == 47
     assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
     held = cache.there(NAMES[1])
@@ -391,7 +391,7 @@ def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, 
     src, dst = url_of("s3://a/x.parts"), url_of("s3://b/y.parts")
     nothing = OfParts({"target_storage": None, "task": None}, None)
     here, there = Storage(anonymous=True, endpoint=server.url), Storage(region="x")
-    assert nothing.beside(src, dst, here).storage == Storage(endpoint=server.url)  # who writes signs
+    assert nothing.beside(src, dst, here).storage == Storage(endpoint=server.url)  # Writing requires signed requests.
     assert nothing.beside(src, url_of("gs://b/y.parts"), here).storage is None
     assert nothing.beside(src, dst, None).storage is None
     assert OfParts({"target_storage": there}, None).beside(src, dst, here).storage == there

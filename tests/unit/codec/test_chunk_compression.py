@@ -1,4 +1,4 @@
-"""Chunks compressed by themselves: written as ome-arrow writes them, read by it, and told by info."""
+"""Chunks that are compressed one by one: bytes equal to ome-arrow's, read by ome-arrow, and shown by info."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ome_arrow_reads_it(stored, codec):
 
 
 def test_as_ome_arrow_writes_it(stored, tmp_path):
-    """Payloads of zstd, level 1, are the same to the byte."""
+    """Payloads of zstd level 1 are equal byte for byte."""
     (image,) = images_of([((1, 2, 1, 60, 50), "uint16")])
     ours = pq.read_table(stored("parquet", [image], compression="chunk-zstd"))["ome_image"][0].as_py()
     theirs = ome_arrow.from_numpy(
@@ -60,7 +60,7 @@ def test_it_is_smaller_than_plain_pixels(stored, name):
         path = stored(name, images, stem=str(compression), compression=compression)
         files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
         sizes[compression] = sum(each.stat().st_size for each in files)
-    limit = 1.05 if name == "vortex" else 0.7  # which packs the bits of these by itself
+    limit = 1.05 if name == "vortex" else 0.7  # Vortex bit-packs these pixels itself.
     assert sizes["chunk-zstd"] < limit * sizes[None]
 
 

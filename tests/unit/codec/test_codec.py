@@ -1,4 +1,4 @@
-"""The codec against its oracle, ``ome_arrow.to_numpy``: whatever is stored decodes to the same array."""
+"""The codec; the oracle is ``ome_arrow.to_numpy``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def expected_of(records):
 
 
 def block_of(rows, records):
-    """Return the block of an OME-Arrow struct array; its records are those of ``records``."""
+    """Return the `ImageBlock` of an OME-Arrow struct array that holds ``records``."""
     names = {field.name for field in rows.type}
     planes = rows.field("planes") if "planes" in names else pa.nulls(len(rows), schema.PLANES)
     chunks = rows.field("chunks") if "chunks" in names else pa.nulls(len(rows))
@@ -65,14 +65,14 @@ def decoded(rows, records):
     images = [block[row] for row in range(len(block))]
     stack = block.stack()
     assert stack is None or all_same(list(stack), images)
-    block._dense[:] = False  # put together piece by piece, though it need not be
+    block._dense[:] = False  # Force assembly chunk by chunk, although the pixels are dense.
     assert all_same([block[row] for row in range(len(block))], images)
     return images
 
 
 @st.composite
 def records(draw, encoding):
-    """One OME-Arrow record: chunks, planes or both, whole or in pieces, of one image of any kind."""
+    """Draw an OME-Arrow record of one image: in one or several chunks, in planes, or both."""
     image = image_of(draw(shapes(6)), draw(dtypes) if encoding == "bytes" else draw(st.sampled_from(DTYPES[:2])))
     stored = draw(st.sampled_from(["whole", "boxes", "boxes", "planes", "both"]))
     planes = planes_of(image.astype(np.uint16)) if stored in ("planes", "both") else draw(st.sampled_from([[], None]))
@@ -207,7 +207,7 @@ def test_encode_gives_ome_arrows_own_types_and_values(encoding, images, data):
 
 
 def _change(record, **fields):
-    """Return the record with fields of its first chunk changed."""
+    """Return the record with changed fields in its first chunk."""
     return record | {"chunks": [record["chunks"][0] | fields, *record["chunks"][1:]]}
 
 

@@ -1,4 +1,4 @@
-"""`cache_dir=`: decoded pixels in a file, built once, found again, and never those of other data."""
+"""`cache_dir=`: decoded pixels in a file that is built once, reused, and rebuilt when the data change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
 
 @pytest.fixture
 def decodings(monkeypatch):
-    """Count how often pixels are decoded."""
+    """Count decodings."""
     calls = []
     decode = PixelCache.decode
     monkeypatch.setattr(PixelCache, "decode", lambda self, *given: (calls.append(given[0].path), decode(self, *given)))
@@ -45,7 +45,7 @@ def test_it_is_built_once_and_found_again(stored, tmp_path, decodings, name, kin
     path, folder = stored(name, images_of(kinds)), tmp_path / "held" / "here"
     plain = OMEArrowDataset(path, axes="TCZYX")
     datasets = [OMEArrowDataset(path, axes="TCZYX", cache_dir=folder) for _ in range(3)]
-    assert len(decodings) == 2  # the plain one's, and one of the three
+    assert len(decodings) == 2  # One for `plain`, and one for the three with a cache.
     (file,) = held(folder)
     assert file.stat().st_size >= plain.nbytes
     for dataset in datasets:
@@ -74,11 +74,11 @@ def test_other_data_at_the_same_path_is_decoded_anew(tmp_path, name):
     assert same(OMEArrowDataset(path, cache_dir=folder, normalize=False)[1].numpy()[0], images[1])
     times = [(each, each.stat()) for each in ([path] if path.is_file() else list(path.iterdir()))]
     write_images(images[::-1], path, name, overwrite=True)
-    for each, status in times:  # of the same size and age
+    for each, status in times:  # The new files have the size and age of the old ones.
         os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
     dataset = OMEArrowDataset(path, cache_dir=folder, normalize=False)
     assert same(dataset[0].numpy()[0], images[2])
-    assert len(held(folder)) == 1  # what cannot be found again is gone
+    assert len(held(folder)) == 1  # The file that no longer matches is removed.
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "changed", "left over"])
@@ -115,7 +115,7 @@ OTHERS = [image + 1 for image in images_of(UNIFORM)]
 @pytest.mark.parametrize("when", ["before it is opened", "after it is opened", "while it is decoded"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, name, when):
-    """Found by a soak: pixels of the old collection were kept as those of the new one, which had the same shapes."""
+    """Regression: pixels of the old collection were cached for the new one, which had the same shapes."""
     path, folder = stored(name, images_of(UNIFORM)), tmp_path / "held"
 
     def replace():
@@ -179,7 +179,7 @@ def test_a_full_disk_is_an_error_and_no_crash(stored, tmp_path):
 
     path, folder = stored("parquet", images_of([((1, 1, 1, 200, 200), "uint16")] * 10)), tmp_path / "held"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # Python ignores the signal
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # Python ignores SIGXFSZ.
     try:
         with raises(WriteError, path=folder, mentions=("800,032", "cache_dir")):
             OMEArrowDataset(path, cache_dir=folder)

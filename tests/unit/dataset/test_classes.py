@@ -1,4 +1,4 @@
-"""Classes of text targets: the codes are those of `sorted` or of the list that was passed."""
+"""Classes of text targets: codes follow `sorted` or the list that was passed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_an_unknown_text_is_an_error_with_the_nearest_classes(plates, classes, f
 
 
 class TestConcatenated:
-    """Datasets with other classes are not joined."""
+    """Datasets with different classes cannot be concatenated."""
 
     def pair(self, plates, **options):
         return [OMEArrowDataset(path, target="t", **options) for path in plates.values()]

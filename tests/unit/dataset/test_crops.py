@@ -1,4 +1,4 @@
-"""Crops of images: around objects, on a grid, at random; the oracle goes pixel by pixel."""
+"""Crops of images around objects, on a grid and at random; the oracle is a loop over pixels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SITES = ["a", "b", "c"]
 
 
 def oracle(image, top, left, height, width, pad):
-    """Return a window of an image (..., Y, X), pixel by pixel."""
+    """Return a window of an image (..., Y, X), built pixel by pixel."""
     crop = np.zeros((*image.shape[:-2], height, width), image.dtype)
     for y in range(height):
         for x in range(width):
@@ -58,14 +58,14 @@ def _pixel(at, size, pad):
 
 
 def corner(centre, length):
-    """Return the first pixel of the window whose middle is nearest to a centre, the further one of two as near."""
+    """Return the first pixel of the window whose middle is nearest to the center; ties go to the larger index."""
     middles = {first: first + (length - 1) / 2 for first in range(-40, 60)}
     return max(middles, key=lambda first: (-abs(middles[first] - centre), first))
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """Images of one shape, in every format, and some that differ in shape and dtype."""
+    """Images of one shape in every format, and images that differ in shape and dtype."""
     folder = tmp_path_factory.mktemp("crops")
     images = [image_of(SHAPE, "uint16", number) for number in range(3)]
     ragged = [
@@ -326,7 +326,7 @@ def test_objects_have_columns_targets_ids_splits_and_embeddings(stores, tmp_path
     assert dataset.image_ids[:4] == ["a:1", "b:2", "c:3", "a:4"]
     assert dataset.classes == {"label": ("kind 0", "kind 1"), "Metadata_Well": ("A1", "B2")}
     assert dataset[5][1:] == ({"label": 1, "Metadata_Well": 1}, "c:6")
-    for part in dataset.split((0.67, 0.33)):  # an image's objects stay together
+    for part in dataset.split((0.67, 0.33)):  # Objects of an image stay in one split.
         sites = part.columns["Metadata_Site"].to_pylist()
         assert len(part) in (8, 4)
         assert all(sites.count(site) == 4 for site in set(sites))
@@ -561,7 +561,7 @@ def test_real_cells_are_what_tifffile_has():
 
 
 def test_one_region_is_read_where_a_store_can(stores):
-    """On demand a crop asks the source for its window alone."""
+    """On demand, a crop requests only its own window."""
     path, _ = stores["tiff", "same"]
     dataset = OMEArrowDataset(path, objects=cells([(4, 5)]), crop_size=(3, 3), axes="CZYX", preload=False)
     asked = []

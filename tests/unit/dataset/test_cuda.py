@@ -1,4 +1,4 @@
-"""Pixels that lie on a device: the samples of the CPU, bit for bit, in any order; what does not fit is refused."""
+"""Pixels in device memory: samples equal those of the CPU bit for bit; data that do not fit are rejected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def device(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """Images of one shape, in a table and in a folder, with a number and a place each."""
+    """Images of one shape in a table and in a folder, numbered, with two wells."""
     folder, found = tmp_path_factory.mktemp("on-device"), {}
     for dtype in map(str, DTYPES):
         for name in ("arrow", "tiff"):
@@ -279,7 +279,7 @@ def test_a_dataset_tells_and_shows_what_lies_there(device, stores):
     assert (dataset.shape, dataset.nbytes) == (cpu.shape, cpu.nbytes)
     assert dataset._collection.on_device.nbytes == dataset.nbytes
     assert np.array_equal(dataset._collection.sample(2), cpu._collection.sample(2))
-    pytest.importorskip("imagecodecs")  # makes the pictures
+    pytest.importorskip("imagecodecs")  # It encodes the images.
     assert dataset._repr_html_()
 
 

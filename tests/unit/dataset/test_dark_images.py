@@ -24,7 +24,7 @@ REMEDY = 'normalize={"low": 0, "high": 4095}'
 
 @pytest.fixture(autouse=True)
 def _first_time(monkeypatch):
-    """Allow the warning again in this process, which is rank 0 without a launcher."""
+    """Reset the once-per-process warning; without a launcher this process is rank 0."""
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     has_warned().clear()
@@ -33,7 +33,7 @@ def _first_time(monkeypatch):
 
 
 def written(folder, largest, dtype="uint16", name="images.arrow"):
-    """Write three images, whose last pixel of all is the largest, and return the path."""
+    """Write three images with the maximum in the last pixel of the last image, and return the path."""
     images = [np.full((6, 8), largest // 2, dtype) for _ in range(3)]
     images[-1][-1, -1] = largest
     write_images(images, folder / name)
@@ -56,13 +56,13 @@ def run(*words):
 
 
 def preload(path):
-    """Preload in another process, where a warning is an error."""
+    """Preload in another process with warnings as errors."""
     warnings.simplefilter("error")
     return len(OMEArrowDataset(path, axes="YX"))
 
 
 class PreloadingDataset(torch.utils.data.Dataset):
-    """Samples that preload images, as a user's dataset may."""
+    """A user's dataset that preloads images."""
 
     def __init__(self, path):
         self.path = path

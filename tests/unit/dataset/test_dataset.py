@@ -1,4 +1,4 @@
-"""Datasets: preloaded or on demand, every sample is what NumPy makes of the array that ome-arrow decodes."""
+"""Datasets, preloaded and on demand; the oracle is NumPy on the arrays that ome-arrow decodes."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def normalized(image):
 
 
 def sample_of(image, axes="CYX", select=None, crop=None, *, normalize=True):
-    """Return what a dataset must give for an image, the slow, plain way."""
+    """Return the expected sample of an image, computed without optimizations."""
     sample = np.ascontiguousarray(cut_by_numpy(image, axes, select, crop))
     return normalized(sample) if normalize else sample
 
 
 def ways(dataset):
-    """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
+    """Switch the dataset to each way to make samples: default, gathered, row by row, image by image, cached."""
     yield "as it chooses"
     rows = dataset._collection.rows
     stack = None if rows is None else rows.stacks.alone
@@ -81,7 +81,7 @@ def ways(dataset):
 
 
 def collated(dataset, order):
-    """Return samples as a loader collates them, or as a list where they cannot be stacked."""
+    """Return samples as a loader collates them, or as a list if they cannot be stacked."""
     alike = len({(sample.shape, sample.dtype) for sample in dataset}) == 1
     batch = _MapDatasetFetcher(dataset, True, collate if alike else list, False).fetch(order)
     return list(batch.numpy()) if alike else arrays(batch)
@@ -109,7 +109,7 @@ def test_preloaded_equals_on_demand_equals_numpy(stored, name, encoding, kinds):
 
 @st.composite
 def sample_arguments(draw):
-    """A collection of one shape, of one or several dtypes, with arguments that fit it."""
+    """Draw shapes and dtypes of a collection (one shape, one or several dtypes) and arguments that fit it."""
     shape, axes, select, crop = draw(cuts())
     kinds = draw(st.one_of(st.lists(dtypes, min_size=1, max_size=3), dtypes.map(lambda dtype: [dtype] * 3)))
     return [(shape, dtype) for dtype in kinds], axes, select, crop, draw(st.booleans())
@@ -280,7 +280,7 @@ LISTS = [
 
 @pytest.mark.parametrize(("lists", "kind", "dtype"), LISTS, ids=str)
 def test_lists_of_numbers_are_arrays_of_one_dtype(stored, lists, kind, dtype):
-    """By the column, not by what one of its lists makes NumPy think: half of these were floats, and not the numbers."""
+    """The dtype follows the column: NumPy made half of these lists floats, and changed their values."""
     path = stored("arrow", images_of(UNIFORM)[:3], columns={"lists": pa.array(lists, kind)})
     targets = [target for _, target in OMEArrowDataset(path, target="lists")]
     assert [target.tolist() for target in targets] == lists
@@ -468,7 +468,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
 def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, tmp_path):
-    """Fast storage is taken for slow here: the bar then comes with the first images that are there."""
+    """The threshold is set so that the bar appears with the first images."""
     path = stored("tiff", images_of(UNIFORM))
 
     def shown(stream, **options):
@@ -481,7 +481,7 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
 
     closed, threads = Terminal(), threading.active_count()
     closed.close()
-    for wanted in (None, True, False):  # under two seconds
+    for wanted in (None, True, False):  # Preloading takes less than 2 s.
         assert shown(Terminal(), progress=wanted) == ""
     monkeypatch.setattr(cache.Shown, "after_s", -1.0)
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
@@ -490,8 +490,8 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
         assert "preloading images.tiffs: 100%" in found[0]
         assert "5/5" in found[0]
     assert shown(Terminal(), progress=False) == ""
-    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # decoded into it
-    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # and compared with its checksums
+    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Decoded into the cache.
+    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Compared with the checksums of the cache.
     assert threading.active_count() == threads, "a process that forks later must have no more"
 
 
@@ -509,7 +509,7 @@ def test_a_selection_is_what_it_was_when_the_dataset_was_made(stored, picks):
 
 @pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
 def test_an_option_that_is_set_later_is_refused(stored, kind):
-    """It would do nothing, in silence; workers that are there have a copy of the dataset in any case."""
+    """It would have no effect, and running workers have their own copy of the dataset."""
     dataset = kind(stored("arrow", images_of(UNIFORM)))
     part, _ = torch.utils.data.random_split(dataset, [3, 2])
     for name in ("transform", "target", "normalize", "select", "crop_size", "axes", "preload", "verify"):
@@ -567,7 +567,7 @@ def test_a_wrong_option_is_one_of_our_errors(stored, options, error):
 
 
 class Delegating(torch.utils.data.Dataset):
-    """Hands on what it has not itself: ``__getitems__`` too, which would pass over its ``__getitem__``."""
+    """A wrapper that delegates missing attributes, including ``__getitems__``, which bypasses its ``__getitem__``."""
 
     def __init__(self, dataset):
         self.dataset = dataset

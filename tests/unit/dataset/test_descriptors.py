@@ -1,4 +1,4 @@
-"""Files of many parts: whatever a user asks of them and keeps, no more than 64 descriptors are held at any time."""
+"""Collections of many files: no more than 64 descriptors are open at any time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def image(number: int, *, ragged: bool = False) -> np.ndarray:
 
 @contextmanager
 def few_descriptors() -> Iterator[None]:
-    """Let this process have 64 more descriptors, whatever their numbers: opening one more is an error."""
+    """Limit this process to 64 more descriptors; opening one more is an error."""
     used = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = (number for number in range(before[0]) if number not in used)
@@ -50,14 +50,14 @@ def few_descriptors() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["arrow", "parquet", pytest.param("vortex", marks=pytest.mark.slow)])
 def folders(request, tmp_path_factory) -> tuple[Path, Path]:
-    """Files of an image each: of one shape, and of three."""
+    """Two folders of files with one image each: one shape, and three shapes."""
     alike, ragged = (tmp_path_factory.mktemp(f"{request.param}-{name}") for name in ("alike", "ragged"))
     for number in range(PARTS):
         for folder in (alike, ragged):
             path = folder / f"{number:03d}.{request.param}"
             ids = {"image_ids": [f"id-{number}"], "columns": {"n": [number]}}
             write_images([image(number, ragged=folder is ragged)], path, **ids)
-    OMEArrowDataset(alike, preload=False)[0]  # what a library opens once is not of these files
+    OMEArrowDataset(alike, preload=False)[0]  # Opens files that libraries keep open for good.
     return alike, ragged
 
 

@@ -1,4 +1,4 @@
-"""Embeddings: a table of profiles, whole or not at all."""
+"""Embeddings: tables of profiles that are joined completely or rejected."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_written_is_what_was_given(path, form, group_rows, monkeypatch):
     ids, values = FORMS["batches"] if form == "iterators" else FORMS[form]
     if form == "iterators":
         ids, values = iter(ids), iter(values)
-    order = [4, 2, 0, 6, 1, 3, 5]  # rows are found by id, whatever their order
+    order = [4, 2, 0, 6, 1, 3, 5]  # Rows are matched by id, in any order.
     beside = {"image_id": [IDS[n] for n in order]} | {name: [row[n] for n in order] for name, row in COLUMNS.items()}
     write_embeddings(path, ids, values, columns=beside)
     table = pq.read_table(path)
@@ -171,7 +171,7 @@ def test_a_loop_writes_back_what_it_made(path, tmp_path):
     assert np.array_equal(
         table["Embedding_0005"], [float(np.float32(images[n][1, 1]) / np.float32(255)) for n in order]
     )
-    again = OMEArrowDataset(tmp_path / "images.arrow", columns=path, target="Embedding_0005")  # its well is no clash
+    again = OMEArrowDataset(tmp_path / "images.arrow", columns=path, target="Embedding_0005")  # Both have wells.
     assert float(again[4][1]) == float(np.float32(images[4][1, 1]) / np.float32(255))
     with raises(MetadataError, option="columns", path=path):
         write_embeddings(path, ids, found, columns=dataset.split((0.5, 0.5))[0], overwrite=True)

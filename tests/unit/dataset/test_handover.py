@@ -1,4 +1,4 @@
-"""Batches from workers: what is handed over is right, lives as long as it is used, and its memory is used again."""
+"""Batches from workers: correct, valid while they are referenced, and in memory that is reused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_batches_that_are_kept_stay_as_they_are(images, workers, transform):
     all_right(dataset, kept[:20])
     all_right(dataset, kept[20:])
     row = iter(loader)
-    rows = [next(row)[1, 0, 5] for _ in range(20)]  # each all that is left of a batch
+    rows = [next(row)[1, 0, 5] for _ in range(20)]  # Each keeps only a row of its batch alive.
     del row
     for _ in loader:
         gc.collect()
@@ -101,12 +101,12 @@ def test_what_a_collate_function_makes_is_handed_over_too(images):
         assert batch["pair"][0].tolist() == [2 * number, 2 * number + 1]
         maps = Path("/proc/self/maps").read_text()
         assert "omearrow_ds-batch" in maps
-        assert "/torch_" not in maps  # what torch allocates in /dev/shm
+        assert "/torch_" not in maps  # torch's own allocations in /dev/shm.
 
 
 def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
-    """Boxes, where a batch has none."""
-    monkeypatch.setattr("omearrow_ds.dataset.batch.get_worker_info", object)  # as if this were one
+    """A batch without boxes, for example."""
+    monkeypatch.setattr("omearrow_ds.dataset.batch.get_worker_info", object)  # As in a worker.
     for shape, dtype in (((0,), torch.float64), ((0, 4), torch.int16), ((3, 0), torch.bool)):
         found = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
         assert (found.shape, found.dtype) == ((2, *shape), dtype)
@@ -154,7 +154,7 @@ print("all equal")
 
 
 def test_a_forked_child_keeps_what_it_inherited_and_any_tensor_comes_through(programs, images):
-    """In a process of its own: Lance, once imported, warns of every fork; and in the end it hands over all tensors."""
+    """A separate process, as Lance warns of every fork once imported."""
     done = programs.run(FORKING + COMING_THROUGH, images)
     assert done.stdout == "kept\nall equal\n", done.stderr
 

@@ -1,4 +1,4 @@
-"""`cache_bytes=`: the least recently used images make room, and no sample changes by it."""
+"""`cache_bytes=`: LRU eviction that never changes a sample."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_samples_are_the_same_with_a_cache(stored, name, encoding, kinds):
         for start in range(0, 60, 6):
             for index, sample in zip(order[start:], dataset.__getitems__(order[start : start + 6]), strict=False):
                 assert same(sample, images[index])
-                sample[...] = 0  # a sample is its owner's: the cache must not see this
+                sample[...] = 0  # The caller may write to a sample without changing the cache.
             assert same(dataset[order[start]], images[order[start]])
         info = dataset.cache_info
         assert info.held_bytes <= cache_bytes

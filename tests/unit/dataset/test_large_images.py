@@ -1,4 +1,4 @@
-"""Batches of large images that are read through one block of memory; the oracle is tifffile and zarr."""
+"""Batches of large images that share one read buffer; the oracles are tifffile and zarr."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INDICES = [7, 0, 3, 3, 9, 7, 1, 2]
 
 
 def pixels_of(index):
-    """Return an image whose pixels encode the image, the channel and the place."""
+    """Return an image whose pixels encode image, channel and position."""
     c, y, x = np.ogrid[: SHAPE[1], : SHAPE[3], : SHAPE[4]]
     return ((index * 7919 + c * 4099 + y * 311 + x) % 2**16).astype("uint16")
 
 
 @pytest.fixture(scope="module")
 def collections(tmp_path_factory):
-    """Return folders with the same images: TIFF and OME-Zarr as written here, and a plate with a file per channel."""
+    """Folders of the same images: TIFF and OME-Zarr of this package, and a plate with a file per channel."""
     needs("ome_zarr")
     folder = tmp_path_factory.mktemp("large")
     for name in ("tiff", "ome_zarr"):

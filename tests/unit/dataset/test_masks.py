@@ -1,4 +1,4 @@
-"""Masks beside images: how they are found, cut and handed on, and what of a crop is its object."""
+"""Masks of images: how they are found, cropped and returned, and the object mask of a crop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMAGES = [image_of(SHAPE, "uint16", number) for number in range(3)]
 
 
 def labels(number):
-    """Return a label image of two objects, each of its own values."""
+    """Return a label image of two objects, with values unique to the image."""
     mask = np.zeros((12, 14), np.int32)
     mask[1:5, 2:6] = 1 + 10 * number
     mask[6:11, 5:12] = 70_000 + number
@@ -275,7 +275,7 @@ def test_masks_go_to_workers_pickles_views_targets_and_transforms(path, tmp_path
         OMEArrowDataset(path, masks=masks, transform=lambda image, mask: image)[0]
 
     class Mask(torch.Tensor):
-        """As of torchvision, which is not installed where this is tested."""
+        """Stand-in for torchvision's class; torchvision is not installed in tests."""
 
         def __new__(cls, data):
             return data.as_subclass(cls)
@@ -382,13 +382,13 @@ def test_ten_lines_from_files_to_cells_masks_and_wells():
     assert seen == 132
 
 
-LABELLED = {"A/1": [0, 1], "B/2": [2]}  # fields 0 to 2
+LABELLED = {"A/1": [0, 1], "B/2": [2]}  # Fields 0 to 2.
 OF_ZARR = [image_of((1, 2, 1, 15, 20), "uint16", number) for number in range(3)]
 LABELS = [(np.arange(300, dtype=np.int32).reshape(1, 1, 15, 20) // 30 + 70_000 * number) for number in range(3)]
 
 
 def zarr_plate(path, version, absent=(), names=("nuclei",)):
-    """Return a plate of three fields with label images, as zarr alone writes it."""
+    """Return a plate of three fields with label images, written by zarr."""
     wells = {well: [OF_ZARR[number] for number in numbers] for well, numbers in LABELLED.items()}
     labels = {
         well: [None if number in absent else LABELS[number] for number in numbers] for well, numbers in LABELLED.items()

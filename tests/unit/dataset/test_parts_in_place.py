@@ -1,4 +1,4 @@
-"""Samples of collections in parts that are read where they lie: the same as of one file, whatever is open."""
+"""Samples of collections in local parts equal those of one file, for any number of open files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_pat
     dataset.__getitems__([0, 22])
     with second.open("r+b") as file:
         file.truncate(4096)
-    time.sleep(2 * LOOK_NS / 1e9)  # until then it need not be looked at
+    time.sleep(2 * LOOK_NS / 1e9)  # The file is checked again after `LOOK_NS`.
     dataset.__getitems__([0, 3])
     with raises(FormatError, path=second):
         dataset.__getitems__([0, 22])

@@ -1,4 +1,4 @@
-"""`normalize=` and ``illumination=``: the oracle is the same arithmetic in NumPy, image by image."""
+"""`normalize=` and ``illumination=``; the oracle is the same arithmetic in NumPy, image by image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def column(values):
 
 
 def scaled(image, normalize, illumination=None):
-    """What a sample of ``(C, Y, X)`` is to be."""
+    """Return the expected sample (C, Y, X)."""
     pixels = image[0, :, 0]
     if illumination is not None:
         pixels = pixels.astype(F32) / np.asarray(illumination, F32)
@@ -50,7 +50,7 @@ def scaled(image, normalize, illumination=None):
 
 
 def every_way(path, **given):
-    """Yield all samples of a collection, gone through in every way that there is."""
+    """Yield all samples of a collection for each way to access them."""
     for preload in (True, False):
         dataset = OMEArrowDataset(path, preload=preload, **given)
         again = pickle.loads(pickle.dumps(dataset))

@@ -1,4 +1,4 @@
-"""`SharedBlock`: private until another process asks, and the same bytes at the same address after that."""
+"""`SharedBlock`: private until it is shared, then the same bytes at the same address."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sharing_moves_nothing_a_reader_can_see(size_bytes):
     assert np.array_equal(attached.bytes, wanted)
     if size_bytes:
         attached.bytes[-1] ^= 255
-        assert view[-1] == wanted[-1] ^ 255  # one memory, not a copy
+        assert view[-1] == wanted[-1] ^ 255  # Shared memory, not a copy.
 
 
 @linux

@@ -1,4 +1,4 @@
-"""What notebooks and ``show`` draw: pixels against loops over blocks, text as text, and nothing that raises."""
+"""HTML for notebooks and ``show``: pixels compared with loops over blocks, escaped text, and no exceptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
 
 def placed(channels=3, height=40, width=60, names=None, dtype=np.uint16):
-    """Return an image of which each channel is bright in a part of its own, from the left, of the upper half."""
+    """Return an image whose channels are bright side by side in the upper half, from left to right."""
     image = np.zeros((1, channels, 1, height, width), dtype)
     for channel in range(channels):
         start, stop = channel * width // channels, (channel + 1) * width // channels
@@ -55,7 +55,7 @@ def described(*names):
 
 
 def pictures_in(html):
-    """Return the pictures of a piece of HTML, which parses, and refers to nothing outside."""
+    """Return the images of valid HTML without external references."""
     page = parse(f"<!doctype html><html>{html}</html>")
     assert not page.all("script", "link", "iframe", "object", "style")
     sources = [each.attributes["src"] for each in page.all("img")]
@@ -78,7 +78,7 @@ def test_every_source_shows_channels_in_their_colours_where_they_are(stored, nam
     with open_images(path) as source:
         html = source._repr_html_()
     for picture in pictures_in(html):
-        assert picture.shape == (80, 120, 3)  # twice as large as the image, which is much smaller than a thumbnail
+        assert picture.shape == (80, 120, 3)  # Images far below thumbnail size are enlarged twice.
         for left, colour in ((0, RED), (40, BLUE), (80, GREEN)):
             assert (picture[:40, left : left + 40] == colour).all()
         assert (picture[40:] == 0).all()
@@ -93,7 +93,7 @@ def test_a_thumbnail_is_the_means_of_blocks_in_the_contrast_that_it_says(tmp_pat
     image += (np.arange(300, dtype=np.uint16)[:, None] + np.arange(517, dtype=np.uint16)) * 3
     write_images([image], tmp_path / "one.arrow", axes="TCZYX")
     (picture,) = pictures_in(open_images(tmp_path / "one.arrow")._repr_html_())
-    step = 5  # of 517 pixels at most 128 are shown
+    step = 5  # At most 128 of 517 pixels are shown.
     expected = np.array(
         [
             [image[0, 0, 0, y : y + step, x : x + step].astype(float).mean() for x in range(0, 515, step)]
@@ -108,10 +108,10 @@ def test_a_thumbnail_is_the_means_of_blocks_in_the_contrast_that_it_says(tmp_pat
 @pytest.mark.parametrize(
     "names",
     [
-        {("a", "b", "c"): ("ff0000", "00ff00", "0000ff")},  # unknown names: in turn, as pixels of photographs are
+        {("a", "b", "c"): ("ff0000", "00ff00", "0000ff")},  # Unknown names: red, green, blue.
         {("DNA", "ER", "RNA", "AGP", "Mito"): ("0000ff", "00ff00", "ffffff", "00ffff", "ff0000")},
         {("Hoechst 33342", "Alexa 488"): ("0000ff", "00ff00")},
-        {("DAPI", "Hoechst"): ("0000ff", "ff0000")},  # each has a colour of its own
+        {("DAPI", "Hoechst"): ("0000ff", "ff0000")},  # Each has its own color.
         {("OrigDNA",): ("ffffff",)},
         {("Other", "Marker"): ("ff0000", "00ff00")},
     ],
@@ -148,7 +148,7 @@ def test_what_strangers_wrote_stays_text(tmp_path):
 def test_columns_have_names_types_and_first_rows_and_long_ones_an_end(tmp_path):
     columns = {f"f{number}": [float(number)] * 5 for number in range(300)}
     first = {"text": ["x" * 10_000] * 5, "null": [None, "a", "b", "c", "d"], "list": [list(range(1000))] * 5}
-    late = pa.array([2**60] * 5, pa.timestamp("us"))  # a time that Python has no value for
+    late = pa.array([2**60] * 5, pa.timestamp("us"))  # Python has no value for this time.
     write_images([placed()] * 5, tmp_path / "x.arrow", columns=pa.table({**first, "late": late, **columns}))
     html = open_images(tmp_path / "x.arrow")._repr_html_()
     assert "timestamp[us]" in html
@@ -199,7 +199,7 @@ def test_few_images_are_read_and_none_that_is_too_large(tmp_path, monkeypatch):
 
 
 def damaged(folder):
-    """Return a folder of four images, of which one is cut short."""
+    """Return a folder of four images, one of them truncated."""
     write_images([placed()] * 4, folder, "tiff", axes="TCZYX", columns={"well": ["A", "B", "A", None]})
     broken = sorted(folder.glob("*.tif*"))[2]
     broken.write_bytes(broken.read_bytes()[:-9000])
@@ -278,7 +278,7 @@ def test_an_empty_collection_is_shown_as_one(tmp_path):
 
 
 def squares(tmp_path, columns=None):
-    """Return the path of 30 images as large as a tile, each of one value, its number times 10."""
+    """Return the path of 30 tile-sized images, each filled with 10 times its number."""
     path = tmp_path / "squares.arrow"
     images = [np.full((1, 1, 1, SIZE, SIZE), 10 * number, np.uint16) for number in range(30)]
     write_images(images, path, axes="TCZYX", columns=columns)
@@ -286,7 +286,7 @@ def squares(tmp_path, columns=None):
 
 
 def tile_of(picture, rows, columns, row, column):
-    """Return a tile of a grid, found from its lower right corner."""
+    """Return a tile of a grid, located from the lower right corner."""
     bottom = picture.shape[0] - (rows - 1 - row) * (SIZE + 26) - 26
     left = picture.shape[1] - (columns - column) * (SIZE + 8)
     return picture[bottom - SIZE : bottom, left : left + SIZE]
@@ -402,7 +402,7 @@ def test_the_command_draws_files_as_fields_and_says_what_is_where(tmp_path):
     for colour in (BLUE, GREEN):
         assert (picture == colour).all(axis=-1).sum() > 2 * 40 * 60
     green, blue = (np.argwhere((picture == colour).all(axis=-1)).mean(axis=0)[1] for colour in (GREEN, BLUE))
-    assert green < blue  # as in the images: GFP is bright to the left
+    assert green < blue  # As in the images, where GFP is bright on the left.
     done = CliRunner().invoke(main, given)
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1

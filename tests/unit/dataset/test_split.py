@@ -1,4 +1,4 @@
-"""Splits: every sample in one part, groups in one, classes spread alike, the same everywhere for one seed."""
+"""Splits: complete, disjoint, grouped, stratified, and reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split(table, fractions=THIRDS, by=None, stratify=None, seed=0):
 
 @st.composite
 def cases(draw):
-    """Fractions of one to five parts, and a table of as many rows and groups or more."""
+    """Draw fractions of one to five parts, and a table with at least one row and group per part."""
     weights = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     fractions = [weight / sum(weights) for weight in weights]
     rows = draw(st.integers(5 * sum(weights), 5 * sum(weights) + 100))
@@ -79,7 +79,7 @@ def test_groups_and_classes_come_near_their_shares():
         assert max(off) < 0.03
 
 
-GOLDEN = {  # of numpy.random.RandomState, frozen; a change would put images of a test set into training
+GOLDEN = {  # Frozen output of numpy.random.RandomState; a change would put test images into training.
     (None, None): "aed1325d93ac3194",
     (None, "label"): "39b4c922006f862f",
     ("plate", None): "b2c68026cc3209ed",

@@ -1,4 +1,4 @@
-"""Types of target columns: numbers that torch collates, or an error when the dataset is made."""
+"""Types of target columns: numbers that torch collates, or an error from the dataset's constructor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = dt.date(2024, 1, 2)
 
 
 def targets_of(path, target, **options):
-    """Return the targets of one batch with all images."""
+    """Return the targets of one batch of all images."""
     (batch,) = OMEArrowDataLoader(OMEArrowDataset(path, target=target, axes="YX", **options), 4, num_workers=0)
     return batch[1]
 
@@ -49,7 +49,7 @@ def test_sums_and_shares_of_duckdb_become_numbers(tmp_path):
 
 
 class Table:
-    """A source of which only columns are known."""
+    """A source with columns only."""
 
     path, image_ids = "here", ("a",)
 

@@ -1,4 +1,4 @@
-"""Views: samples are those of the dataset, bit for bit, and no pixel is held twice."""
+"""Views: samples equal those of the dataset bit for bit, without copies of pixels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def path(request, tmp_path_factory):
 
 
 def equal(one, two):
-    """Whether samples, or lists of them, are the same to the bit."""
+    """Whether samples, or lists of samples, are equal bit for bit."""
     if isinstance(one, tuple | list):
         return len(one) == len(two) and all(map(equal, one, two))
     return np.array_equal(np.asarray(one), np.asarray(two)) and type(one) is type(two)
@@ -169,7 +169,7 @@ def test_a_batch_of_a_view_is_made_whole(path, preload, monkeypatch):
 
 
 class Plain(Dataset):
-    """One that makes samples one at a time."""
+    """A dataset without ``__getitems__``."""
 
     def __len__(self):
         return 5
@@ -179,7 +179,7 @@ class Plain(Dataset):
 
 
 class Handing(Plain):
-    """Hands on what it has not itself, ``__getitems__`` too, which passes over its own ``__getitem__``."""
+    """A wrapper that delegates missing attributes, including ``__getitems__``, which bypasses its ``__getitem__``."""
 
     def __init__(self, dataset):
         self.dataset = dataset

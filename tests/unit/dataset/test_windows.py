@@ -1,4 +1,4 @@
-"""Windows made by torch's operations and by Triton's kernel: the bits that NumPy makes of the same pixels."""
+"""Windows made by torch operations and by the Triton kernel equal NumPy's bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.errors import warns
 from tests.support.strategies import DTYPES, image_of
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels on the CPU: asked for before it is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton checks this variable when it is imported.
 DEVICES = [
     pytest.param("cpu", id="stand-in"),
     pytest.param("cuda", marks=CUDA),
@@ -41,7 +41,7 @@ OUT_OF_ORDER = {"Y": [[0, 2, 1]], "X": [[1, 1, 0]]}
 
 @st.composite
 def cases(draw, picks):
-    """Draw stored fields, and windows of a cut of them, scaled in some way."""
+    """Draw stored fields, windows of a cut of them, and a kind of scaling."""
     shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 3), st.integers(1, 2)))
     size = draw(st.tuples(st.integers(3, 7), st.integers(3, 20)))
     dtype = draw(st.sampled_from(DTYPES))
@@ -62,7 +62,7 @@ def cases(draw, picks):
 
 
 def scaling_of(how, dtype, shape, number=0):
-    """Return what pixels of fields of a shape become, in the way that `omearrow_ds.dataset.scaling` says it."""
+    """Return the divisor of pixels as `omearrow_ds.dataset.scaling` defines it."""
     if how in ("kept", "floating"):
         return None
     if how == "divided":
@@ -75,7 +75,7 @@ def scaling_of(how, dtype, shape, number=0):
 
 
 def expected_of(stack, cut, axes, window, places, divisors, groups, pad, dtype):
-    """Return windows as the loops of the CPU make them, one by one."""
+    """Return windows made one by one by the CPU loops."""
     fields = cut(stack)
     size = window or fields.shape[-2:]
     made = []
@@ -88,7 +88,7 @@ def expected_of(stack, cut, axes, window, places, divisors, groups, pad, dtype):
 
 
 def checked(case, device, write):
-    """Compare what ``write`` makes on a device with the bits of the CPU."""
+    """Compare the output of ``write`` on a device with the CPU's, bit for bit."""
     stack, cut, axes, window, fields, corners, how, pad = case
     several = len(stack) > 1 and how not in ("kept", "floating", "divided")
     divisors = [scaling_of(how, stack.dtype, cut.kept, number) for number in range(1 + several)]
@@ -103,7 +103,7 @@ def checked(case, device, write):
     if window is None:
         wanted = Windows(torch.tensor(fields, device=device))
     else:
-        more = np.concatenate([places, places[:1] + 1])  # one that is not asked for
+        more = np.concatenate([places, places[:1] + 1])  # One window that is not requested.
         order = list(range(len(places)))
         wanted = Windows(torch.tensor(order, device=device), torch.from_numpy(more).to(device), pad)
     out = torch.full(expected.shape, 7, dtype=torch.int64).to(scales.dtype).to(device)
@@ -120,7 +120,7 @@ def test_torch_makes_the_bits_of_the_cpu(device, data):
 
 
 def test_a_layout_counts_pixels():
-    """The pixel that a layout finds is the one that NumPy's indexing finds."""
+    """The layout's pixel offsets equal NumPy's indexing."""
     stack = np.arange(2 * 3 * 4 * 5 * 6).reshape(1, 2, 3, 4, 5, 6)
     cut = SampleAxes(AXES, {"C": [2, 0], "Y": slice(None, None, -2), "X": [4, 1]}).cut(stack.shape[1:], "")
     layout = Layout.of(stack.shape[1:], np.array(stack.strides[1:]) // 8, cut, "XCTYZ")
@@ -176,7 +176,7 @@ def test_the_interpreted_kernel_passes_its_trial():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets it")
 def test_the_kernel_interpreted():
-    """In a process of its own, as Triton looks when it is imported whether to compile or to interpret."""
+    """Run in a new process: Triton decides at import whether to compile or to interpret."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted_kernel"]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
@@ -206,7 +206,7 @@ SCALED = {"kept": 0, "floating": 1, "divided": 2}
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("how", SCALED)
 def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_path, monkeypatch):
-    """To machine code of sm_90: what an interpreter lets pass, a compiler may not."""
+    """To machine code of sm_90: a compiler may reject code that the interpreter accepts."""
     pytest.importorskip("triton", reason="Triton is not installed here")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton import compile as compiled
@@ -217,7 +217,7 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
 
     names, made = _windows.arg_names, "u16" if how == "kept" else "fp32"
     kinds = ["*u16", f"*{made}", "*i64", "*i64", "*i64", "*i64", "*fp32", "*fp32", "i32", "i32"]
-    side = 64 if placed else 512  # in fields of 3 x 512 x 512
+    side = 64 if placed else 512  # Out of fields of 3 x 512 x 512.
     values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
     fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))
     fixed |= {} if placed else dict.fromkeys(["places", "groups", "illumination"])
@@ -227,4 +227,4 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
     code = compiled(source, GPUTarget("cuda", 90, 32), {"enable_fp_fusion": False}).asm["ptx"]
     assert ("div.rn.f32" in code) == (how == "divided")
     assert not any(word in code for word in ("div.full", "div.approx", "rcp.", "fma.rn.f32", ".ftz"))
-    assert ("ld.global.v4.b32" in code) == (not placed)  # 16 bytes of pixels at once
+    assert ("ld.global.v4.b32" in code) == (not placed)  # Loads of 16 bytes of pixels.

@@ -1,4 +1,4 @@
-"""Crops as a collection of their own: pixels against padded slices, columns against pyarrow, fields decoded once."""
+"""`write_crops`: pixels compared with padded slices, columns with pyarrow, and one decoding per field."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cells(places=PLACES):
 
 
 def cut(image, y, x, height, width, **pad):
-    """Return the window of an image around a place, by NumPy's own padding."""
+    """Return the window of an image around a point, by NumPy's padding."""
     top, left = (math.floor(at - (length - 1) / 2 + 0.5) for at, length in ((y, height), (x, width)))
     whole = np.pad(image, [(0, 0)] * 3 + [(20, 20)] * 2, **(pad or {"mode": "constant"}))
     return whole[..., 20 + top : 20 + top + height, 20 + left : 20 + left + width], top, left
@@ -154,7 +154,7 @@ def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held
             assert read == [[0, 1, 2]]
         else:
             assert [len(each) for each in read] == [1] * len(read)
-        assert len(source.read(0)) == 2  # it is the caller's, and stays open
+        assert len(source.read(0)) == 2  # The caller's source stays open.
 
 
 def test_objects_at_the_edge_may_be_left_out_and_are_counted(tmp_path):
@@ -243,7 +243,7 @@ def test_cells_and_their_masks_of_a_real_plate(tmp_path):
 @pytest.mark.parametrize("seed", [None, 2])
 @pytest.mark.parametrize("as_path", [True, False])
 def test_parts_of_crops_are_the_crops_of_a_file(tmp_path, seed, as_path):
-    """Made here and by an executor, to which a table in memory goes as a file."""
+    """With and without an executor, which gets an in-memory table as a file."""
     objects = cells([(field, y, x) for y in range(0, 12, 2) for field in "abc" for x in (3, 9)])
     if as_path:
         pq.write_table(objects, tmp_path / "cells.parquet")

@@ -1,4 +1,4 @@
-"""What compiles loops: without numba, without a home, in threads and processes at once, only when it is worth it."""
+"""Compiling loops: only when it pays, without numba, without a home folder, and in threads and processes at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DIVIDE = "scale(pixels, np.float32(65535), out)"
 
 
 def run(act, home, **environment):
-    """Run a process that has numba compile, and return what it says."""
+    """Start a process that has numba compile, with its output piped."""
     variables = {"HOME": str(home), "PATH": "/usr/bin:/bin", **environment}
     command = [sys.executable, "-c", PROGRAM.format(act=act)]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -43,7 +43,7 @@ def said(process):
 
 
 def test_numba_is_not_imported_before_it_is_worth_it(monkeypatch):
-    monkeypatch.setattr(compiled, "_numba", None)  # not callable
+    monkeypatch.setattr(compiled, "_numba", None)  # Calling it would raise.
     pixels, out = np.arange(10, dtype=np.uint8), np.empty(10, np.float32)
     scale(pixels, np.float32(255), out)
     assert not compiled.worth(10)
@@ -62,7 +62,7 @@ def test_a_process_changes_over_once_it_has_made_enough(monkeypatch):
 
 
 def test_crops_count_four_times_their_bytes(monkeypatch):
-    monkeypatch.setattr(compiled, "_numba", None)  # not callable
+    monkeypatch.setattr(compiled, "_numba", None)  # Calling it would raise.
     fields, out = np.zeros((1, 1, 1, 1, 20, 20), np.uint16), np.zeros((1, 1, 1, 1, 5, 5), np.float32)
     corner = np.zeros(1, np.int64)
     with made_by("numpy"):
@@ -72,7 +72,7 @@ def test_crops_count_four_times_their_bytes(monkeypatch):
 
 
 def test_without_numba_it_is_numpy(tmp_path):
-    assert said(run(f"sys.modules['numba'] = None\n{DIVIDE}", tmp_path)) == ["1", "True"]  # the None
+    assert said(run(f"sys.modules['numba'] = None\n{DIVIDE}", tmp_path)) == ["1", "True"]  # The cached None.
 
 
 def test_two_processes_and_the_next_share_what_is_kept(tmp_path):

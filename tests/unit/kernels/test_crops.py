@@ -1,4 +1,4 @@
-"""Crops: by the loop and by NumPy the same bits as `numpy.pad` of scaled fields, whatever the strides."""
+"""Crops by the loops and by NumPy; the oracle is `numpy.pad` of scaled fields, for any strides."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.errors import raises
 from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of
 
-COMPILED = [np.dtype("uint16")]  # each takes some seconds; float64 is below
+COMPILED = [np.dtype("uint16")]  # Each takes some seconds to compile; float64 has its own test.
 
 
 @pytest.fixture(scope="module", params=["numba", "numpy"])
 def dtypes(request):
-    """Give the dtypes that the loops, or NumPy, are tried with."""
+    """Yield the dtypes to test with compiled loops or with NumPy."""
     with made_by(request.param):
         yield COMPILED if request.param == "numba" else [*DTYPES, *(dtype.newbyteorder() for dtype in DTYPES)]
 
@@ -46,7 +46,7 @@ def oracle(stack, places, window, divisor, pad, dtype):
 
 
 def divisors(stack, which):
-    """Return a way to scale fields, of each kind that there is."""
+    """Return divisors of the given kind."""
     size_c, plane = stack.shape[2], stack.shape[-2:]
     each = np.linspace(0.3, 7, size_c, dtype=np.float32)[:, None, None, None]
     whole = np.broadcast_to(each, stack.shape[1:])
@@ -72,12 +72,12 @@ def cases(draw):
 
 
 def laid_out(stack, how):
-    """Return the same stack, or a part of it, with other strides."""
-    if how == "odd":  # not aligned
+    """Return the stack, or a part of it, in another memory layout."""
+    if how == "odd":  # Misaligned.
         memory = np.empty(stack.nbytes + 1, np.uint8)[1:].view(stack.dtype).reshape(stack.shape)
         memory[:] = stack
         return memory
-    if how == "headers":  # nine bytes before each plane of a file, as Lance has them
+    if how == "headers":  # Nine bytes before each plane, as in Lance files.
         steps = np.cumprod([1, *stack.shape[3:0:-1]])[::-1] * (9 + stack[0, 0, 0, 0].nbytes)
         memory = np.zeros(stack.shape[0] * steps[0] + 9, np.uint8)
         found = np.ndarray(stack.shape, stack.dtype, memory, 9, (*map(int, steps), *stack.strides[4:]))

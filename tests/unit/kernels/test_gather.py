@@ -1,4 +1,4 @@
-"""Samples gathered by compiled loops and by NumPy: the same bits as one sample after the other."""
+"""Samples gathered by compiled loops and by NumPy; the oracle is one sample after the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stack_of(shape, dtype, laid):
 
 @st.composite
 def in_arrays(draw, stack):
-    """The same samples in one array, or each copied to any byte of one of its own, or in two that differ in strides."""
+    """Draw a layout of the same samples: one array, an array per sample at any byte, or two with other strides."""
     kind = draw(st.sampled_from(["one", "bytes", "strides"]))
     if kind == "one":
         return stack
@@ -59,7 +59,7 @@ def in_arrays(draw, stack):
 
 
 def at_byte(array, byte):
-    """Copy an array to some byte of memory, with the same steps between pixels."""
+    """Copy an array to a byte offset, with the same order of axes."""
     like = np.empty_like(array)
     memory = np.empty(like.nbytes + 16, np.uint8)[byte:]
     found = np.ndarray(array.shape, array.dtype, memory, strides=like.strides)

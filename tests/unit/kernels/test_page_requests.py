@@ -1,4 +1,4 @@
-"""Requests for pages of mapped files: their byte ranges, when they are made, and what the kernel reads."""
+"""Requests for pages of mapped files: byte ranges, time of the request, and pages that the kernel reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reads(monkeypatch):
 
 @st.composite
 def strided(draw):
-    """Draw an array (n, T, C, Z, Y, X) with gaps, other orders of axes, or reversed axes."""
+    """Draw an array (n, T, C, Z, Y, X) with gaps, permuted axes or reversed axes."""
     lengths = draw(st.tuples(st.integers(1, 4), *(st.integers(1, 3) for _ in range(3)), *(st.integers(1, 70),) * 2))
     order = draw(st.permutations(range(1, 6)))
     stored = np.zeros([lengths[0], *(lengths[axis] + draw(st.integers(0, 2)) for axis in order)], "uint16")
@@ -118,7 +118,7 @@ def test_arrays_in_memory_are_never_asked_for(requested, reads):
 
 @pytest.fixture(scope="module")
 def images():
-    """Noise, which no format compresses, with the number of the image as its first pixel."""
+    """Noise that no format compresses, with the image number as the first pixel."""
     noise = np.random.default_rng(0).integers(0, 2**16, (COUNT, *SHAPE), "uint16")
     noise[:, 0, 0, 0, 0, 0] = np.arange(COUNT)
     return list(noise)
@@ -126,14 +126,14 @@ def images():
 
 @pytest.fixture(scope="module")
 def disk():
-    """A folder that is not in memory, as that of other tests is."""
+    """A folder on disk; other tests use memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def stored(disk, images):
-    """Return a function that writes the images in a layout, once."""
+    """Return a function that writes the images once per layout."""
 
     def path_of(layout):
         needs(layout.removesuffix(".parts"))
@@ -153,7 +153,7 @@ def files_of(path):
 
 
 def residents_of(file):
-    """Return which pages of a file are in memory."""
+    """Return the pages of a file that are in the page cache."""
     with file.open("rb") as opened:
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     pages = np.zeros(-(-len(mapped) // PAGE), np.uint8)
@@ -165,8 +165,8 @@ def residents_of(file):
 
 
 def forget(path):
-    """Drop the pages of files from memory."""
-    gc.collect()  # Mapped pages are not dropped.
+    """Evict the pages of files from the page cache."""
+    gc.collect()  # Mapped pages are not evicted.
     for file in files_of(path):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -178,7 +178,7 @@ def forget(path):
 @pytest.mark.parametrize("layout", ["arrow", "parquet", "lance"])
 @pytest.mark.parametrize("read", ["sample", "batch", "crops"])
 def test_the_first_batch_reads_few_pages_of_a_cold_file(stored, layout, read):
-    """Before, Parquet and Lance read the whole file."""
+    """Regression: Parquet and Lance read the whole file."""
     path = stored(layout)
     forget(path)
     crop = {"crop_size": (16, 96), "crop": "grid"} if read == "crops" else {}

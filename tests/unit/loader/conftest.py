@@ -1,4 +1,4 @@
-"""Collections that the loader's tests share, whose column is the image's number."""
+"""Fixtures of the loader's tests: collections with the image number as a column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    """A dataset of 23 samples whose target is the sample's number."""
+    """A dataset of 23 samples with the sample number as target."""
     return OMEArrowDataset(_numbered(tmp_path_factory.mktemp("numbers"), 23), target="number")
 
 

@@ -1,4 +1,4 @@
-"""The loader, and torch's own: one epoch is what direct access gives, with and without workers."""
+"""`OMEArrowDataLoader` and torch's loader: an epoch equals direct access, with and without workers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_epoch_equals_direct_access(stored, name, preload, kind):
 
 @preloads
 def test_an_epoch_of_workers_equals_direct_access(stored, preload):
-    """Of batches that are too small for a block; others, of every format, are in test_workers."""
+    """Batches too small for a shared block; test_workers has larger ones in every format."""
     dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
     loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
     assert equal(loader, direct(dataset, [[0, 1, 2], [3, 4, 5], [6]]))
@@ -200,7 +200,7 @@ def pairs(samples):
 
 @pytest.mark.parametrize("collate", [None, pairs])
 def test_batches_arrive_on_the_device(stored, collate):
-    """The meta device holds no data, so it needs no GPU, and shows that every tensor of a batch was moved."""
+    """The meta device holds no data: this shows without a GPU that every tensor of a batch was moved."""
     dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM), columns={"label": [*range(7)]}), target="label")
     for images, labels in OMEArrowDataLoader(dataset, 2, device="meta", collate_fn=collate):
         assert images.device.type == labels.device.type == "meta"
@@ -209,10 +209,7 @@ def test_batches_arrive_on_the_device(stored, collate):
 
 
 class Clock:
-    """A CUDA device's streams, as far as they order work: each does in turn what was asked of it.
-
-    An operation is a name; what has to be done before it is all of its stream until then, and what that waited for.
-    """
+    """The order of operations in CUDA streams; `before` has all operations that precede each one."""
 
     def __init__(self):
         self.using, self.side = Stream(self, "using"), None
@@ -220,7 +217,7 @@ class Clock:
         self.before = {}
 
     def do(self, name, stream):
-        """Let a stream do something; return all that is then done before."""
+        """Append an operation to a stream, after all that the stream has done or waited for."""
         self.before[name] = frozenset(stream.done)
         stream.done |= {name}
 
@@ -246,7 +243,7 @@ class Stream:
 
 
 class OnHost(torch.Tensor):
-    """A tensor that says when it is copied, and which streams use it."""
+    """A tensor that records its copies and the streams that use it."""
 
     def to(self, device, *, non_blocking):
         assert (device.type, non_blocking) == ("cuda", True)
@@ -280,7 +277,7 @@ def on_host(clock, number):
 
 
 def test_a_batch_waits_for_its_own_copy_alone(clock):
-    """With streams that only remember their order, as there may be no GPU; what they do is CUDA's to keep."""
+    """The streams only record their order, so no GPU is needed."""
     batches = ((number, (on_host(clock, number), "a label")) for number in range(4))
     for number, (place, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
         assert (place, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
@@ -288,7 +285,7 @@ def test_a_batch_waits_for_its_own_copy_alone(clock):
         assert {f"copy {number}", *(f"step {earlier}" for earlier in range(number))} <= clock.before[f"step {number}"]
         assert f"copy {number + 1}" not in clock.before[f"step {number}"]
         if number < 3:
-            assert f"copy {number + 1}" in clock.side.done  # it was asked for before the program had this one
+            assert f"copy {number + 1}" in clock.side.done  # Copied before this batch was delivered.
             assert not any(done.startswith("step") for done in clock.before[f"copy {number + 1}"])
     assert number == 3
 
@@ -424,7 +421,7 @@ def test_an_epoch_that_ended_gives_no_batch_of_the_next(dataset, workers):
 
 
 class Beginning(SequentialSampler):
-    """Has another thread begin an epoch while one begins."""
+    """A sampler that begins an epoch in another thread while one begins."""
 
     loader, other = None, None
 

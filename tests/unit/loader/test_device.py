@@ -1,4 +1,4 @@
-"""Batches sent as raw pixels: on the device they equal the samples of the CPU, in page-locked buffers."""
+"""Batches transferred as raw pixels in pinned memory: on the device they equal the samples of the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPE, COUNT = (1, 3, 1, 9, 12), 7
 
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
-    if request.param == "stand-in":  # torch locks no pages without a driver
+    if request.param == "stand-in":  # torch cannot pin memory without a driver.
         monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
     return stand_in(monkeypatch, request.param)
 
@@ -47,7 +47,7 @@ def parts_of(batch):
 
 
 def delivered(dataset, device, **loading):
-    if not torch.cuda.is_available():  # torch warns that it locks no pages
+    if not torch.cuda.is_available():  # torch warns that it cannot pin memory.
         warnings.filterwarnings("ignore", "'pin_memory' argument is set as true but no accelerator is found")
     loader = OMEArrowDataLoader(dataset, 3, device=device, generator=torch.Generator().manual_seed(2), **loading)
     return loader, [[part.cpu() if isinstance(part, torch.Tensor) else part for part in parts_of(b)] for b in loader]
@@ -170,7 +170,7 @@ def test_a_loader_that_has_sent_pixels_is_pickled_and_resumed(device, stores):
 
 
 class Event:
-    """An event that is done when it is told so."""
+    """An event that the test completes."""
 
     def __init__(self):
         self.done = False
@@ -206,7 +206,7 @@ def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
 
 
 def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
-    """With streams that only remember their order."""
+    """The streams only record their order."""
 
     class RawTransfer:
         def sent(self, batch):
@@ -223,7 +223,7 @@ def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
         assert {f"copy {number}", f"scale {number}"} <= clock.before[f"step {number}"]
         assert f"scale {number + 1}" not in clock.before[f"step {number}"]
         assert f"copy {number}" in clock.before[f"scale {number}"] & clock.before[f"event {number}"]
-        assert f"scale {number}" not in clock.before[f"event {number}"]  # the buffer is free once it was copied
+        assert f"scale {number}" not in clock.before[f"event {number}"]  # The buffer is free after the copy.
         assert batch.users == ["using"]
 
 
@@ -242,7 +242,7 @@ def test_events_are_used_again():
 
 @CUDA
 def test_copies_overlap_with_work(tmp_path):
-    """From the profiler's timeline: copies to the device run while kernels of the program do."""
+    """The profiler's timeline shows copies to the device during kernels of the program."""
     path, count = tmp_path / "images.arrow", 64
     write_images([image_of((1, 1, 1, 512, 512), "uint16", number) for number in range(count)], path)
     loader = OMEArrowDataLoader(OMEArrowDataset(path), 16, device="cuda")
@@ -262,7 +262,7 @@ def test_copies_overlap_with_work(tmp_path):
     spans = {"copy": [], "work": []}
     for event in profile.events():
         name, span = event.name.lower(), (event.time_range.start, event.time_range.end)
-        if "memcpy htod" in name and event.time_range.elapsed_us() > 100:  # a batch of 8 MB takes longer
+        if "memcpy htod" in name and event.time_range.elapsed_us() > 100:  # A batch of 8 MB takes longer.
             assert "pinned" in name
             spans["copy"].append(span)
         elif "gemm" in name or "cutlass" in name or "nvjet" in name:

@@ -1,4 +1,4 @@
-"""Division among ranks, once, and the epochs of ranks: what frameworks do to a loader, in plain torch."""
+"""Samples are divided among ranks once; frameworks' changes to a loader are imitated in plain torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DIVIDES_AGAIN = (
 
 @pytest.fixture(scope="module")
 def rows(programs, tmp_path_factory):
-    """Run every program on two ranks, and return what the ranks saw."""
+    """Run every program on two ranks, and return the samples of each rank."""
     folder = tmp_path_factory.mktemp("division")
     store(folder)
     for done in [program.wait() for program in [programs.start(RANK, folder, rank) for rank in range(RANKS)]]:
@@ -54,13 +54,13 @@ def test_frameworks_see_each_image_in_each_epoch(rows):
 def test_division_is_warned_of_once_when_it_is_undone(rows):
     for name, row in rows.items():
         again = name.startswith(DIVIDES_AGAIN) and "made early" not in name and "not prepared" not in name
-        on_rank_0 = "dispatch" in name  # Only there are the batches made.
+        on_rank_0 = "dispatch" in name  # Only this rank makes batches.
         assert row["warnings"] == ([1, int(not on_rank_0)] if again else [0, 0]), name
 
 
 @pytest.fixture
 def as_rank(monkeypatch):
-    """Return a function that lets torch.distributed report a rank, without other processes."""
+    """Return a function that makes torch.distributed report a rank without other processes."""
 
     def choose(rank, ranks):
         for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": ranks}.items():
@@ -86,7 +86,7 @@ def test_sampler_has_the_share_of_its_rank_and_batches_have_all(numbers, as_rank
 
 
 def test_loader_divides_once_when_a_batch_sampler_of_another_is_given(numbers, as_rank):
-    """As Lightning gives it for predictions."""
+    """Lightning passes such a sampler for predictions."""
     seen = []
     for rank in range(2):
         as_rank(rank, 2)
@@ -115,7 +115,7 @@ def test_loader_refuses_a_batch_sampler_that_divides_shares(numbers, as_rank):
 
 
 def test_sampler_of_a_window_is_divided_when_a_wrapper_divides_it(numbers, as_rank):
-    """Its order follows from the generator of each process; the loader was made before the process group."""
+    """The order depends on each process's generator, and the loader is made before the process group."""
     early = OMEArrowDataLoader(numbers, 4, shuffle_fields=5, num_workers=0)
     seen = []
     for rank in range(2):

@@ -1,4 +1,4 @@
-"""Begin and end of epochs, the epochs that a framework chooses, and errors that look like an end."""
+"""Begin and end of epochs, epochs chosen by a framework, and errors that look like an end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILING = 13
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images whose pixels and column are their number, in one file and in parts."""
+    """Images whose pixels and column are the image number, in one file and in parts."""
     folder = tmp_path_factory.mktemp("epochs")
     images = [np.full((1, 4, 4), number, np.uint16) for number in range(COUNT)]
     write_images(images, folder / "one.arrow", axes="CYX", columns={"number": list(range(COUNT))})
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=["one.arrow", "many.parts"])
 def path(folder, request):
-    """One file, or parts."""
+    """Path of one file, or of a folder of parts."""
     return folder / request.param
 
 
@@ -99,7 +99,7 @@ def test_state_is_the_next_epoch_when_the_last_batch_was_delivered(path, workers
 
 
 class Endless:
-    """Batches of indices, without a length."""
+    """A sampler of batches without a length."""
 
     def __init__(self):
         self.epochs = 0
@@ -124,17 +124,17 @@ def test_epoch_ends_at_stop_iteration_when_the_batch_sampler_has_no_length(folde
 
 
 class TestChosenEpoch:
-    """An epoch that is chosen after a state was loaded."""
+    """An epoch set after a state was loaded."""
 
     @pytest.fixture
     def whole(self, path):
-        """Orders of three epochs without interruption."""
+        """Orders of three uninterrupted epochs."""
         loader = make_loader(path)
         return [numbers_of(loader) for _ in range(3)]
 
     @pytest.fixture
     def continued(self, path):
-        """Return a function that makes a loader with the state after some batches of the first epoch."""
+        """Return a function that makes a loader from the state after some batches of the first epoch."""
 
         def load(delivered):
             loader = make_loader(path)
@@ -173,10 +173,10 @@ def pids(samples):
 
 
 class TestPersistentWorkers:
-    """A framework makes an iterator for each epoch, and may hold the last one."""
+    """A framework may create an iterator per epoch while it still references the last one."""
 
     def epochs(self, loader, taken):
-        """Return batches of three epochs; each iterator lives until the next one exists, as in Lightning."""
+        """Return batches of three epochs; each iterator stays referenced until the next exists, as in Lightning."""
         batches = iter(loader)
         for epoch in range(3):
             if epoch:
@@ -213,7 +213,7 @@ def jagged(samples):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate_fn", [ragged, pytest.param(jagged, marks=pytest.mark.slow)])  # It imports for 10 s.
+@pytest.mark.parametrize("collate_fn", [ragged, pytest.param(jagged, marks=pytest.mark.slow)])  # The import takes 10 s.
 def test_workers_return_nested_tensors(folder, collate_fn, workers):
     loader = make_loader(folder / "one.arrow", workers, shuffle=False, collate_fn=collate_fn)
     batches = list(loader)
@@ -235,7 +235,7 @@ def exhausted_collate(samples):
 
 
 class TestStopIteration:
-    """A loop would take it for the end of the epoch, and lose samples."""
+    """StopIteration in a sample would end the epoch early and lose samples."""
 
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("batch_size", [BATCH_SIZE, None])
@@ -245,7 +245,7 @@ class TestStopIteration:
         dataset = open_images(path, **{option: function})
         with pytest.raises(RuntimeError) as caught:
             list(OMEArrowDataLoader(dataset, batch_size, num_workers=workers))
-        if workers:  # Torch returns the text of a worker's error, with that of its cause.
+        if workers:  # Torch returns the message of a worker's error together with its cause.
             error = str(caught.value)
             assert "\nStopIteration\n" in error.partition("The above exception was the direct cause")[0]
             error = error.rpartition("RuntimeError: ")[2]

@@ -1,4 +1,4 @@
-"""Real frameworks on two ranks, with their defaults and as docs/how-to/several-hosts.md uses them."""
+"""Real frameworks on two ranks, with their defaults and as in docs/how-to/several-hosts.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of samples in parts: whoever has them, wherever it is taken up again."""
+"""Order of samples in parts, for any division among ranks and any point of resumption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.strategies import image_of
 
 
 def in_parts(sizes, fields=None):
-    """What the sampler looks at of a dataset."""
+    """The attributes of a dataset that the sampler reads."""
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     fields = np.arange(starts[-1]) if fields is None else np.array(fields, np.int64)
     return SimpleNamespace(_collection=SimpleNamespace(parted=Parted(starts, "digest")), fields=fields)
@@ -77,7 +77,7 @@ def test_taken_up_by_other_ranks_each_sample_comes_once(sizes, plan, runs, data)
         taken = [sample for share in shares for sample in share[: batches * batch_size]]
         consumed = min(consumed + hosts * per_host * batches * batch_size, total)
         seen += taken
-        assert sorted(set(seen)) == sorted(order[:consumed])  # a prefix of what one rank has
+        assert sorted(set(seen)) == sorted(order[:consumed])  # A prefix of the order of a single rank.
     hosts, per_host = data.draw(HOSTS)
     rest = [list(each) for each in samplers(in_parts(sizes), plan, hosts, per_host, consumed=consumed)]
     assert len(set(map(len, rest))) == 1
@@ -127,12 +127,12 @@ def test_an_order_that_grows_begins_with_one_part_to_which_those_of_the_window_j
         firsts.append(sampler.share()[:64].tolist())
         parts_before = [set(of_node[:first].tolist()) for first in range(64, len(of_node), 64)]
         grown = [len(later) - len(before) for before, later in pairwise(parts_before)]
-        assert max(grown, default=0) <= 2  # none before it is needed
+        assert max(grown, default=0) <= 2  # No part is read before it is needed.
     assert len({tuple(first) for first in firsts}) == 3
 
 
 def test_the_order_stays_as_it_is():
-    """As states of older versions are continued."""
+    """States of older versions are resumed with this order."""
     sampler = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 1, True), 1, 1)[0]
     assert list(sampler) == RECORDED
     growing = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 2, True, grows=True), 1, 1)[0]
@@ -148,7 +148,7 @@ def test_what_a_launcher_tells():
 
 @pytest.mark.parametrize("hosts", [[2, 2], [1], [4, 4, 4], [2, 4], [2, 1, 3], [1, 5]])
 def test_hosts_that_differ_in_their_ranks_are_refused_by_one_rank_at_least(hosts):
-    """Or some would share out other stretches than others, and images would be missing."""
+    """Otherwise ranks would divide different stretches, and images would be missing."""
     ranks, found = sum(hosts), []
     for beside in hosts:
         told = {"LOCAL_WORLD_SIZE": beside, "GROUP_WORLD_SIZE": len(hosts), "WORLD_SIZE": ranks}
@@ -159,7 +159,7 @@ def test_hosts_that_differ_in_their_ranks_are_refused_by_one_rank_at_least(hosts
         with raises(ArgumentError, mentions=f"LOCAL_WORLD_SIZE={beside}"):
             Ranks.of(0, ranks, environment)
         assert Ranks.of(0, ranks, {**environment, "LOCAL_WORLD_SIZE": ""}).hosts == 1
-        assert Ranks.of(0, beside, environment) == Ranks(0, beside, 1)  # a process group of some of the ranks
+        assert Ranks.of(0, beside, environment) == Ranks(0, beside, 1)  # A process group of a subset of the ranks.
         found.append(None)
     assert (None in found) is (len(set(hosts)) > 1)
     assert None in found or set(found) == {len(hosts)}
@@ -296,7 +296,7 @@ def test_many_parts_tell_how_they_are_mixed():
 
 @pytest.mark.parametrize(("window", "grows"), [(WINDOW, False), (4, False), (4, True)])
 def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_images(window, grows):
-    """As `convert(..., shuffle_seed=)` permutes them: 96 wells of 100 crops each, in 100 parts."""
+    """96 wells of 100 crops each in 100 parts, permuted as by `convert(..., shuffle_seed=)`."""
     wells = np.repeat(np.arange(96), 100)
     shapes, dtypes = np.ones((len(wells), 5), np.int64), [np.dtype(np.uint8)] * len(wells)
     material = SimpleNamespace(image_ids=wells, shapes=shapes, dtypes=dtypes, columns=pa.table({}))
@@ -311,7 +311,7 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
         plan = Plan(0, 1, window, True, grows)
         found[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
     assert found[0] >= 0.9 * of_all
-    assert found[None] <= 0.6 * of_all  # what the window alone would mix
+    assert found[None] <= 0.6 * of_all  # The effect of the window without permuted parts.
 
 
 def test_in_one_process_it_follows_torchs_seed(path):

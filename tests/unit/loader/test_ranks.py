@@ -1,4 +1,4 @@
-"""Many ranks: over gloo on one machine, each with its share of the samples."""
+"""Many ranks over gloo on one machine, each with its share of the samples."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request, programs, tmp_path_factory):
-    """Run every case on all ranks at once, and return what each found."""
+    """Run every case on all ranks at once, and return the results per rank."""
     from omearrow_ds import write_images
 
     folder = tmp_path_factory.mktemp("ranks")
@@ -116,7 +116,7 @@ def test_the_order_changes_with_the_epoch(ranks):
     wanted = shares(len(ranks), shuffle=True)
     for number, rank in enumerate(ranks):
         assert rank["shuffled"] == [wanted(epoch)[number] for epoch in range(3)]
-        assert rank["epoch 1"] == [wanted(1)[number]] * 2  # as it was set
+        assert rank["epoch 1"] == [wanted(1)[number]] * 2  # The epoch that was set.
 
 
 def test_a_tail_is_dropped_on_request_and_the_generator_seeds_the_order(ranks):
@@ -137,7 +137,7 @@ def test_ranks_resume(ranks):
 
 
 def test_ranks_draw_different_numbers_and_resume_from_the_state_of_one(ranks):
-    """As they are seeded alike here."""
+    """All ranks have the same torch seed here."""
     drawn = [value for rank in ranks for value in (*rank["drawn"], *rank["drawn on"][0])]
     assert len(set(drawn)) == len(drawn) == len(ranks) * -(-COUNT // len(ranks))
     assert all(left == resumed for left, resumed in (rank["drawn on"] for rank in ranks))

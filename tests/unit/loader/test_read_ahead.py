@@ -1,4 +1,4 @@
-"""Requests for the pages of later batches: which batch, when, and that order and states do not change."""
+"""Requests for the pages of later batches: their time and range; orders and states do not change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Return a function that writes images with their number as the first pixel in a layout."""
+    """Return a function that writes images, with the image number as the first pixel, in a layout."""
 
     def path_of(layout):
         needs(layout.removesuffix(".parts"))
@@ -95,7 +95,7 @@ def test_rows_of_later_crops_are_requested_while_reads_wait(stored, requested, r
         reads.time_ns += 10**6
         requested.clear()
         next(batches)
-    first = 4 * SIZE + inner  # Of the fifth batch, after the third was made.
+    first = 4 * SIZE + inner  # The fifth batch is requested after the third was made.
     row_bytes = SHAPE[-1] * 2
     start = int(stacks_of(dataset).addresses[first // 2]) + first % 2 * 40 * row_bytes
     assert covers(requested, start)
@@ -191,7 +191,7 @@ def test_rest_yields_each_batch_once_in_order_when_later_ones_are_peeked(distanc
 
 @pytest.fixture
 def plates(stored, tmp_path):
-    """Return a function that gives the path, the options and the files per image of a layout."""
+    """Return a function that returns path, options and files per image of a layout."""
 
     def of(layout):
         if layout != "plate":
@@ -214,7 +214,7 @@ def test_files_of_later_batches_are_requested_only_while_reads_wait(plates, layo
     path, options, files = plates(layout)
     dataset = OMEArrowDataset(path, preload=False, **options)
     loader = OMEArrowDataLoader(dataset, SIZE, num_workers=0)
-    for _ in loader:  # Chunk names of OME-Zarr are known from here on.
+    for _ in loader:  # After this epoch the chunk names of OME-Zarr are known.
         reads.time_ns += 10**6
     requested = watch_file_requests(monkeypatch)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""A loader's place in an epoch: kept, resumed, refused."""
+"""State of a loader within an epoch: saved, resumed, rejected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = ["shuffle", "in order", "random", "weighted", "batches", "global", "one 
 
 
 def saved(state):
-    """Return a state as a checkpoint holds it."""
+    """Return a state after a round trip through a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -69,7 +69,7 @@ def test_loader_continues_as_uninterrupted_when_state_is_loaded(numbers, kind, e
     resumed = drawn(again)
     if left:
         assert resumed == left
-    if kind == "global":  # Later epochs are drawn from the program's generator, which the loader must not set.
+    if kind == "global":  # Later epochs use the global generator, which the loader must not seed.
         assert len(resumed) == len(left or following)
     else:
         assert resumed == (left or following)
@@ -83,7 +83,7 @@ def test_an_epoch_is_resumed_whatever_the_workers(numbers, workers):
     list(loader)
     batches = iter(loader)
     seen = [next(batches)[1].tolist() for _ in range(3)]
-    state = saved(loader.state_dict())  # workers are ahead of what was delivered
+    state = saved(loader.state_dict())  # Workers are ahead of the delivered batches.
     assert state["batches"] == 3
     left = drawn(batches)
     assert sorted(itertools.chain(*seen, *left)) == [*range(COUNT)]
@@ -111,7 +111,7 @@ def test_the_order_after_an_epoch_left_early_is_that_after_a_whole_one(numbers, 
     again = copy.deepcopy(loader)
     assert drawn(loader) == second
     if workers == 0:
-        assert begun + drawn(batches) == first  # it goes on where it was
+        assert begun + drawn(batches) == first  # The iterator continues.
     assert len(drawn(again)) == len(first)
 
 

@@ -1,4 +1,4 @@
-"""What a seed fixes: the samples of a run, whoever makes them, in whatever order; and what a resumed epoch has left."""
+"""Random numbers of a seeded run: the same for any number of workers, and after resuming."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MADE = {
 
 
 def batches_of(loader):
-    """Return what was drawn for each batch, by the numbers of its samples."""
+    """Return the drawn numbers of each batch by its sample numbers."""
     found = {}
     for batch in loader:
         drawn, numbers = batch if isinstance(batch[1], torch.Tensor) else batch[1]
@@ -91,7 +91,7 @@ def test_nor_on_how_many_and_in_what_order(path, monkeypatch):
 
 
 def test_the_order_is_drawn_when_an_epoch_is_begun(path):
-    """Not when the first batch is asked for, until when a program may draw what it likes."""
+    """The draw must not wait for the first batch, as the program may draw in between."""
     found = []
     for workers in (0, 1):
         torch.manual_seed(3)
@@ -128,7 +128,7 @@ def test_a_resumed_epoch_draws_what_was_left(path, taken, epochs, own):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_programs_generators_are_left_alone(path, workers):
     np.random.seed(1)
-    np.random.randn()  # half of a pair: the other half is next
+    np.random.randn()  # `randn` makes pairs: the second half is next.
     before = states()
     given = {"generator": torch.Generator().manual_seed(1), "num_workers": workers}
     for _ in OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, **given):
@@ -148,7 +148,7 @@ def failing(image):
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), normals=st.integers(0, 3), within=st.integers(0, 3))
 def test_lent_generators_go_on(seed, normals, within):
-    """As if nothing had been drawn meanwhile, by NumPy's own word."""
+    """Equal to NumPy's own stream without the interruption."""
     lent = Lent()
 
     def stream(*, lend):
@@ -167,7 +167,7 @@ def test_lent_generators_go_on(seed, normals, within):
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
-    """In whatever order batches are begun and done with."""
+    """In any order of beginnings and ends of batches."""
     before, generator = states(), np.random.get_bit_generator()
     waiting = [Lent() for _ in range(data.draw(st.integers(1, 4)))]
     out = []
@@ -183,14 +183,14 @@ def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
 
 
 def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
-    """Which takes time: the plain path is as fast as it was."""
+    """Seeding takes time."""
     monkeypatch.setattr(Seeds, "of_epoch", None)
     for dataset in (OMEArrowDataset(path), OMEArrowDataset(path, preload=False, target="number")):
         for size in (4, None):
             assert len(list(OMEArrowDataLoader(Subset(dataset, range(8)), size, num_workers=0))) == 8 // (size or 1)
 
 
-# Which batches were delivered
+# Delivered batches
 
 
 @settings(max_examples=100, deadline=None)
@@ -217,7 +217,7 @@ def test_what_was_not_delivered_is_left(data, count):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_out_of_order_nothing_is_lost_or_repeated(path, tmp_path, workers):
-    """A worker takes long over the first batch, which so is the last."""
+    """A slow worker makes the first batch the last."""
     gate = tmp_path / "gate"
 
     def made(workers, seed, **kwargs):

@@ -1,4 +1,4 @@
-"""The loader's settings: what it chooses for itself, why, and what it refuses."""
+"""Settings that the loader chooses, their reasons, and arguments that it rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.loader.test_resume import drawn
 
 
 class Slow(Dataset):
-    """Samples that take long to make, counting who asks."""
+    """Slow samples that count accesses."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -69,9 +69,9 @@ def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
 @pytest.mark.parametrize(
     ("batch_s", "batch_bytes", "cores", "workers"),
     [
-        (100e-6, 640_000, 16, 0),  # small images from memory
+        (100e-6, 640_000, 16, 0),  # Small images in memory.
         (20e-3, 16_000_000, 2, 2),
-        (20e-3, 16_000_000, 64, 14),  # more would wait for the loader's process
+        (20e-3, 16_000_000, 64, 14),  # More workers would wait for the main process.
         (1.0, 16_000_000, 8, 8),
     ],
 )
@@ -143,7 +143,7 @@ def test_little_shared_memory_is_foreseen(numbers, monkeypatch):
 
 
 def test_wrappers_can_make_the_loader_again(numbers):
-    """As Lightning does: from the attributes that its arguments have, with another sampler."""
+    """Lightning makes the loader again from attributes named like its arguments, with another sampler."""
     loader = OMEArrowDataLoader(numbers, 4, shuffle=True, num_workers=1, device="cpu", drop_last=True)
     names = ("batch_size", "num_workers", "device", "collate_fn", "pin_memory", "drop_last", "timeout", "generator")
     workers = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers")

@@ -58,7 +58,7 @@ def test_each_image_is_decoded_once_a_window(dataset):
             seen += image_ids
             assert all(torch.equal(image, wanted[each]) for image, each in zip(images, image_ids, strict=True))
         assert sorted(seen) == sorted(wanted)
-        assert len(decoded) <= FIELDS + 3 * (FIELDS // 3 - 1)  # a batch may be of two windows
+        assert len(decoded) <= FIELDS + 3 * (FIELDS // 3 - 1)  # A batch may span two windows.
         orders.append(seen)
     assert orders[0] != orders[1]
     why = loader.settings["sampler"].why

@@ -1,4 +1,4 @@
-"""Ranks that are processes, over parts: under torchrun, and the examples of ``docs/how-to/several-hosts.md``."""
+"""Ranks as processes, over parts: torchrun and the examples of ``docs/how-to/several-hosts.md``."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_the_examples_run(path, tmp_path, name):
     if name == "Accelerate":
         torchrun(program, path, tmp_path, cwd=tmp_path)
     else:
-        run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
+        run(sys.executable, program, path, cwd=tmp_path)  # Lightning writes checkpoints to the working directory.
 
 
 @pytest.fixture(params=["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
 def state_after(request, programs):
-    """Return a function that gives what the program of torchrun has saved, whether it ended well or not."""
+    """Return a function that runs the torchrun program and returns its saved state, even after a failure."""
 
     def run(folder: Path, code: str, path: object) -> dict[str, dict]:
         try:
@@ -96,7 +96,7 @@ def state_after(request, programs):
     return run
 
 
-@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.slow)])  # of 3 batches a rank
+@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.slow)])  # Of 3 batches per rank.
 def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path, tmp_path, last):
     code = EXAMPLES["torchrun"].replace("SAVE_EVERY = 2, 100", "SAVE_EVERY = 2, 1; torch.manual_seed(0)")
     stop = f"            save()\n            if number == {last}: raise KeyboardInterrupt\n"
@@ -134,7 +134,7 @@ def test_the_program_reads_from_a_bucket_as_the_page_says(state_after, path, tmp
         state = state_after(tmp_path, code, f"s3://{path.parent.name}/{path.name}")
         assert state["loader"]["epoch"] == 2
         fetched = [times for name, times in server.requests.items() if "/parts/" in name]
-        assert fetched == [1] * len(SIZES)  # by two ranks, in two epochs
+        assert fetched == [1] * len(SIZES)  # Once for two ranks and two epochs.
 
 
 def test_every_example_is_found():

@@ -1,4 +1,4 @@
-"""The trial for ``num_workers="auto"``: no trace is left, and workers are taken only where they would do the same."""
+"""The trial of ``num_workers="auto"``: no side effects, and no workers if results would differ."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.unit.loader.conftest import COUNT
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a busy machine 4 may pay
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 4 may pay on a busy machine.
 ]
 
 
 def draw(*_):
-    """Draw from all three of the generators that transforms use."""
+    """Draw from all three generators that transforms use."""
     return torch.tensor([random.random(), np.random.randn(), float(torch.rand(()))], dtype=torch.float64)
 
 
 class Own(Dataset):
-    """A dataset of another's that draws by itself."""
+    """A wrapper that draws random numbers itself."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -51,7 +51,7 @@ def states():
 
 
 class Counting:
-    """Counts calls, in itself, in what it shares with nobody, and in an array."""
+    """A callable that counts its calls in an attribute, a list and an array."""
 
     def __init__(self):
         self.calls, self.seen, self.sums = 0, [], np.zeros(3)
@@ -64,7 +64,7 @@ class Counting:
 
 
 def of_main(source):
-    """Return what a main script or a notebook's cell makes, which has no module to be found in."""
+    """Return a ``__main__`` module with this code; like a script or a notebook cell, it cannot be imported."""
     main = types.ModuleType("__main__")
     exec(source, vars(main))
     return main
@@ -72,7 +72,7 @@ def of_main(source):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Return a function that makes a loader which has something to choose."""
+    """Return a function that makes a loader with automatic settings."""
     monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 4)
     return functools.partial(OMEArrowDataLoader, batch_size=4)
 
@@ -118,7 +118,7 @@ class Holding:
 
 
 class OfItsClass(Holding):
-    """As MONAI's ``Randomizable`` has it."""
+    """State shared by the class, as in MONAI's ``Randomizable``."""
 
     R = np.random.RandomState(3)
 
@@ -189,7 +189,7 @@ def test_copies_share_data_and_what_is_meant_to_be_shared(path):
 
 
 def test_a_generator_of_ones_own_goes_to_workers(path):
-    """A copy in each, from where it was: torch shares its state by a tensor that is gone before the worker has it."""
+    """Each worker gets a copy of the state: torch would share a tensor that is freed before the worker has it."""
     own = torch.Generator().manual_seed(4)
     dataset = OMEArrowDataset(path, transform=lambda image: torch.rand((), generator=own))
     wanted = torch.rand(COUNT, generator=torch.Generator().manual_seed(4))
@@ -199,7 +199,7 @@ def test_a_generator_of_ones_own_goes_to_workers(path):
 
 
 def test_a_daemonic_process_has_no_workers(path, tried, monkeypatch):
-    """As those of multiprocessing.Pool and Dask."""
+    """Workers of multiprocessing.Pool and Dask, for example."""
     dataset = OMEArrowDataset(path, preload=False, transform=Holding(None))
     elsewhere = OMEArrowDataLoader(dataset, 4, num_workers=2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)

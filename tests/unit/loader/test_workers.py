@@ -1,4 +1,4 @@
-"""Workers: every format by every start method, without a guard, killed, interrupted, and what is left of them."""
+"""Workers: every format with every start method, without a main guard, killed, and interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.errors import raises, warns
 from tests.support.loops import made_by
 from tests.support.strategies import NAMES, image_of, same
 
-LARGE = (1, 1, 1, 64, 130)  # 16 KiB and more a batch: handed over in a block
+LARGE = (1, 1, 1, 64, 130)  # At least 16 KiB per batch, so it is sent in a shared block.
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -39,7 +39,7 @@ def equal(found, wanted):
 
 @pytest.fixture
 def numbered(stored):
-    """Store images whose pixels say which image they are of."""
+    """Store images whose pixels encode the image number."""
 
     def store(name, count=7, shape=LARGE, **kwargs):
         return stored(name, [image_of(shape, "uint16", number) for number in range(count)], **kwargs)
@@ -50,7 +50,7 @@ def numbered(stored):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_epoch_is_that_of_the_process_itself(numbered, name):
     dataset = OMEArrowDataset(numbered(name), preload=False)
-    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])  # a handle is open, and was used
+    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])  # Open a handle before workers start.
     assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=0)), wanted)
     loader = OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=120)
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_an_epoch_is_that_of_the_process_itself(numbered, name):
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method):
-    """In one worker, which may import torch for itself."""
+    """One worker, as it may have to import torch itself."""
     parts = [OMEArrowDataset(numbered(name, count=3), preload=False) for name in NAMES]
     wanted = [torch.stack([part[index] for index in range(3)]) for part in parts]
     loader = OMEArrowDataLoader(ConcatDataset(parts), 3, num_workers=1, timeout=120, multiprocessing_context=method)
@@ -80,7 +80,7 @@ def test_the_worst_never_hang(numbered, name, turns):
 
 
 def run(script, *arguments):
-    """Run a script as a user would, and return what it printed."""
+    """Run a script as a user does, and return its output."""
     command = [sys.executable, "-W", "error", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ for path in sys.argv[2:]:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 @TURNS
 def test_torchs_own_loader_forks_and_reads(programs, numbered, turns):
-    """In a process of its own, as Lance warns of every fork once it is imported, and threads of pytest would count."""
+    """A separate process: Lance, once imported, warns of every fork, and threads of pytest would count."""
     paths = [numbered(name) for name in ("arrow", "duckdb", "parquet_duck", "vortex", "lance")]
     done = programs.run(PLAIN, turns, *paths, timeout_s=170)
     assert done.stdout == "equal\n" * len(paths), done.stderr
@@ -140,7 +140,7 @@ print("done", __name__)
 
 
 def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(numbered, tmp_path):
-    """A notebook's cell is compiled in a main module that has no file, as here at the end."""
+    """A notebook's cell is compiled in a main module without a file, as in the last line here."""
     script = tmp_path / "unguarded.py"
     script.write_text(f'{UNGUARDED}\ndel __file__\nexec(compile({UNGUARDED!r}, "<cell>", "exec"))')
     assert run(script, numbered("parquet")) == "done __main__\n" * 2
@@ -170,7 +170,7 @@ def test_an_error_says_where_it_was_raised(stored, kind, workers):
     with pytest.raises(ValueError, match="is odd") as raised:
         next(batches)
     if context:
-        batches._shutdown_workers()  # as garbage, torch's own iterator waits 5 s for its worker
+        batches._shutdown_workers()  # Without this, torch's iterator waits 5 s for its worker.
     text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert f"creating sample 3 of {path} (format vortex)" in text
 
@@ -227,7 +227,7 @@ def shared_files():
 
 
 def of(program):
-    """Return the semaphores of a program, which have names where there is no fork."""
+    """Return the named semaphores of a program; they have no names under fork."""
     return [name for name in shared_files() if name.startswith(f"sem.endless{program.pid}-")]
 
 
@@ -241,12 +241,12 @@ def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
     everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
     assert len(workers) == 2
     assert of(program)
-    # a terminal tells all that are in the foreground
+    # A terminal signals the whole foreground process group.
     (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
     assert program.wait().returncode != 0
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    deadline = time.monotonic() + 30  # after a kill the semaphores are for the tracker of multiprocessing to remove
+    deadline = time.monotonic() + 30  # After a kill, the resource tracker of multiprocessing removes the semaphores.
     while of(program) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not of(program)
@@ -306,7 +306,7 @@ def test_the_users_start_method_is_used_and_the_global_one_left(numbered):
 
 
 def rendered(image):
-    """Draw from all three of the generators that transforms use."""
+    """Add numbers from all three generators that transforms use to an image."""
     import random
 
     return image * 0 + torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])[:, None, None]
@@ -333,7 +333,7 @@ def test_augmentations_are_the_seeds(numbered, workers):
 
 @pytest.mark.parametrize(("generator", "persistent"), [(False, False), (True, True)])
 def test_the_order_is_the_seeds_alone(numbered, generator, persistent):
-    """Whatever draws in workers or here meanwhile; and its first epoch is torch's own order."""
+    """Draws in workers and in the program do not change the order; the first epoch has torch's own order."""
     path = numbered("arrow", count=12, shape=(1, 3, 1, 2, 2), columns={"number": [*range(12)]})
     dataset = OMEArrowDataset(path, transform=rendered, target="number")
 
@@ -357,7 +357,7 @@ def test_numpy_datasets_arrive_as_tensors(numbered):
 
 
 class Unpickled:
-    """What calls a function when it is unpickled."""
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, call):
         self.call = call
@@ -375,7 +375,7 @@ def file_that_is_missing():
 
 
 def test_a_worker_whose_program_has_ended_meanwhile_says_nothing():
-    """Its traceback came after 'stopped' where Ctrl-C ended a program while its workers started."""
+    """Regression: a traceback followed 'stopped' if Ctrl-C ended a program during the start of its workers."""
     with pytest.raises(SystemExit):
         _arrive(pickle.dumps(Unpickled(semaphore_that_is_gone)))
     with pytest.raises(FileNotFoundError, match="/no/such/file"):

@@ -1,4 +1,4 @@
-"""Azurite, which speaks the language of Azure's blob storage: collections are written there, read, and refused."""
+"""Collections in Azurite, an emulator of Azure Blob Storage: written, read and rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.errors import raises
 from tests.support.sources import check
 
 PROGRAM = shutil.which("azurite-blob", path=f"{sys.prefix}/node_modules/.bin") or shutil.which("azurite-blob")
-ACCOUNT = "devstoreaccount1"  # of all Azurites, as is the key
+ACCOUNT = "devstoreaccount1"  # Every Azurite has this account and key.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 CONTAINER = "plates"
 PLENTY = 2**24
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Azurite is not installe
 
 @pytest.fixture(scope="module")
 def azurite(tmp_path_factory):
-    """Give the URL of a server that runs."""
+    """Yield the URL of a running server."""
     folder = tmp_path_factory.mktemp("azurite")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -57,7 +57,7 @@ def azurite(tmp_path_factory):
 
 
 def wait_for_container(server, url):
-    """Make the container, as soon as the server answers."""
+    """Create the container as soon as the server answers."""
     for _ in range(300):
         date, version = formatdate(usegmt=True), "2021-12-02"
         headers = f"x-ms-date:{date}\nx-ms-version:{version}\n"
@@ -100,12 +100,12 @@ def images():
 
 @pytest.fixture
 def url(request):
-    """Give a URL that nothing is at."""
+    """Return an unused URL."""
     return f"az://{CONTAINER}/{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
 
 
 def put(url, path):
-    """Put a file or a folder's files below a URL, by obstore alone; return where it is."""
+    """Upload a file or a folder below a URL with obstore, and return its URL."""
     import obstore
 
     store = obstore.store.from_url(url, client_options={"allow_http": True})
@@ -118,7 +118,7 @@ def test_parts_are_written_read_and_not_written_over(url, images, tmp_path):
     write_images(images, tmp_path / "a.arrow")
     target, given = f"{url}.parts", {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
     convert(tmp_path / "a.arrow", target, "parquet", part_bytes=4 * 480)
-    with open_images(target) as source:  # by ranges
+    with open_images(target) as source:  # By range requests.
         check(source, images, [16, 3, 3, -12, 5, 0])
     with open_images(target, **given) as source:
         check(source, images, [16, 3, 3, -12, 5, 0])

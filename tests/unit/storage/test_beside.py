@@ -1,4 +1,4 @@
-"""Tables beside the images, joined by key; the oracle is pandas."""
+"""Tables joined to images by key; the oracle is pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums: a flipped pixel bit is an error where pixels are preloaded, and with `verify=True` on each way to them."""
+"""Checksums: a flipped bit is an error when preloading, and on every access with `verify=True`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, ENCODED_OR_LONG, NAMES, RAGGED, SUFFIX, images_of
 
-checksum_of = Hasher().checksum  # for all tests: what is kept of one image must not touch another
+checksum_of = Hasher().checksum  # Shared by all tests: state of one image must not affect the next.
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
 COLUMNS = {"well": ["A", "B", "C", "D", "E"]}
 encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
@@ -43,7 +43,7 @@ formats = pytest.mark.parametrize("name", NAMES)
 
 
 class Flipped(_base.Over):
-    """A source of which one bit of one image is another than was stored, wherever the pixels are asked for."""
+    """A source with one flipped bit in one image, for every way to read pixels."""
 
     def __init__(self, source, damaged):
         super().__init__(source)
@@ -77,7 +77,7 @@ class Flipped(_base.Over):
 
 @pytest.fixture
 def flipped(monkeypatch):
-    """Have the images of number 3 come with another bit, from sources that are opened from now on."""
+    """Flip a bit in image 3 of sources that are opened from now on."""
     from omearrow_ds.storage import source
 
     get_format = source.get_format
@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
             lambda: OMEArrowDataset(path, name),
             lambda: OMEArrowDatasetNumpy(path, name, preload="auto"),
             lambda: OMEArrowDataset(path, name, cache_dir=tmp_path / "cache"),
-            lambda: preloaded(OMEArrowDataset(path, name, preload=False)),  # as where another's pixels are gone
+            lambda: preloaded(OMEArrowDataset(path, name, preload=False)),  # As if another's pixels were gone.
             lambda: OMEArrowDataset(path, name, verify=True),
             lambda: OMEArrowDataset(path, name, verify=True, preload=False)[3],
             lambda: OMEArrowDatasetNumpy(path, name, verify=True, preload=False).__getitems__([2, 3]),
@@ -160,7 +160,7 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
         assert source.stacked() is None
         assert np.array_equal(source.read(2), images_of(SMALL)[2])
     assert len(OMEArrowDataset(path, name, verify=False)) == 5
-    assert OMEArrowDataset(path, name, preload=False)[3].shape == (2, 12, 10)  # on demand it is a choice
+    assert OMEArrowDataset(path, name, preload=False)[3].shape == (2, 12, 10)  # On demand, verification is optional.
 
 
 _FLIPS = 10
@@ -168,7 +168,7 @@ _FLIPS = 10
 
 @formats
 def test_bits_flipped_in_the_files_never_change_a_plain_dataset(stored, name):
-    """Of pixels that no codec can make smaller, so that a bit anywhere is most likely one of theirs."""
+    """Incompressible pixels make it likely that a flipped bit of the file is a pixel's."""
     images = [np.random.default_rng(index).integers(0, 2**16, (1, 2, 1, 40, 50), np.uint16) for index in range(4)]
     path = stored(name, images)
     random, seen, unseen = np.random.default_rng(5), 0, 0
@@ -200,13 +200,13 @@ def same_pixels(dataset, images):
 
 @pytest.mark.parametrize("name", ["arrow", "parquet", "lance", "vortex", "tiff"])
 def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
-    """What lies in a mapped file may change after it was read once."""
+    """Memory-mapped bytes may change after they were read once."""
     images = images_of(SMALL)
     path = stored(name, images, **({"encoding": "list"} if name == "vortex" else {}))
     dataset = OMEArrowDatasetNumpy(path, name, preload=False, verify=True, normalize=False, axes="TCZYX")
     assert np.array_equal(dataset[3], images[3])
     needle = images[3].tobytes()
-    needle = needle if name in ("arrow", "tiff") else needle[:240]  # of others, each chunk stands by itself
+    needle = needle if name in ("arrow", "tiff") else needle[:240]  # Other formats store chunks separately.
     for file in (path, *path.rglob("*")) if path.is_dir() else (path,):
         place = file.read_bytes().find(needle) if file.is_file() else -1
         if place >= 0:
@@ -291,7 +291,7 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
             with raises(FormatError, path=changed, mentions=facts):
                 OMEArrowDataset(changed)
             continue
-        assert len(OMEArrowDataset(changed)) == 5  # rows that another program appended have none
+        assert len(OMEArrowDataset(changed)) == 5  # Rows that another program appended have no checksum.
         with pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False)._collection.verified_source)) as source:
             assert np.array_equal(source.read(3), images_of(SMALL)[3])
         convert(changed, copy)
@@ -303,7 +303,7 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
 
 @pytest.mark.parametrize("side", [20, 200])
 def test_large_images_are_checked_beside_the_decoding(stored, tmp_path, monkeypatch, side):
-    monkeypatch.setattr(_base, "_PIECE_BYTES", 1)  # an image a piece
+    monkeypatch.setattr(_base, "_PIECE_BYTES", 1)  # One image per piece.
     check, checked, threads = VerifiedSource._check, [], threading.active_count()
 
     def noted(self, indices, *images):
@@ -369,7 +369,7 @@ def test_any_bit_shape_and_dtype_count(image, data):
 
 
 def test_all_single_bits_of_an_image(stored):
-    """Of all 19,200 bits of an image, no flip goes unseen."""
+    """All 19,200 bits of an image."""
     image = images_of(SMALL)[1]
     known, flat = checksum_of(image), image.reshape(-1).view(np.uint8)
     for bit in range(8 * image.nbytes):

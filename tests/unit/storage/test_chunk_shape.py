@@ -1,4 +1,4 @@
-"""``chunk_shape=``: what is cut into chunks or tiles is what it was, to us and to the libraries of the formats."""
+"""``chunk_shape=``: pixels in chunks or tiles are unchanged, also for the formats' libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNKED = {fmt.name: fmt for fmt in FORMATS if fmt.chunk_multiple is not None}
 
 
 def by_others(path, name, images):
-    """Return the images as the library of the format reads them."""
+    """Return the images, read by the format's library."""
     if name == "tiff":
         found = [
             tifffile.imread(file).reshape(image.shape)

@@ -1,4 +1,4 @@
-"""Columns of every Arrow type in every format: the same values in the same plain type, or an error before writing."""
+"""Columns of every Arrow type in every format: equal values in the same plain type, or an error before writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_INTERVAL = set(NAMES) - {"arrow"}
 
 
 class Case(NamedTuple):
-    """A column of three rows, its plain type and values (None: those that are given), and who refuses it."""
+    """A column of three rows, its plain type and values (None: unchanged), and the formats that reject it."""
 
     given: pa.Array
     kind: pa.DataType | None = None
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 class Stranger(pa.ExtensionType):
-    """A type that none but this test knows."""
+    """An extension type known only to this test."""
 
     def __init__(self):
         super().__init__(pa.int32(), "tests.stranger")
@@ -55,13 +55,13 @@ class Stranger(pa.ExtensionType):
 
 
 def numbers(kind, *values):
-    """Return an array of what stands in memory, which no Python object may be."""
+    """Return an array with these bits, for types whose values Python objects cannot hold."""
     width = pa.int32() if kind.bit_width == 32 else pa.int64()
     return pa.array(values, width).view(kind)
 
 
 def each_of_three(values, names=None):
-    """Return three lists of a value each, or with names three structs."""
+    """Return three lists of one value each, or three structs if names are given."""
     if names:
         return pa.StructArray.from_arrays([values] * len(names), names=names)
     return pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), values)
@@ -238,7 +238,7 @@ REFUSED = {
 
 
 def rotated(array):
-    """Return an array in two chunks, each of which begins or ends within its buffers."""
+    """Return an array of two chunks with offsets into their buffers."""
     return pa.chunked_array([array.slice(1), array.slice(0, 1)])
 
 
@@ -248,13 +248,13 @@ def given_to(name):
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory):
-    """Columns of all types that a format holds, as we read them and as its own library does."""
+    """Columns of all types that a format holds, read by this package and by the format's library."""
     folder = tmp_path_factory.mktemp("columns")
     found = {}
     for name in NAMES:
         needs(name)
         path = folder / f"x{SUFFIX[name]}"
-        # Lance takes no dots in names.
+        # Lance rejects dots in names.
         write_images(IMAGES, path, name, columns=pa.table(given_to(name)), checksum=False)
         with open_images(path) as source:
             own = raw_table(name, path) if name in TABLES else pq.read_table(path / "columns.parquet")
@@ -263,7 +263,7 @@ def columns(tmp_path_factory):
 
 
 def same(found, expected):
-    """Whether a column has exactly this type, down to the names of values in lists, and these values."""
+    """Whether a column has exactly this type, including value names of lists, and these values."""
     return found.type.equals(expected.type, check_metadata=True) and found.equals(expected)
 
 
@@ -302,7 +302,7 @@ def test_a_name_that_no_column_can_have_is_refused(tmp_path, name, column, fact)
 @pytest.mark.parametrize("name", TABLES)
 def test_nested_structs_of_many_groups_keep_their_values(stored, name):
     inner = each_of_three(pa.array([1, 2, 3]), ["a"])
-    given = pa.concat_arrays([each_of_three(inner, ["b"])] * 700)  # more rows than any format writes at once
+    given = pa.concat_arrays([each_of_three(inner, ["b"])] * 700)  # More rows than any format writes at once.
     source = open_images(stored(name, [IMAGES[0]] * len(given), columns=pa.table({"c": given}), checksum=False))
     assert source.columns["c"].combine_chunks().equals(given)
 
@@ -317,7 +317,7 @@ def test_columns_without_rows_keep_their_types(stored, name):
 
 
 def add_to_file(path, columns):
-    """Write an Arrow IPC file of images with further columns as its writer has them."""
+    """Add columns to an Arrow IPC file of images, without this package's writer."""
     write_images(IMAGES, path)
     with pa.ipc.open_file(path) as reader:
         table = reader.read_all()

@@ -1,4 +1,4 @@
-"""Files that a table lists for two channels or fields; the oracles are pandas for tables and tifffile for pixels."""
+"""Files that a table lists for two channels or fields; the oracles are pandas and tifffile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table(folder, columns, name="t.csv"):
 
 
 def check_files(source, rows):
-    """Compare fields with what tifffile reads of their files, one per channel."""
+    """Compare fields with tifffile's pixels of their files, one file per channel."""
     assert len(source) == len(rows)
     for index, files in enumerate(rows):
         np.testing.assert_array_equal(source.read(index)[0, :, 0], [tifffile.imread(file) for file in files])
@@ -189,7 +189,7 @@ def test_a_doubled_file_of_a_field_that_is_left_out_does_not_count(plate):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(*[st.tuples(st.sampled_from("ab"), st.integers(0, 2))] * 2), min_size=1, max_size=5))
 def test_a_table_opens_only_when_pandas_finds_no_page_twice(rows):
-    """The space is files x pages x channels x rows, equal rows included."""
+    """The space is files x pages x channels x rows, including equal rows."""
     frame = pd.DataFrame([(*dna, *er) for dna, er in rows], columns=["file_A", "page_A", "file_B", "page_B"])
     fields = frame.drop_duplicates()
     pages = pd.concat(

@@ -1,4 +1,4 @@
-"""Fields of several files each: by names and by tables that list them; the oracle is tifffile, file by file."""
+"""Fields of several files, by file name and by tables; the oracle is tifffile, file by file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_nf1 = pytest.mark.skipif(not NF1.is_dir(), reason=f"the NF1 fields are not
 
 
 def plane(name, shape=(6, 7), dtype=np.uint16):
-    """Pixels that tell where they stand, and in which file."""
+    """Return pixels that encode their position and file name."""
     number = sum(ord(letter) * (place + 1) for place, letter in enumerate(name)) % 251
     return (np.arange(np.prod(shape)).reshape(shape) + number * 7).astype(dtype)
 
@@ -61,7 +61,7 @@ PATTERN = "{well}_s{site}_{channel}.tif"
 
 
 def check(source, folder, files):
-    """Compare every way to read with what tifffile reads of ``files``: for each image a grid (T, C, Z) of names."""
+    """Compare every way to read with tifffile; ``files`` has a grid (T, C, Z) of names per image."""
     for index, grid in enumerate(files):
         wanted = np.stack([np.stack([np.stack([tifffile.imread(folder / z) for z in c]) for c in t]) for t in grid])
         assert same(source.read(index), wanted)
@@ -166,7 +166,7 @@ def test_a_plane_that_all_channels_lack_is_not_the_next_one(tmp_path):
     grids = [[[[f"{well}_z{z}_{c}.tif" for z in range(1, 1 + last)] for c in "ab"]] for well, last in wells]
     check(source, tmp_path, grids)
     write(tmp_path / "times", *(f"{well}_t{t}_{c}.tif" for (well, t), c in product([("A1", 5), ("A2", 6)], "ab")))
-    with open_images(tmp_path / "times", pattern="{well}_t{t}_{channel}.tif") as source:  # times of their own
+    with open_images(tmp_path / "times", pattern="{well}_t{t}_{channel}.tif") as source:  # Each well has its own times.
         check(source, tmp_path / "times", [[[[f"{w}_t{t}_{c}.tif"] for c in "ab"]] for w, t in (("A1", 5), ("A2", 6))])
 
 
@@ -190,7 +190,7 @@ def test_folders_take_part_where_the_pattern_has_them(tmp_path):
         "{plate}/images/" + PATTERN,
         r"(?P<plate>P\d)/images/(?P<well>..)_s(?P<site>\d)_(?P<channel>\w+)\.tif",
     ):
-        if "?P" in pattern:  # which tells no folders apart
+        if "?P" in pattern:  # It does not distinguish folders.
             with raises(FormatError, path=tmp_path, mentions="thumbs/A1_s1_DNA_thumb.tif"):
                 open_images(tmp_path, pattern=pattern)
             for name in ("P1", "P2"):
@@ -220,7 +220,7 @@ def test_a_plate_that_lacks_a_file_is_refused_or_its_field_left_out(tmp_path):
 
 def test_names_are_known_as_cellprofiler_has_them_and_slips_are_told(tmp_path):
     plate(tmp_path)
-    write(tmp_path, "._B2_s1_DNA.tif")  # macOS keeps such beside files
+    write(tmp_path, "._B2_s1_DNA.tif")  # macOS creates such files.
     regex = r"(?P<Well>[A-P]\d+)_s(?P<Site>\d)_(?P<Channel>.+)\.tif"
     with open_images(tmp_path, pattern=regex) as source, open_images(tmp_path, pattern=PATTERN) as plain:
         assert source.shapes.tolist() == plain.shapes.tolist()
@@ -422,7 +422,7 @@ def test_names_of_known_layouts(tmp_path, layout):
     assert f"looks like   4 fields x 2 channels in files of their own; add --pattern {layout}" in done.output
     told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--json"]).stdout)
     assert told["looks_like"] == {"pattern": layout, "fields": 4, "channels": 2}
-    assert told["images"] == len(names)  # never applied in silence
+    assert told["images"] == len(names)  # The layout is only suggested.
     told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--pattern", layout, "--json"]).stdout)
     assert (told["images"], told["channels"], told["looks_like"]) == (4, channels, None)
 
@@ -458,7 +458,7 @@ def test_harmonys_index_names_channels(tmp_path, name, index):
 def test_harmonys_index_that_says_little_or_is_damaged(tmp_path):
     write(tmp_path, *PHENIX)
     (tmp_path / "Index.idx.xml").write_text(INDEX.format(second="HOECHST 33342"))
-    with open_images(tmp_path, pattern="phenix") as source:  # two exposures of one dye
+    with open_images(tmp_path, pattern="phenix") as source:  # Two exposures of one dye.
         assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["HOECHST 33342 1", "HOECHST 33342 2"]
     (tmp_path / "Index.idx.xml").write_text("<Images></Images>")
     with open_images(tmp_path, pattern="phenix") as source:
@@ -550,7 +550,7 @@ def test_the_commands_take_patterns(tmp_path):
 
 
 def load_data(folder, path, **columns):
-    """A CellProfiler LoadData table of the plate in ``folder``, with what else real ones have."""
+    """Return a CellProfiler LoadData table of the plate in ``folder``, with the extra columns of real ones."""
     wells, sites = zip(*product(("B2", "B10"), (1, 2)), strict=True)
     table = {
         **{f"FileName_{c}": [f"{w}_s{s}_{c}.tif" for w, s in zip(wells, sites, strict=True)] for c in ("Mito", "DNA")},

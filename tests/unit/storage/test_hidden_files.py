@@ -1,4 +1,4 @@
-"""Names that begin with a dot, which searches for images and tables pass over; the oracles are tifffile and zarr."""
+"""Names that begin with a dot, which searches ignore; the oracles are tifffile and zarr."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_folder_and_globs_of_tables_have_only_visible_parts(tmp_path, name):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(["a", ".a", "_a", ".b", "b"]), min_size=1, max_size=3), st.data())
 def test_glob_has_hidden_names_only_when_a_step_begins_alike(names, data):
-    """A step that matches a name by its first character makes it visible; wildcards never do."""
+    """A step matches hidden names only if it starts with the same character; wildcards never do."""
     steps = [data.draw(st.sampled_from([name, f"{name[0]}*", "*", "?a"])) for name in names]
     shown = all(name[0] not in "._" or step[0] == name[0] for name, step in zip(names, steps, strict=True))
     if shown:
@@ -187,7 +187,7 @@ def test_ome_zarr_folder_and_plate_have_only_visible_images(tmp_path):
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_zarr_group_keeps_images_whose_names_begin_with_a_dot(tmp_path, version):
-    """The contents of a Zarr group are its own: `.zgroup`, `.zattrs` and any name of a node."""
+    """All contents of a Zarr group belong to it: `.zgroup`, `.zattrs` and nodes of any name."""
     zarr = pytest.importorskip("zarr")
     group = zarr.create_group(tmp_path / "g.zarr", zarr_format=version)
     for number, name in enumerate((".hidden", "shown")):
@@ -249,7 +249,7 @@ def test_urls_have_only_visible_images(tmp_path):
 
 
 def test_hashes_of_folders_include_hidden_files(tmp_path):
-    """Zarr keeps what describes an array in `.zarray`, so a fingerprint without it would miss a change."""
+    """Zarr describes arrays in `.zarray`, so a fingerprint without it would miss a change."""
     folder = tmp_path / "a"
     for name, text in ((".zarray", b"x"), ("0/.zattrs", b"yy"), ("0/0", b"zzz")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

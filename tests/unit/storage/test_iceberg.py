@@ -1,4 +1,4 @@
-"""Iceberg tables that pyiceberg wrote, read by the files of their newest snapshot."""
+"""Iceberg tables written by pyiceberg, read from the files of their newest snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image(number: int) -> np.ndarray:
 
 
 def wide(kind: pa.DataType) -> pa.DataType:
-    """Return a type that Iceberg holds: no nulls, no numbers of 8, 16 bits, or unsigned."""
+    """Return the type as Iceberg stores it: no null type, no 8-bit or 16-bit and no unsigned integers."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, wide(field.type)) for field in kind if not pa.types.is_null(field.type)])
     if pa.types.is_list(kind):
@@ -95,7 +95,7 @@ def test_files_of_old_snapshots_are_not_read(table: Any, tmp_path: Path) -> None
     table.overwrite(table_of(tmp_path, [7]))
     folder = folder_of(table)
     assert open_images(folder).columns["n"].to_pylist() == [7]
-    assert len(open_images(folder / "data")) == 4  # all that was ever written
+    assert len(open_images(folder / "data")) == 4  # All files that were ever written.
     table.delete()
     with raises(FormatError, path=newest_of(folder), mentions="snapshot", remedy=False):
         open_images(folder)
@@ -136,6 +136,6 @@ def test_deleted_rows_are_refused(table: Any, monkeypatch: pytest.MonkeyPatch) -
         tasks[0].delete_files.add(tasks[0].file)
         return tasks
 
-    monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # pyiceberg writes none itself
+    monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # pyiceberg itself writes no delete files.
     with raises(FormatError, path=newest_of(folder_of(table))):
         open_images(folder_of(table))

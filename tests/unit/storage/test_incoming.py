@@ -1,4 +1,4 @@
-"""What is handed in to be written stays what it was when it was handed in, or is refused."""
+"""Input of `write_images`: later changes by the caller have no effect, or the input is rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ formats = pytest.mark.parametrize("name", NAMES)
 
 
 def refilled(images):
-    """Yield the images, those of one shape and dtype in the same memory; each is wiped when the next is asked for."""
+    """Yield images from one buffer per shape and dtype; each is wiped when the next is requested."""
     memory = {}
     for image in images:
         buffer = memory.setdefault((image.shape, image.dtype), np.empty_like(image))
@@ -32,7 +32,7 @@ def refilled(images):
 
 @pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encoding):
-    """Beside the pixels: metadata in one dict that is changed, and a column that is filled in as images are made."""
+    """The generator also reuses a metadata dict and fills a column while it runs."""
     needs(name)
     images = [image_of((1, 2, 1, 5, 4 + number // 8), "uint16", number) for number in range(12)]
     record, wells = {}, np.arange(12)
@@ -57,7 +57,7 @@ def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encodin
 
 @pytest.mark.parametrize("name", ["parquet", "arrow"])
 def test_a_buffer_may_be_filled_again_where_each_image_is_a_group(tmp_path, name):
-    """These two have written a table when they ask for the next, and take the image from where it lies."""
+    """Both formats write the table before the next request, and use the image without a copy."""
     images = [image_of((1, 2, 1, 40, 50), "uint16", number) for number in range(4)]
     path = tmp_path / f"images{SUFFIX[name]}"
     write_images(refilled(images), path, rows_per_group=1)
@@ -67,7 +67,7 @@ def test_a_buffer_may_be_filled_again_where_each_image_is_a_group(tmp_path, name
 @settings(max_examples=40, deadline=None)
 @given(images=collections(6), rows=st.integers(1, 4), fleeting=st.booleans(), strided=st.booleans())
 def test_groups_of_any_size_hold_the_images_as_they_came(images, rows, fleeting, strided):
-    """Where groups end by rows or by bytes, of images that take turns in memory or stay, contiguous or not."""
+    """Row groups limited by rows or by bytes; images in reused or separate buffers, contiguous or not."""
     handed = [np.asfortranarray(image) if strided else image for image in images]
     stream = refilled(handed) if fleeting else iter(handed)
     described = (Image(image, f"{number}", NO_METADATA, fleeting=fleeting) for number, image in enumerate(stream))
@@ -124,7 +124,7 @@ def test_a_mapped_file_is_an_array_like_any_other(tmp_path):
 
 @pytest.mark.parametrize("column", [[MASKED[0], MASKED[1]], np.array([MASKED[0], None], object)], ids=["list", "array"])
 def test_masked_arrays_within_a_column_are_refused(tmp_path, column):
-    """Of a column that is a masked array itself, what is masked is null; of arrays in a list pyarrow drops the mask."""
+    """Masked values of a masked column become nulls; of masked arrays in a list, pyarrow drops the mask."""
     with raises(MetadataError, path=tmp_path / "a.arrow", mentions=("'box'", "row 0", ".tolist()")):
         write_images([image_of((8, 8))] * 2, tmp_path / "a.arrow", columns={"box": column})
     write_images([image_of((8, 8))] * 8, tmp_path / "b.arrow", columns={"box": MASKED[0]})

@@ -1,4 +1,4 @@
-"""Collections in parts as `convert` makes them: what is planned, made, gone on with, refused and published."""
+"""Collections in parts by `convert`: planned, made, resumed, rejected and published."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PLATES = ["p1"] * 9 + ["p2"] * 14
 
 @pytest.fixture
 def plate(tmp_path: Path) -> Path:
-    """Images of two plates, whose ids and columns tell their numbers."""
+    """Images of two plates whose ids and columns encode the image number."""
     path = tmp_path / "plate.parquet"
     columns = {"Metadata_Plate": PLATES, "number": list(range(COUNT)), "well": [f"A{i // 4}" for i in range(COUNT)]}
     write_images(IMAGES, path, image_ids=[f"id-{i}" for i in range(COUNT)], columns=columns)
@@ -63,7 +63,7 @@ def plate(tmp_path: Path) -> Path:
 
 
 def found(path: Path) -> list[int]:
-    """Return the numbers of the images of a collection, in its order, having compared all of it."""
+    """Return the image numbers of a collection in order, after comparing all contents."""
     with open_images(path, verify=True) as source:
         numbers = source.columns["number"].to_pylist()
         assert list(source.image_ids) == [f"id-{i}" for i in numbers]
@@ -134,7 +134,7 @@ def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_p
 @pytest.mark.parametrize("format_name", ["arrow", "lance", "vortex", "duckdb"])
 def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
     part_bytes = get_format(format_name).part_bytes
-    with tempfile.TemporaryDirectory() as folder:  # on the disk: what is mapped of a file in memory counts as memory
+    with tempfile.TemporaryDirectory() as folder:  # On disk, as mapped files in a RAM disk count as memory.
         source = Path(folder, "fields.arrow")
         write_images(noisy_fields(3 * part_bytes), source)
         before, most = worker_bytes(source, Path(folder, "x.parts"), format_name, part_bytes)
@@ -193,7 +193,7 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
 
     def share(number):
         begin.wait(20)
-        convert(plate, dst, part_bytes=2 * SIZE, task=(number // 2 + 1, 3))  # each share twice
+        convert(plate, dst, part_bytes=2 * SIZE, task=(number // 2 + 1, 3))  # Each share twice.
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(share, range(6)))
@@ -253,7 +253,7 @@ def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp
 
 @pytest.mark.parametrize("format_name", ["arrow", "ome_zarr"])
 def test_of_two_that_convert_to_one_target_at_once_the_later_one_is_told(tmp_path, plate, monkeypatch, format_name):
-    """The other one ends while this one makes its third part, which has no place any more."""
+    """The other conversion ends while this one makes its third part."""
     dst, real, calls = tmp_path / "x.parts", Unfinished.add, []
 
     def other_ends(unfinished, number, made, record):
@@ -356,7 +356,7 @@ def test_a_collection_is_there_until_the_one_that_replaces_it_is_whole(tmp_path,
 
 
 def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, monkeypatch):
-    """As of a task that an engine took for lost: Lance names its files at random, so the two differ."""
+    """An engine may run a task twice. Lance names files at random, so the two results differ."""
     dst = tmp_path / "x.parts"
     records = []
     real = Unfinished.add
@@ -364,7 +364,7 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, mo
     def twice(unfinished, number, made, record):
         records.append(real(unfinished, number, made, record))
         if len(records) == 1:
-            convert(plate, dst, "lance", part_bytes=5 * SIZE, task=(2, 3))  # parts 1 and 2, which come again below
+            convert(plate, dst, "lance", part_bytes=5 * SIZE, task=(2, 3))  # Parts 1 and 2, which are made again below.
         assert len(list((dst / "parts").glob(f"{number:05d}-*"))) == 1
         return records[-1]
 
@@ -414,7 +414,7 @@ def test_what_made_it_is_in_the_manifest_without_paths(tmp_path, plate):
 
 
 def broken(folder: Path) -> Path:
-    """Return a folder of TIFFs of which the fifth and the last cannot be read."""
+    """Return a folder of TIFFs whose fifth and last are damaged."""
     for i, image in enumerate(IMAGES):
         tifffile.imwrite(folder / f"{PLATES[i]}_{i:02d}_1.tif", image[0, 0, 0])
         tifffile.imwrite(folder / f"{PLATES[i]}_{i:02d}_2.tif", image[0, 1, 0])
@@ -479,7 +479,7 @@ def test_an_executor_that_fails_is_told_of_and_what_is_made_stays(tmp_path, plat
 
 
 def test_an_executor_whose_futures_cannot_be_cancelled_serves_too(tmp_path, plate):
-    """As Parsl's."""
+    """Parsl has such futures."""
 
     class Kept(ThreadPoolExecutor):
         def submit(self, function, /, *words):
@@ -541,7 +541,7 @@ def test_on_the_command_line(tmp_path, plate):
 
 @pytest.fixture
 def same_environment():
-    """Give the environment back: a cluster sets memory and threads in it, for all that starts later."""
+    """Restore the environment: a cluster sets limits of memory and threads in it."""
     before = dict(os.environ)
     yield
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Files that others wrote, opened as one: a folder, a glob, a list."""
+"""Files of other writers opened as one: a folder, a glob pattern, a list."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_columns_are_joined_by_name_and_no_value_changes(tmp_path: Path) -> None
     assert [each is None for each in source.checksums.to_pylist()] == [False, True, False]
     put(tmp_path / "4.parquet", [3], columns={"a": [0.25]})
     assert values(tmp_path, "a") == [1.0, 2.0**40, None, 0.25]
-    put(tmp_path / "5.parquet", [4], columns={"a": [2**53 + 1]})  # no float is this
+    put(tmp_path / "5.parquet", [4], columns={"a": [2**53 + 1]})  # No float64 equals this number.
     with raises(ColumnError, mentions=("'a'", "double", tmp_path / "4.parquet", "int64", tmp_path / "5.parquet")):
         open_images(tmp_path)
     for name, first, second in (("t", ["x"], [b"x"]), ("n", ["1"], [1])):
@@ -192,7 +192,7 @@ def test_what_is_beside_the_parts(tmp_path: Path) -> None:
 
 
 def feathers(folder: Path, compression: str) -> list[Path]:
-    """Write files of two images each, as pyarrow writes Feather, and polars names it."""
+    """Write files of two images each, as pyarrow writes Feather, with polars' names."""
     paths = [folder / "b.feather", folder / "c.FEATHER", folder / "a.ipc"]
     for first, path in zip((2, 4, 0), paths, strict=True):
         with pa.ipc.open_file(put(folder.parent / f"{first}.arrow", [first, first + 1], [f"i{first}", "j"])) as file:
@@ -244,7 +244,7 @@ def test_folders_that_are_no_parts(tmp_path: Path) -> None:
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     file = put(tmp_path / "[1].parquet", [0])
-    assert len(open_images(file)) == 1  # a path that is there is no glob
+    assert len(open_images(file)) == 1  # An existing path is not a glob pattern.
     with raises(MissingPathError, path=tmp_path / "*.arrow", remedy=False):
         open_images(tmp_path / "*.arrow")
     with raises(MissingPathError, path=tmp_path / "gone.parquet", remedy=False):
@@ -357,7 +357,7 @@ def test_pixels_of_a_part_are_told_when_it_is_read(tmp_path: Path) -> None:
         source.read(15)
     with raises(DecodeError, path=tmp_path / "9.parquet", mentions=("image 1", "chunk_order"), remedy=False):
         source.read(19)
-    for number in (30, 20):  # the first of them is told, whichever is met first
+    for number in (30, 20):  # The error names the first damaged file in order.
         (tmp_path / f"{number}.parquet").write_bytes(b"PAR1")
     with raises(FormatError, path=tmp_path / "20.parquet", remedy=False):
         open_images(tmp_path)
@@ -440,7 +440,7 @@ def write_others(path: Path, table: pa.Table) -> None:
 def test_too_many_open_files_are_no_damage(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip({"vortex": "vortex"}.get(suffix, "pyarrow"))
     path, (soft, hard) = put(tmp_path / f"a.{suffix}", [1]), resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open_images(path) as source:  # what is imported where a file is opened is imported by now
+    with open_images(path) as source:  # Import lazily loaded modules before the limit.
         assert source.read(0).tolist() == image(1).tolist()
     spare = os.open("/", os.O_RDONLY)
     os.close(spare)

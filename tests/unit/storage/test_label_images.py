@@ -1,4 +1,4 @@
-"""Label images of bool, int64 and uint64 as masks, in files that tifffile, zarr and ome-arrow's types made."""
+"""Label images of bool, int64 and uint64 as masks, from tifffile, zarr and ome-arrow's types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ preloads = pytest.mark.parametrize("preload", [True, False], ids=["preloaded", "
 
 
 def labels_of(number, dtype="int64"):
-    """Return a label image whose values encode the place of each pixel."""
+    """Return a label image whose values encode the pixel position."""
     y, x = np.mgrid[:20, :24]
     labels = np.where((y + x + number) % 3 == 0, 0, 1 + number + 100 * y + x)
     return (labels + 10**9 * (labels > 0)).astype(dtype)

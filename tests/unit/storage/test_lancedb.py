@@ -1,4 +1,4 @@
-"""Tables that LanceDB writes, compared with the rows and pixels that LanceDB itself returns."""
+"""Tables written by LanceDB; the oracle is LanceDB."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import image_of, same
 
-SHAPE = (1, 2, 1, 48, 64)  # A channel is large enough that LanceDB does not pack it with others.
+SHAPE = (1, 2, 1, 48, 64)  # Each channel is too large for LanceDB to pack with others.
 ENCODINGS = ["list", "bytes"]
 NUM_IMAGES = 6
 pytestmark = pytest.mark.filterwarnings("ignore:optimize.cleanup_older_than=0. removes:UserWarning")
@@ -40,7 +40,7 @@ def lancedb():
 
 @cache
 def records(encoding, first):
-    """Return the type and the records of images whose pixels encode their coordinates and number."""
+    """Return the type and the records of images whose pixels encode image number and position."""
     build = {"clamp_to_uint16": False, "chunk_encoding": encoding, "chunk_shape": (1, *SHAPE[3:])}
     scalars = [
         from_numpy(image_of(SHAPE, "uint16", number), image_id=f"image-{number}", **build)
@@ -50,7 +50,7 @@ def records(encoding, first):
 
 
 def arrow_table(encoding, first=0, number=None):
-    """Return a table of images, numbered from ``first`` or as ``number`` says."""
+    """Return a table of images with numbers from ``first`` or from ``number``."""
     kind, images = records(encoding, first)
     numbers = range(first, first + NUM_IMAGES) if number is None else number
     return pa.table({"number": pa.array(numbers, pa.int64()), "ome_image": pa.array(images, kind)})
@@ -61,7 +61,7 @@ def image_from(scalar):
 
 
 def check(source, expected):
-    """Compare a source with a table of LanceDB's: numbers, ids, single images and regions."""
+    """Compare a source with a LanceDB table: numbers, ids, single images and regions."""
     images = list(map(image_from, expected["ome_image"]))
     assert len(source) == len(images)
     for name in set(expected.column_names) - {"ome_image"}:
@@ -78,7 +78,7 @@ def added(table, encoding):
 
 
 def replaced(table, encoding):
-    """Replace the images of three rows and insert three."""
+    """Replace the images of three rows, and insert three rows."""
     rows = arrow_table(encoding, first=20, number=[1, 3, 5, 30, 31, 32])
     table.merge_insert("number").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
@@ -190,7 +190,7 @@ class TestVersions:
 class TestDatasets:
     @pytest.fixture(params=ENCODINGS)
     def stored(self, request, tmp_path, lancedb):
-        """Return the folder of a changed table and its images as LanceDB returns them."""
+        """Return the folder of a changed table, and its images as LanceDB returns them."""
         table = lancedb.connect(tmp_path).create_table("plate", arrow_table(request.param))
         for change in ("add", "update", "delete", "merge_insert"):
             CHANGES[change](table, request.param)

@@ -1,4 +1,4 @@
-"""`compression=` and `rows_per_group=`: foreign readers find the chosen layout, and pixels stay the same."""
+"""`compression=` and `rows_per_group=`: other readers find the chosen layout; pixels are unchanged."""
 
 from __future__ import annotations
 

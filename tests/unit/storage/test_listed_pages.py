@@ -1,4 +1,4 @@
-"""Pages and series of files that a table lists by Frame_ and Series_ columns; the oracle is tifffile."""
+"""Pages and series of files listed in Frame_ and Series_ columns; the oracle is tifffile."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_page_of_samples_has_them_as_channels(tmp_path, planar):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_pages_of_any_series_are_those_of_tifffile(data):
-    """The space is series x pages x channels x kind of the column x kind of the file."""
+    """The space is series x pages x channels x type of the column x type of the file."""
     lengths = data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=3), label="pages of each series")
     ome, compressed = data.draw(st.booleans(), label="OME"), data.draw(st.booleans(), label="compressed")
     places = [(series, page) for series, length in enumerate(lengths) for page in range(length)]
@@ -151,7 +151,7 @@ def test_metadata_is_of_the_series(tmp_path):
 
 
 def movies(folder, lengths=(4, 6)):
-    """Write movies of different lengths, and return a table with a row per frame and what each row shows."""
+    """Write movies of different lengths; return a table with a row per frame, and the expected pixels per row."""
     files, frames = [], []
     for number, length in enumerate(lengths):
         tifffile.imwrite(folder / f"m{number}.tif", PAGES[:length] + 1000 * number, photometric="minisblack")
@@ -238,7 +238,7 @@ def test_empty_columns_of_pages_are_as_none(tmp_path, empty):
 
 
 def test_page_0_of_ordinary_files_is_the_file(tmp_path):
-    """CellProfiler's own Image tables have Frame and Series 0 for files of one page."""
+    """CellProfiler's Image tables have Frame and Series 0 for files of one page."""
     for name in ("a", "b"):
         tifffile.imwrite(tmp_path / f"{name}.tif", PAGES[0] + ord(name), photometric="minisblack")
     names = {"Image_FileName_DNA": ["a.tif", "b.tif"]}

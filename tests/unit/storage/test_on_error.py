@@ -1,4 +1,4 @@
-"""Images that cannot be read or differ from most, left out and listed by ``on_error="skip"``, next to tifffile."""
+"""Unreadable or deviating images, skipped and listed by ``on_error="skip"``; the oracle is tifffile."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def listing(folder):
 
 
 def left_out(path, target, **options):
-    """Convert, and return the ids of what is listed with what is said of them; all else is as tifffile reads it."""
+    """Convert, and return ids and reasons of skipped images; all others equal tifffile's."""
     with warns(UserWarning, path=target, mentions=target / "failed.csv"):
         convert(path, target, on_error="skip", **options)
     listed = pa.csv.read_csv(target / "failed.csv").to_pylist()

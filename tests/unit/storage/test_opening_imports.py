@@ -1,4 +1,4 @@
-"""Modules that opening collections and reading a batch import in a fresh process."""
+"""Modules imported in a fresh process by opening a collection and reading a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collections in parts: read as one, by what two files say of them."""
+"""Collections in parts, read as one by their manifest and index."""
 
 from __future__ import annotations
 
@@ -146,4 +146,4 @@ def test_parts_that_were_exchanged_are_refused_though_their_images_are_alike(tmp
 
 
 def test_names_in_the_index_are_ours() -> None:
-    assert schema.SIDECAR_COLUMN == "omearrow_ds"  # it is in files
+    assert schema.SIDECAR_COLUMN == "omearrow_ds"  # The name is stored in files.

@@ -1,4 +1,4 @@
-"""Names of channels from the index that Harmony writes next to its images or above their folder."""
+"""Channel names from the index that Harmony writes next to its images or above their folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = {(f, c): f"r01c01f{f:02d}p01-ch{c}sk1fk1fl1.tiff" for f, c in product((1
 
 
 def index_of(*channels):
-    """Return an index in the words of Harmony 5."""
+    """Return an index as Harmony 5 writes it."""
     images = "".join(
         f"<Image><ChannelID>{number}</ChannelID><ChannelName>{name}</ChannelName>"
         f'<ImageResolutionX Unit="m">3e-07</ImageResolutionX></Image>'
@@ -30,7 +30,7 @@ def index_of(*channels):
 
 @pytest.fixture
 def images(tmp_path):
-    """Return the folder ``Images`` of a measurement with two fields and two channels, without an index."""
+    """Return the folder ``Images`` of a measurement with two fields, two channels and no index."""
     folder = tmp_path / "measurement" / "Images"
     folder.mkdir(parents=True)
     for (field, channel), name in FILES.items():
@@ -65,7 +65,7 @@ def test_channels_have_the_names_of_the_index_above_after_a_conversion(images, t
 @pytest.mark.parametrize("path", [".", "../Images", "../images"])
 def test_an_index_is_found_above_a_relative_folder(images, monkeypatch, path):
     (images.parent / "Index.idx.xml").write_text(index_of("HOECHST", "A488"))
-    if path == "../images":  # As on a disk without capitals.
+    if path == "../images":  # As on a case-insensitive file system.
         images = images.rename(images.with_name("images"))
     monkeypatch.chdir(images)
     dataset = OMEArrowDataset(path, pattern="phenix", normalize=False)

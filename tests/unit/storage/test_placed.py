@@ -1,4 +1,4 @@
-"""Parts on a server whose manifest says where images stand: each image is one request, and is compared."""
+"""Remote parts whose manifest has byte ranges of images: one verified request per image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def made(server, images, tmp_path):
-    """Make a collection of 4 parts, of several row groups or record batches each."""
+    """Return a function that makes a collection of 4 parts with several row groups or record batches each."""
 
     def make(fmt, **how):
         write_images(images, tmp_path / "a.arrow", axes="TCZYX", columns={"label": list(range(60))}, overwrite=True)
@@ -175,4 +175,4 @@ def test_images_of_many_sizes_and_odd_pieces_have_no_place(tmp_path):
     assert runs_of(open_source(tmp_path / "none.arrow")) == []
     many = [np.full((8, 8), number, np.uint8) for number in range(200)]
     write_images(many, tmp_path / "b.parquet", rows_per_group=1, columns={"text": ["x" * n for n in range(200)]})
-    assert runs_of(open_source(tmp_path / "b.parquet")) == []  # a run for each: more than the manifest is to hold
+    assert runs_of(open_source(tmp_path / "b.parquet")) == []  # One run per image is more than the manifest may hold.

@@ -1,4 +1,4 @@
-"""Sites of OME-Zarr plates and tables joined by them; the oracle is zarr, which reads each field by its path."""
+"""Sites of OME-Zarr plates and tables joined by them; the oracle is zarr, field by field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ON_PATHS = {"Metadata_Plate": "Metadata_Plate", "Metadata_Well": "Metadata_Well"
 
 
 def write_plate(path, paths, name="P1", **options):
-    """Write a plate whose pixels encode plate, well and position of the field in its well."""
+    """Write a plate whose pixels encode plate, well and field index."""
     wells = {}
     for row, (well, fields) in enumerate(paths.items()):
         values = [100 * row + 10 * (number + 1) + len(name) for number in range(len(fields))]
@@ -116,7 +116,7 @@ def test_plate_sites_depend_on_all_wells_when_one_well_lacks_path_0(tmp_path):
     st.integers(0, 2),
 )
 def test_crops_are_of_the_field_that_the_site_counts(wells, shift):
-    """The n-th path, counted from the smallest of the plate or from 1, is site n."""
+    """Site n is path n, or path n - 1 if the smallest path of the plate is 0."""
     paths = {well: [str(number + shift) for number in sorted(numbers)] for well, numbers in wells.items()}
     smallest = min(int(path) for fields in paths.values() for path in fields)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Parts of images: what is asked for, and that stores which read no more than they must give what a slice would."""
+"""Regions of images, with and without a format's support; the oracle is a slice."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
     (laid_out,) = source.views([0])
     wanted = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
     oracle = tifffile.imread(file).astype(dtype, copy=False).reshape(laid_out.shape)
-    for _ in range(2):  # as found, and as remembered
+    for _ in range(2):  # Without and with cached positions.
         assert all(same(found, oracle[box]) for found, (_, box) in zip(read_boxes(source, wanted), wanted, strict=True))
     shutil.rmtree(folder)
 
@@ -215,7 +215,7 @@ def test_a_tiff_that_is_cut_short_or_written_anew(tmp_path, options):
     assert same(source.read(0, asked)[0, 0, 0], image[30:40, 3:40].copy())
     tifffile.imwrite(file, image + 1, **options)
     os.utime(file, ns=(1, 1))
-    if options:  # what is plain was placed when it was opened: it is left to tifffile
+    if options:  # Uncompressed files were located when they were opened; tifffile reads the others.
         assert same(source.read(0, asked)[0, 0, 0], image[30:40, 3:40] + 1)
     data = file.read_bytes()
     for length in (0, 9, len(data) // 2, len(data) - 1):

@@ -1,4 +1,4 @@
-"""Formats that other packages register: known wherever a format is, or left out with a word where they cannot be."""
+"""Formats registered by other packages: available everywhere, or skipped with a warning if they fail to load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_it_is_written_opened_converted_and_loaded(installed):
 
 
 def test_it_passes_the_suite_that_every_format_passes(installed, runs):
-    """As its own developer would: a test of one line, in a folder of its own."""
+    """As its developer would: one line of test code in a separate folder."""
     folder = installed()
     (folder / "test_papyrus.py").write_text(
         "from omearrow_ds.testing.conformance import FormatConformance\n"
@@ -74,7 +74,7 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
     done = runs.run("test_papyrus.py", path=folder / "site", root=folder)
     tests = [name for name in vars(FormatConformance) if name.startswith("test_")]
     assert done.returncode == 0, done.stdout
-    assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # one has two cases
+    assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # One test has two cases.
 
 
 def test_profile_tells_the_stages_that_it_names(installed):

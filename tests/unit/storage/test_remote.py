@@ -1,4 +1,4 @@
-"""Collections in parts on a server: the pixels of the local folder, each part fetched once, whatever goes wrong."""
+"""Remote collections in parts: the pixels of the local folder, and one fetch per part despite failures."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_images_are_those_of_the_local_folder(server, images, tmp_path, suffix):
     publish(server.folder / "plate.parts", images, [5, 1, 11], suffix)
     path = f"{server.url}/plate.parts"
     with open_images(path, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
-        assert sorted(server.requests.values()) == [1, 1]  # however many parts
+        assert sorted(server.requests.values()) == [1, 1]  # For any number of parts.
         assert str(source.path) == path
         check(source, images, [16, 3, 3, -12, 5, 0])
         assert source.metadata(7)["name"] == open_images(server.folder / "plate.parts").metadata(7)["name"]
@@ -109,7 +109,7 @@ def test_all_that_takes_a_path_takes_a_url(server, url, tmp_path, images):
     found = describe(url, **given)
     assert found.path == url
     assert found.disk_files == len(SIZES) + 2
-    assert server.requests.most_common(1)[0][0].endswith(MANIFEST)  # once for each that opens it
+    assert server.requests.most_common(1)[0][0].endswith(MANIFEST)  # Once per open.
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
 
@@ -123,7 +123,7 @@ def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
 
 
 class _Bar:
-    """A bar that only counts."""
+    """A progress bar that only counts."""
 
     def __init__(self, initial, **options):
         self.options, self.count, self.steps = options, initial, 1
@@ -148,7 +148,7 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     monkeypatch.setattr(preload, "_Bar", _Bar)
     monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
     shown.clear()
-    server.faults = 0.3  # what comes twice counts once
+    server.faults = 0.3  # Bytes that are fetched twice count once.
     dataset = OMEArrowDataset(url, progress=True, normalize=False, **given)
     np.testing.assert_array_equal(dataset[16].numpy()[:, None], images[16][0])
     (bar,) = shown
@@ -156,7 +156,7 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     assert (bar.count, bar.options["total"], bar.options["unit"], bar.closed) == (total, total, "B", True)
     assert bar.options["desc"] == "preloading a.parts"
     assert bar.steps > 2 * (len(SIZES) - there)
-    for quiet in ({"progress": False}, {}):  # nor where there is no terminal
+    for quiet in ({"progress": False}, {}):  # No bar without a terminal either.
         OMEArrowDataset(url, **quiet, **given)
     assert len(shown) == 1
 
@@ -178,7 +178,7 @@ def test_parts_are_fetched_ahead_in_the_order_of_the_loader(server, tmp_path):
     while len(found := [name for name in in_cache(tmp_path) if not name.startswith(".")]) < 6:
         assert time.monotonic() < until_s, found
     names = sorted(each.name for each in (server.folder / "a.parts" / PARTS).iterdir())
-    assert [name for name in found if name in names] == names[:5]  # the one that is read, and four
+    assert [name for name in found if name in names] == names[:5]  # The part being read, and four more.
     assert len(list(batches)) == 11
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
@@ -203,7 +203,7 @@ def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path,
     monkeypatch.setattr(server, "answering", lambda path: came(path) or (f"/{PARTS}/" in path and held.wait(30)))
     threading.Thread(target=lambda: time.sleep(0.5) or held.set()).start()
     batches = iter(loader)
-    assert sum(f"/{PARTS}/" in path for path in server.requests) <= 1  # it has the link to itself
+    assert sum(f"/{PARTS}/" in path for path in server.requests) <= 1  # The first part has the bandwidth to itself.
     seen = [next(batches)]
     held.set()
     seen += batches
@@ -244,7 +244,7 @@ def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server
     with opened() as source:
         whole = source.read(0), source.read(16)
     part, other = (tmp_path / "cache" / source.manifest.parts[number].name for number in (0, 4))
-    part.write_bytes(bytes(part.stat().st_size))  # as a file system may leave it
+    part.write_bytes(bytes(part.stat().st_size))  # A file system may leave zeros after a crash.
     os.utime(part, (0, part_cache._this_start_s()))
     monkeypatch.setattr(part_cache, "_this_start_s", lambda: 1234567890)
     asked = dict(server.requests)
@@ -257,7 +257,7 @@ def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server
     monkeypatch.setattr(part_cache, "part_hash", read.append)
     with opened() as source:
         source.read(0), source.read(16)
-    assert not read  # compared once
+    assert not read  # Parts are compared once.
 
 
 @pytest.mark.parametrize(("version", "digits"), [(1, 32), (2, 64)])
@@ -302,7 +302,7 @@ def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, mo
     server.latency_s = 1.0
     began_s = time.monotonic()
     np.testing.assert_array_equal(next(iter(loader)).numpy()[:, None, :, None], images)
-    assert time.monotonic() - began_s < 6  # 8 s at the least, by one thread beside the reader
+    assert time.monotonic() - began_s < 6  # At least 8 s with one prefetching thread.
 
 
 def test_requests_that_fail_ahead_are_told_where_the_part_is_read(server, url, tmp_path):
@@ -474,11 +474,11 @@ def test_a_silent_server_is_an_error(server, url, opened, monkeypatch):
 
 def test_a_dead_server_is_an_error(server, url, opened, monkeypatch, tmp_path):
     monkeypatch.setattr(remote, "_SILENT_S", 1.0)
-    monkeypatch.setattr(remote, "_LONGEST_PAUSE_S", 0.1)  # one of a random length could use up all of the time
+    monkeypatch.setattr(remote, "_LONGEST_PAUSE_S", 0.1)  # A random long pause could use up all of the time.
     with opened() as source:
         source.read(0)
         server.faults = 1.0
-        source.read(0)  # what is there is there
+        source.read(0)  # Cached parts are still read.
         with raises(StorageError, mentions="00004"):
             source.read(16)
     with serving(tmp_path) as gone:
@@ -515,7 +515,7 @@ def test_nothing_is_left_to_clean_after_a_kill(programs, server, url, opened, tm
     assert not [each for each in in_cache(tmp_path) if each.startswith(".")]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # lance warns of every fork
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Lance warns of every fork.
 def test_a_forked_child_is_refused_where_it_would_hang(url, opened):
     with opened() as source:
         source.read(0)
@@ -568,7 +568,7 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
     (tmp_path / "config").write_text("[profile lab]\nregion = eu-west-1\n[profile other]\nrole_arn = x\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # without boto3
+    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # As if boto3 were missing.
     config, provider = remote.settings_of_s3(Storage(profile="lab"))
     assert config == {"region": "eu-west-1"}
     assert provider()["secret_access_key"] == "SECRET"
@@ -641,7 +641,7 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
 
 
 def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_gets_on(tmp_path, monkeypatch):
-    """What a file's time says of the start of the system is said once the file has its name."""
+    """The old time that marks a verified part is set only after the file has its final name."""
     cache, name, waited = PartCache(tmp_path, 100), f"00000-{'a' * 32}.arrow", []
     utime = os.utime
 

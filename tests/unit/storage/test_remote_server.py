@@ -1,4 +1,4 @@
-"""A real server of objects, SeaweedFS: who may read, who may not, what is told of it, and what is never told."""
+"""SeaweedFS, a real object store: access, errors, and secrets that are never printed or stored."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_credentials_that_expired_are_not_tried_again(proxy, url, given, status,
         proxy.set(status=status, code=code)
         with raises(StorageError, mentions=("AWS_ACCESS_KEY_ID", status, code)):
             source.read(16)
-    assert max(proxy.counts().of.values()) <= 2  # who reads, and who fetches ahead
+    assert max(proxy.counts().of.values()) <= 2  # The reader and the prefetching thread.
 
 
 def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, given, monkeypatch, tmp_path, caplog):
@@ -150,7 +150,7 @@ def test_three_in_ten_requests_that_fail_change_no_pixel(proxy, url, images, tmp
 
 
 def test_requests_that_stall_are_made_again(proxy, url, images, given, monkeypatch):
-    monkeypatch.setattr(remote, "READ_S", 1)  # by itself it is 14 s, and two stalls one after the other are an error
+    monkeypatch.setattr(remote, "READ_S", 1)  # The default is 14 s, and two stalls in a row are an error.
     proxy.set(share=0.3, kinds=("stall", "cut"), seed=1)
     with open_images(url, **given) as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
@@ -175,14 +175,14 @@ def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given
     weed.put_folder(bucket, tmp_path / "a.parts")
     with open_images(f"s3://{bucket}/a.parts", **given) as source:
         size_bytes = source.manifest.parts[0].size_bytes
-        proxy.set(link_bits=8 * size_bytes / 45)  # longer than silence is waited for
+        proxy.set(link_bits=8 * size_bytes / 45)  # Longer than the limit on silence.
         began_s = time.monotonic()
         np.testing.assert_array_equal(source.read(3), images[3])
         assert time.monotonic() - began_s > 35
 
 
 def test_files_and_folders_are_those_of_this_machine(weed, bucket, images, tmp_path, monkeypatch):
-    """Listings, ranges and their ETags; with keys, and by anybody of a public bucket."""
+    """Listings, ranges and ETags, with keys and anonymously from a public bucket."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "all").mkdir()
     write_images(images, tmp_path / "all/a.tiffs", axes="TCZYX")
@@ -210,7 +210,7 @@ def test_lance_is_told_the_keys_that_are_found_and_tells_none(weed, bucket, imag
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     source = open_images(url)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
-    with open_images(url, storage=Storage(profile="lab")) as of_profile:  # whatever the environment has
+    with open_images(url, storage=Storage(profile="lab")) as of_profile:  # It overrides the environment.
         check(of_profile, images, [16, 3])
         said = [pickle.dumps(each) for each in (source, of_profile)]
         check(pickle.loads(said[1]), images, [2])

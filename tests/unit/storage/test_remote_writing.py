@@ -1,4 +1,4 @@
-"""Collections in parts that are written to a real server: whole or not at all, gone on with, published by one."""
+"""Collections in parts written to a real server: atomic, resumable, and published by one writer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dst(bucket):
 
 @pytest.fixture
 def found(tmp_path):
-    """Return a function that compares every image of a collection with its checksum and its number, in any order."""
+    """Return a function that verifies every image of a collection and returns the image numbers in its order."""
 
     def look(url, **given):
         with open_images(url, verify=True, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY, **given) as source:
@@ -67,7 +67,7 @@ def found(tmp_path):
 
 
 def left(weed, bucket):
-    """Return what is below the URL, but for parts."""
+    """Return the names below the URL, first those outside parts/, then those in it."""
     names = [name.removeprefix("x.parts/") for name in weed.names(bucket)]
     return [name for name in names if not name.startswith("parts/")], [n for n in names if n.startswith("parts/")]
 
@@ -171,7 +171,7 @@ def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, foun
 
 
 def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_path):
-    context = multiprocessing.get_context("forkserver")  # whose environment is that of the first test that used it
+    context = multiprocessing.get_context("forkserver")  # Its environment is that of the first test that used it.
     told = f"import os; os.environ.update({dict(os.environ)!r})"
     with ProcessPoolExecutor(1, context, exec, [told]) as pool:
         convert(plate, dst, executor=pool, **PART)
@@ -216,7 +216,7 @@ def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, fo
     real = Unfinished._completed
 
     def looked_at(unfinished, plan):
-        assert found(dst) == list(range(7))  # while all parts of the new one are there
+        assert found(dst) == list(range(7))  # While all new parts already exist.
         return real(unfinished, plan)
 
     with monkeypatch.context() as patched:
@@ -226,7 +226,7 @@ def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, fo
     assert [len(each) for each in left(weed, bucket)] == [2, 4]
     with old, raises(FormatError, path=dst):
         old.read(6)
-    convert(plate, dst, overwrite=True, **PART)  # by the same
+    convert(plate, dst, overwrite=True, **PART)  # By an identical collection.
     assert found(dst) == list(range(COUNT))
 
 
@@ -241,7 +241,7 @@ def test_replacing_that_was_ended_goes_on_only_if_it_is_asked_for(plate, dst, fo
 
 
 def test_a_second_attempt_at_a_part_leaves_no_second_version(weed, bucket, plate, dst, found, monkeypatch):
-    """As of a task that an engine took for lost; DuckDB's files differ each time."""
+    """An engine may run a task twice. DuckDB's files differ each time."""
     real, records = Unfinished.add, []
 
     def twice(unfinished, number, made, record):

@@ -1,4 +1,4 @@
-"""Writing, opening and converting: detection, atomicity, streaming, and arguments that do not go together."""
+"""Writing, opening and converting: detection, atomicity, streaming, and conflicting arguments."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def test_a_result_has_the_users_permissions(stored, name):
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
     path = stored(name, images_of(RAGGED), columns={"n": [*range(len(RAGGED))]})
-    (path / "columns.parquet").unlink()  # as others write folders
+    (path / "columns.parquet").unlink()  # As third-party folders.
     with open_images(path) as source:
         wanted = source.take(range(len(source)))
         pickled = pickle.dumps(source)
@@ -354,7 +354,7 @@ def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["parquet", "parquet_duck", "arrow", "tiff", "ome_zarr", "vortex"])
 def test_the_same_images_make_the_same_bytes(stored, name):
-    """Not so in Lance and DuckDB, which number their files and blocks anew."""
+    """Except Lance and DuckDB, which put new ids into files and blocks."""
 
     def content(path):
         files = sorted(path.rglob("*")) if path.is_dir() else [path]

@@ -1,4 +1,4 @@
-"""What values pixels have; the oracle is NumPy over all of them."""
+"""Pixel statistics; the oracle is NumPy over all pixels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def images(dtype, count=4, shape=(2, 3, 1, 5, 6), seed=0):
 
 
 def check(row, pixels):
-    """Compare a row with what NumPy says of the same pixels."""
+    """Compare a row with NumPy's values of the same pixels."""
     whole = pixels.astype(np.float64)
     assert (row["pixels"], row["min"], row["max"]) == (whole.size, whole.min(), whole.max())
     assert row["mean"] == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
@@ -274,7 +274,7 @@ def test_a_table_of_statistics_is_a_plain_table(stored, tmp_path):
 
 def test_floating_pixels_far_from_zero(stored):
     pixels = np.full((1, 1, 1, 8, 8), 1e6, np.float32)
-    pixels[..., ::2] += np.float32(0.0625)  # their mean lies between two of float32
+    pixels[..., ::2] += np.float32(0.0625)  # Their mean is between two float32 numbers.
     (row,) = stats(stored("arrow", [pixels])).table.to_pylist()
     assert row["std"] == np.std(pixels, dtype=np.float64) == 0.03125
 
@@ -287,7 +287,7 @@ def test_images_without_a_measured_pixel_are_told(stored):
 
 
 def test_statistics_that_are_not_finite_are_null_in_json(stored, tmp_path):
-    """Squares of float64 pixels may be too large for float64."""
+    """Squares of float64 pixels may overflow."""
     path = stored("arrow", [np.array([[[[[1e200, 1, np.inf]]]]], np.float64)])
     done = CliRunner().invoke(main, ["stats", str(path), "--json"])
     stats(path).write(tmp_path / "stats.json")

@@ -1,4 +1,4 @@
-"""Types of columns in text tables; the oracle is the rule, value by value in Python, and Python's csv module."""
+"""Column types of text tables; the oracles are the rule in Python, value by value, and the csv module."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def is_float(text):
 
 
 def typed(cells):
-    """Return the type and the values of a column by the rule."""
+    """Return the type and values of a column by the rule."""
     known = [cell.strip(BLANKS) for cell in cells if cell not in NULLS]
     numbers = [None if cell in NULLS else cell.strip(BLANKS) or None for cell in cells]
     if not any(known):
@@ -157,7 +157,7 @@ def test_one_cell_decides_the_type_of_its_column(folder, cell, others):
 
 @pytest.mark.parametrize("last", ["007", "1E5", "x", "0.5", "9223372036854775808", "1.", "true", " 7", "NA", "+1"])
 def test_a_last_cell_decides_beyond_the_first_block(folder, last):
-    """Each block is parsed by itself; 3 MB are at least two blocks."""
+    """Blocks are parsed separately; 3 MB are at least two blocks."""
     count = 250_000
     columns = {
         "integers": [str(row) for row in range(count)],
@@ -249,14 +249,14 @@ def test_other_encodings_are_named_with_the_place_and_the_remedy(folder, data, f
         TableFile(path).read()
 
 
-# As a user meets it.
+# Public functions.
 
 WELLS = ["A01", "A02", "A03"]
 
 
 @pytest.fixture(scope="module")
 def images(folder):
-    """Three images with wells, and the same as TIFF files."""
+    """Three images with wells, also as TIFF files."""
     pixels = [np.full((8, 9), number, "uint8") for number in range(3)]
     write_images(pixels, folder / "i.parquet", axes="YX", columns={"Metadata_Well": WELLS})
     for number, image in enumerate(pixels):
@@ -354,7 +354,7 @@ def test_written_crops_have_columns_of_the_types_asked_for(images, tmp_path):
 
 
 class TestUnknown:
-    """Names and types that do not exist are errors that name the nearest."""
+    """Errors for unknown columns and types name the nearest one."""
 
     def test_a_column_that_no_table_has(self, folder, images, tmp_path):
         path = write(tmp_path / "map.csv", {"Metadata_Well": WELLS, "compound": ["1", "2", "3"]})
@@ -436,7 +436,7 @@ def test_groups_of_statistics_are_text_in_a_table_of_text(tmp_path):
 
 
 class TestCommands:
-    """The option of the commands."""
+    """The option of commands."""
 
     def test_types_are_those_of_the_option(self, images, tmp_path):
         path = write(tmp_path / "map.csv", {"Metadata_Well": WELLS, "code": ["1", "2", "3"], "dose": ["1", "2", "3"]})

@@ -1,4 +1,4 @@
-"""Tables of others: several image columns, nulls in them, structs of another layout; the oracle is ome-arrow."""
+"""Third-party tables: several image columns, nulls, other struct layouts; the oracle is ome-arrow."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ tables = pytest.mark.parametrize("name", TABLES)
 encoded = pytest.mark.parametrize(("name", "encoding"), [pair for pair in ENCODED if pair[0] in TABLES])
 REAL = Path(__file__).resolve().parents[4] / "shared/data/ome_arrow/BR00117006.ome.parquet"
 ROWS = 8
-UNMASKED = (0, 3, 4, 7)  # fields without a mask: whole row groups of three have one, or not
+UNMASKED = (0, 3, 4, 7)  # Rows without a mask.
 SHAPE = (1, 1, 1, 5, 4)
 
 
 def stripped(column):
-    """Return an image column as CytoTable leaves it: without fields that are null throughout, and in another order."""
+    """Return an image column as CytoTable writes it: without all-null fields, and in another order."""
 
     def changed(kind):
         if pa.types.is_list(kind):
@@ -74,7 +74,7 @@ def stripped(column):
 
 
 def cyto_table(encoding="bytes", shape=SHAPE, unmasked=UNMASKED, rows=ROWS):
-    """Return a table as CytoTable and CytoDataFrame export them: fields, their masks, and two channels beside."""
+    """Return a table as CytoTable and CytoDataFrame export them: fields, masks, and two channels."""
     numbers = count()
 
     def images(shape, nulls=()):
@@ -93,7 +93,7 @@ def cyto_table(encoding="bytes", shape=SHAPE, unmasked=UNMASKED, rows=ROWS):
 
 
 def wanted(table, *names):
-    """Return the images of a table as ome-arrow makes them, joined, for each row in which none is null."""
+    """Return the images as ome-arrow decodes them, channels concatenated, for each row without nulls."""
     found = []
     for records in zip(*(table[name].to_pylist() for name in names), strict=True):
         if None not in records:
@@ -103,7 +103,7 @@ def wanted(table, *names):
 
 
 def check(opened, images, rows):
-    """Check every way to get images."""
+    """Check every way to read images."""
     assert len(opened) == len(images)
     assert opened.rows.tolist() == list(rows)
     assert opened.shapes.tolist() == [list(image.shape) for image in images]
@@ -130,7 +130,7 @@ def check(opened, images, rows):
 
 @pytest.fixture(scope="module")
 def cyto(tmp_path_factory):
-    """Return a function that stores `cyto_table`, once, and gives its path and what the format's library reads."""
+    """Return a function that stores `cyto_table` once; it returns the path and the table of the format's library."""
     folder, paths = tmp_path_factory.mktemp("cyto"), {}
 
     def path_of(name, encoding="bytes"):
@@ -207,7 +207,7 @@ def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, 
     laid_out = {"use_dictionary": False, "data_page_size": 200, "row_group_size": 10} | options
     pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
     opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
-    opened._source._read_group = None  # pyarrow would read by it
+    opened._source._read_group = None  # Reads by pyarrow would call it.
     check(opened, wanted(table, "mask"), [row for row in range(30) if row not in nulls])
 
 
@@ -223,7 +223,7 @@ def test_what_lies_below_a_null_is_no_image(tmp_path, name):
 
 @tables
 def test_large_images_between_nulls(tmp_path, name):
-    """Which Lance stores in another way than small ones."""
+    """Lance stores large values in another layout."""
     path = store_table(name, cyto_table("bytes", (1, 1, 1, 20, 20), {0, 3}, 6), tmp_path / f"images{SUFFIX[name]}")
     check(open_images(path, image_column="mask", nulls="skip"), wanted(raw_table(name, path), "mask"), [1, 2, 4, 5])
 
@@ -263,7 +263,7 @@ def test_the_column_called_as_ours_is_taken(tmp_path, name):
     check(open_images(path), wanted(raw_table(name, path), "ome_image"), range(ROWS))
 
 
-@pytest.mark.parametrize("name", ["parquet", "arrow"])  # the other formats hold no such table
+@pytest.mark.parametrize("name", ["parquet", "arrow"])  # The other formats cannot hold such a table.
 @pytest.mark.parametrize("names", [["well", "dna", "mask", "nothing", "rna", "well"], ["a", "a", "b", "c", "d", "e"]])
 def test_columns_of_one_name_are_not_told_apart(tmp_path, name, names):
     path = store_table(name, cyto_table().rename_columns(names), tmp_path / f"images{SUFFIX[name]}")
@@ -294,7 +294,7 @@ def test_images_of_a_table_may_differ_from_row_to_row(tmp_path):
 
 
 def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
-    """What is joined is alike then, and its parts are not."""
+    """The concatenated images agree in shape, although their parts do not."""
 
     def images(sizes, first):
         return struct_of([[image_of((1, size, 1, 2, 3), "uint16", number)] for number, size in enumerate(sizes, first)])
@@ -318,7 +318,7 @@ def test_preloaded_equals_on_demand(cyto, tmp_path, name):
             assert [target for _, target in map(dataset.__getitem__, range(len(rows)))] == [f"A{row}" for row in rows]
             samples = dataset.__getitems__([len(rows) - 1, *range(len(rows))])
             assert all_same([image.numpy() for image, _ in samples], [images[-1], *images])
-        assert len(list(tmp_path.glob("*.pixels"))) == number + 1  # columns do not take each other's pixels away
+        assert len(list(tmp_path.glob("*.pixels"))) == number + 1  # Columns do not evict each other's cached pixels.
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_checksums_are_of_our_column_alone(tmp_path):
     assert same(opened.read(0), images[0])
     with raises(
         DecodeError, path=tmp_path / "nulled.parquet", mentions=("image 1", "'omearrow_ds_checksum'")
-    ):  # the second image stands in the third row
+    ):  # The second image is in the third row.
         opened.read(1)
 
 
@@ -437,7 +437,7 @@ def test_profile_and_recommend_pass_it_on(cyto):
     assert command_for(Path("x.parquet"), Path("y.arrow"), plan, opening) == words
     tiles = tiles_for(Path("x.parquet"), Path("y.arrow"), plan, 8, opening)
     sample = take_sample(open_images(path, image_column="dna"), Limits(), lambda: 0.0)
-    assert len(set(sample.image_ids)) == ROWS  # in the table all are the same, which write_images refuses
+    assert len(set(sample.image_ids)) == ROWS  # All ids in the table are equal, which write_images rejects.
     assert "with open_images('x.parquet', image_column=('a b', 'c'), nulls='skip') as source:" in tiles
 
 
@@ -486,7 +486,7 @@ def test_the_table_that_cytodataframe_exported(tmp_path, name):
         for index, record in enumerate(table[column].to_pylist()):
             try:
                 image = ome_arrow.to_numpy(record, dtype=np.uint16)
-            except ValueError:  # composites hold three values a pixel, and say one
+            except ValueError:  # Composites hold three values per pixel, but declare one.
                 with raises(DecodeError, path=REAL, mentions=(f"'{column}'", f"image {index}"), remedy=False):
                     opened.read(index)
             else:

@@ -1,4 +1,4 @@
-"""Texts of an Arrow array as a sequence."""
+"""Sequence of the strings of an Arrow array."""
 
 from __future__ import annotations
 

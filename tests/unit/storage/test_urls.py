@@ -1,4 +1,4 @@
-"""Files and tables at URLs, read by ranges or whole: the pixels of the local files, and no more requests than said."""
+"""Files and tables at URLs, read by range requests or whole: pixels of the local files, and limits on requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def opened(server, tmp_path, monkeypatch):
 
 
 def plate(bucket, images, prefix="plate/Images", compression=None):
-    """Write fields (C, Y, X) as a TIFF file a channel, and return the columns of the table that lists them."""
+    """Write fields (C, Y, X) as one TIFF file per channel; return the columns of a table that lists them."""
     (bucket / prefix).mkdir(parents=True)
     names = {}
     for c, channel in enumerate(("OrigDNA", "OrigER")):
@@ -101,7 +101,7 @@ def test_load_data_lists_files_in_a_bucket(server, bucket, opened, tmp_path, fie
     path = listing(tmp_path / "load_data.csv", columns)
     given = {"root": where} if how == "root" else {}
     with opened(path, **given) as source:
-        assert sum(server.requests.values()) == 2  # the first of each channel, whatever the fields
+        assert sum(server.requests.values()) == 2  # The first file of each channel, for any number of fields.
         assert source.image_ids[2] == "BR1_B02_1"
         assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["OrigDNA", "OrigER"]
         server.requests.clear()
@@ -134,7 +134,7 @@ def test_a_table_at_a_url_lists_files_beside_it(server, bucket, opened, fields):
     for name in ("load_data.csv.gz", "a.parquet"):
         with opened(f"s3://lab/plate/Images/{name}") as source:
             check(source, as_images(fields), [5, 0])
-    with open_images(f"{server.url}/lab/plate/Images/load_data.csv.gz") as source:  # of the table's own host
+    with open_images(f"{server.url}/lab/plate/Images/load_data.csv.gz") as source:  # From the host of the table.
         check(source, as_images(fields), [5, 0])
 
 
@@ -154,7 +154,7 @@ def test_files_that_are_odd_gone_or_changed_are_named(server, bucket, opened, tm
     with raises(MissingPathError, path="s3://lab/plate/Images/B02_s2 OrigER.tiff"):
         source.take(range(6))
     np.testing.assert_array_equal(source.read(5), as_images(fields)[5])
-    tifffile.imwrite(bucket / "plate/Images" / names["OrigDNA"][0], fields[1][0])  # the first was looked at
+    tifffile.imwrite(bucket / "plate/Images" / names["OrigDNA"][0], fields[1][0])  # Its header was read.
     with raises(FormatError, path="s3://lab/plate/Images/A01_s1 OrigDNA.tiff"):
         source.read(0)
     server.status = 403
@@ -187,7 +187,7 @@ def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bu
 
 
 def test_a_header_that_cannot_be_fetched_is_no_other_image(server, bucket, opened, monkeypatch):
-    """What tifffile is told by an error while it reads, it may log and pass over."""
+    """tifffile may log and ignore errors while it reads."""
     tifffile.imwrite(bucket / "a.tif", np.zeros((3, 700, 500), np.uint16), tile=(32, 48), photometric="minisblack")
     read, asked, wrong = _ranged.Ranged.readinto, [], [0]
 
@@ -296,7 +296,7 @@ def test_a_stored_image_is_one_request_of_its_own_bytes(server, bucket, opened, 
     write_images(images, bucket / f"a.{suffix}", axes="TCZYX")
     with opened(f"s3://lab/a.{suffix}") as source:
         assert server.sent_bytes.total() < 2**18 + sum(image.nbytes for image in images) / 10
-        source.read(3)  # of this part of the file it is known now where its images are
+        source.read(3)  # After this read, positions of images in this part of the file are known.
         for index in (4, 30, 3):
             server.requests.clear()
             server.sent_bytes.clear()
@@ -330,7 +330,7 @@ def test_however_pixels_are_stored_they_are_right(bucket, opened, suffix, how):
 
 
 def test_tables_of_others_are_read(bucket, opened):
-    """As pyarrow writes them by default: dictionaries, pages of version 1, statistics, nulls, two image columns."""
+    """pyarrow's defaults: dictionaries, pages of version 1, statistics, nulls, two image columns."""
     images = numbered(12)
     write_images(images, bucket / "a.parquet", axes="TCZYX")
     table = pq.read_table(bucket / "a.parquet")
@@ -379,7 +379,7 @@ def test_a_file_that_is_fetched_whole_is_fetched_once(server, bucket, opened, tm
         server.sent_bytes.clear()
         again = pickle.loads(pickle.dumps(source))
         check(again, images, [7, 2])
-        assert server.sent_bytes.total() <= size_bytes / 2 + 2**17  # what it is, and of Arrow the footer
+        assert server.sent_bytes.total() <= size_bytes / 2 + 2**17  # Format detection, and for Arrow the footer.
         assert len(list((tmp_path / "cache").glob("00000-*"))) == 1
         write_images(images[::-1], bucket / f"a.{suffix}", axes="TCZYX", overwrite=True, **how)
         np.testing.assert_array_equal(again.read(5), images[5])
@@ -412,7 +412,7 @@ def test_a_file_that_is_fetched_whole_needs_room(server, bucket, opened, tmp_pat
 
 
 def test_what_is_read_of_libraries_is_what_they_read(bucket, opened):
-    """Lance and pyarrow themselves, of the files on this machine, say what the pixels are."""
+    """The oracles are Lance and pyarrow on the local files."""
     lance = pytest.importorskip("lance")
     images = numbered(12)
     write_images(images, bucket / "a.lance", axes="TCZYX")
@@ -535,7 +535,7 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     assert server.requests.total() <= 3
     server.sent_bytes.clear()
     np.testing.assert_array_equal(source.read(13), images[13])
-    assert server.sent_bytes.total() < 1.1 * images[13].nbytes + 2**17  # and what of its part is no pixels
+    assert server.sent_bytes.total() < 1.1 * images[13].nbytes + 2**17  # Plus the other bytes of the part.
     server.requests.clear()
     server.sent_bytes.clear()
     np.testing.assert_array_equal(source.read(15), images[15])
@@ -547,7 +547,7 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     dataset = OMEArrowDataset("s3://lab/a.parts", preload=False, normalize=False, target="label", **opened.keywords)
     np.testing.assert_array_equal(dataset[7][0].numpy(), images[7][0, :, 0])
     server.requests.clear()
-    for workers in (0, 2):  # an epoch fetches whole parts, each once a host
+    for workers in (0, 2):  # An epoch fetches whole parts, each once per host.
         loader = OMEArrowDataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
         for batch, labels in loader:
             for sample, label in zip(batch.numpy(), labels.tolist(), strict=True):
@@ -585,13 +585,13 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
     zarr = pytest.importorskip("zarr")
     images = as_images(fields)
     write_images(images, bucket / "a.zarr", axes="TCZYX", columns={"label": list(range(6))}, chunk_shape=(64, 64))
-    fields = [image[..., 40:54, 30:46] for image in images]  # of chunks of 7 x 8
+    fields = [image[..., 40:54, 30:46] for image in images]  # From chunks of 7 x 8.
     written_plate(bucket / "plate.zarr", {"A/1": fields[:2], "B/3": fields[2:5]})
     whole = np.random.default_rng(0).integers(0, 2**16, (2, 200, 300)).astype(np.uint16)
     shards = {"chunks": (1, 20, 30), "shards": (1, 100, 150), "dimension_names": ("c", "y", "x")}
     zarr.create_array(bucket / "shards.zarr", data=whole, **shards)
     with opened("s3://lab/a.zarr", verify=True) as source:
-        assert server.requests.total() == 1  # what is beside the images lists them
+        assert server.requests.total() == 1  # The index next to the images lists them.
         assert source.columns["label"].to_pylist() == list(range(6))
         assert source.metadata(1) == open_images(bucket / "a.zarr").metadata(1)
         assert all(map(np.array_equal, source.take([5, 0, 2, 2]), [images[index] for index in (5, 0, 2, 2)]))
@@ -610,7 +610,7 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
         np.testing.assert_array_equal(source.read(0), whole[None, :, None])
         server.sent_bytes.clear()
         np.testing.assert_array_equal(source.read(0, (10, 30, 40, 70), [1]), whole[None, 1:, None, 10:30, 40:70])
-        assert server.sent_bytes.total() < whole.nbytes / 6  # of one shard, the index and the chunks
+        assert server.sent_bytes.total() < whole.nbytes / 6  # The index and the chunks of one shard.
     for chunk in (bucket / "a.zarr").rglob("c*0.1.0.0.0"):
         chunk.unlink()
     with raises(FormatError, path="s3://lab/a.zarr/000003_image-00003.ome.zarr/0/c.0.1.0.0.0"):
@@ -621,7 +621,7 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet", "tiff"])
 def test_threads_share_a_source(server, bucket, opened, tmp_path, kind):
-    """Of lists of bytes a whole record batch is put into one memory, and of TIFF files headers are kept."""
+    """Record batches of lists share a buffer, and headers of TIFF files are cached."""
     images = list(np.arange(12 * 40 * 50, dtype=np.uint8).reshape(12, 1, 1, 1, 40, 50))
     write_images(images, tmp_path / "lists.parquet", "parquet", encoding="list")
     table = pq.read_table(tmp_path / "lists.parquet").combine_chunks()

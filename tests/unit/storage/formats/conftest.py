@@ -1,4 +1,4 @@
-"""A fixture that the formats' tests share."""
+"""Fixture shared by the tests of formats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """Return a function that gives a path where nothing is."""
+    """Return a function that returns an unused path."""
     folder, numbers = tmp_path_factory.mktemp("fresh"), count()
     return lambda suffix: folder / f"{next(numbers)}{suffix}"

@@ -1,4 +1,4 @@
-"""Arrow IPC: mapped files whose pixels are arrays as they lie."""
+"""Arrow IPC: memory-mapped files with zero-copy images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_images_that_differ_are_no_array(stored):
 
 
 def as_stream(source, path):
-    """Write the table of an Arrow IPC file as a stream, as the caches of Hugging Face datasets are."""
+    """Write the table of an Arrow IPC file as a stream, like the caches of Hugging Face datasets."""
     table = pa.ipc.open_file(source).read_all()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

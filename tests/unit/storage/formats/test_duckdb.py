@@ -1,4 +1,4 @@
-"""DuckDB: rows found by their key, by their number and by scans, beside another reader."""
+"""DuckDB: rows found by key, by row number and by scans, while another reader is open."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ WAYS = {
 @quick
 @given(data=st.data(), images=collections(5), compression=st.sampled_from(DUCKDB.compressions))
 def test_duckdb_rows(fresh, data, images, compression):
-    """In every way to find them, in one file: to write it takes as long."""
+    """All ways to find rows in one file, as writing a file takes as long as reading it in all ways."""
     listable = all(image.dtype.name in ("uint8", "uint16") for image in images)
     encoding = data.draw(st.sampled_from(["bytes", "list"] if listable else ["bytes"]))
     path = fresh(".duckdb")
@@ -91,7 +91,7 @@ def test_duckdb_rows(fresh, data, images, compression):
 
 @pytest.fixture(scope="module")
 def numbered(fresh):
-    """Five thousand images, each of its number."""
+    """Five thousand images, each filled with its number."""
     path = fresh(".duckdb")
     write_images([np.full((2, 3), number, "uint16") for number in range(5000)], path)
     return path
@@ -134,7 +134,7 @@ def test_rows_that_were_lost_in_writing(fresh, monkeypatch):
 
 @pytest.fixture
 def keyed(fresh):
-    """Forty images, their numbers beside them, as this package writes them."""
+    """Forty images with their number as a column, as this package writes them."""
     path, images = fresh(".duckdb"), images_of(MANY)
     write_images(images, path, columns={"n": range(40)})
     return path, images
@@ -233,7 +233,7 @@ def test_a_second_table_called_images(keyed):
 
 @pytest.fixture
 def tables(tmp_path, stored):
-    """A file of two tables of images and one of none, and the images of each."""
+    """A file of two image tables and another table, and the images of each."""
     fields, cells = images_of(MANY[:6]), images_of([((1, 2, 1, 4, 5), "uint16")] * 6)[::-1]
     path = tmp_path / "study.duckdb"
     with database(path) as connection:
@@ -265,7 +265,7 @@ def test_a_table_is_chosen_among_several(tables, tmp_path):
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_samples_are_of_the_table_in_workers_and_in_a_cache(tables, tmp_path, preload):
-    """Both tables have images of one shape, one dtype and one name."""
+    """Both tables have images of the same shape and dtype with the same column name."""
     path, held = tables
     for _ in range(2):
         for name, images in held.items():

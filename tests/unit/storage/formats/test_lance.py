@@ -1,4 +1,4 @@
-"""Lance: pixels cut out of its pages, what is left to Lance, and versions, fragments and files that change."""
+"""Lance: pixels cut out of pages, reads by Lance itself, and versions, fragments and files that change."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_lance_engines(stored):
 
 
 def large_and_many(lance_limit_bytes=2**25):
-    """Images of several channels in more than one page of compressed pixels."""
+    """Images of several channels in several pages of compressed pixels."""
     rng = np.random.default_rng(5)
     large = [rng.integers(0, 2**16, (1, 5, 1, 1024, 1024), np.uint16) for _ in range(4)]
     assert sum(image.nbytes for image in large) > lance_limit_bytes
@@ -101,7 +101,7 @@ def test_lance_frames_are_decompressed_one_by_one(stored):
 
 
 def set_in_frames(path, where, value):
-    """Set eight bytes of the header of the third of some images, compressed by zstd, in a Lance dataset."""
+    """Overwrite eight bytes in the header of the third zstd frame of a Lance dataset."""
     source = open_images(path)
     (file,) = source._files
     with (path / "data" / file.name).open("r+b") as stored:
@@ -112,7 +112,7 @@ def set_in_frames(path, where, value):
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**39, 2**63 - 1])
 @pytest.mark.parametrize("where", [1, 9])
 def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, where, value):
-    """Lance allocates what it says, and where there is not so much memory, that ends the process."""
+    """Lance allocates the stored size; without enough memory, this aborts the process."""
     images = images_of(MANY)
     path = stored("lance", images, compression="zstd")
     set_in_frames(path, where, value)
@@ -158,11 +158,11 @@ def test_a_lance_dataset_of_ours_that_is_not_read_in_place_says_so(stored, monke
     large, small = stored("lance", images_of(LARGE)), stored("lance", images_of(MANY), stem="small")
     packed = stored("lance", images_of(LARGE), stem="packed", compression="zstd")
     assert open_images(large).stored_as().reading == "in place: out of the mapped files"
-    monkeypatch.setattr(lance_format, "find_places", lambda *_: None)  # as if Lance laid its pages out otherwise
+    monkeypatch.setattr(lance_format, "find_places", lambda *_: None)  # As if Lance changed the layout of pages.
     with warns(UserWarning, path=large):
         source = open_images(large)
     assert "not in place, as it was written to be" in source.stored_as().reading
-    assert same(pickle.loads(pickle.dumps(source)).read(7), images_of(LARGE)[7])  # who unpickles it was told
+    assert same(pickle.loads(pickle.dumps(source)).read(7), images_of(LARGE)[7])  # Unpickling does not warn again.
     for path, engine in ((large, "lance"), (small, None), (packed, None)):
         assert open_images(path, engine=engine).stored_as().reading == "by Lance, rows by number"
 

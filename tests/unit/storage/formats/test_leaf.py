@@ -1,4 +1,4 @@
-"""What Vortex and Lance share: whatever path reads an image, its pixels are those written and the library's."""
+"""Tests shared by Vortex and Lance: every way to read returns the written pixels, like the format's library."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.support.strategies import SUFFIX, all_same, dtypes, images_of, same, 
 
 FORMATS = ("vortex", "lance")
 SETTINGS = settings(max_examples=4, deadline=None)
-MANY = [((1, 2, 3, 7, 10), "uint16")] * 40  # chunks of 420 bytes: smaller values share blocks in Lance
+MANY = [((1, 2, 3, 7, 10), "uint16")] * 40  # Chunks of 420 bytes: Lance packs smaller values into shared blocks.
 both = pytest.mark.parametrize("name", FORMATS)
 encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
 
-# What is taken away so that the next slower path is used.
+# Patches that disable the faster ways to read.
 PATHS = {
     "vortex": {
         "fastest": {},
@@ -72,7 +72,7 @@ paths = pytest.mark.parametrize(("name", "path"), [(name, path) for name in FORM
 
 @contextmanager
 def only(name, path):
-    """Leave the sources of the format only this path."""
+    """Restrict sources of the format to one way to read."""
     with pytest.MonkeyPatch.context() as patch:
         for (owner, attribute), value in PATHS[name][path].items():
             patch.setattr(owner, attribute, value)
@@ -83,7 +83,7 @@ def plain(images):
     """Return images of few values, which Vortex encodes; those of `images_of` look like noise and are stored as is."""
     pixels = [np.arange(image.size) // 3 % 4 for image in images]
     for number, values in enumerate(pixels):
-        values[::7] = 10 + number % 100  # no two alike: else they are stored as a dictionary
+        values[::7] = 10 + number % 100  # Unique images, as equal ones would be dictionary-encoded.
     return [values.reshape(image.shape).astype(image.dtype) for values, image in zip(pixels, images, strict=True)]
 
 
@@ -94,7 +94,7 @@ def written(images, folder, name, **kwargs):
 
 
 def raw_rows(path, name):
-    """Return the images as the format's own library gives them, as Python objects."""
+    """Return the image rows as Python objects, read by the format's library."""
     if name == "lance":
         import lance
 
@@ -105,7 +105,7 @@ def raw_rows(path, name):
 
 
 def decoded(row):
-    """Return the pixels of one row, which this package wrote."""
+    """Return the pixels of one row that this package wrote."""
     sizes = [row["pixels_meta"][f"size_{axis}"] for axis in "tczyx"]
     chunks = row["chunks"]
     if "pixel_bytes" in chunks[0]:
@@ -171,7 +171,7 @@ def table_of(stored, look=plain, **kwargs):
 
 
 def put(table, folder, name, **kwargs):
-    """Write a table as others would."""
+    """Write a table with the format's library."""
     needs(name)
     path = folder / f"foreign{SUFFIX[name]}"
     if name == "lance":
@@ -186,7 +186,7 @@ def put(table, folder, name, **kwargs):
 
 
 def changed(table, change):
-    """Return the table with its image rows, as Python objects, put through ``change``."""
+    """Return the table after applying ``change`` to its image rows as Python objects."""
     rows = table["ome_image"].to_pylist()
     change(rows)
     return pa.table({"ome_image": pa.array(rows, table.schema.field("ome_image").type)})

@@ -1,4 +1,4 @@
-"""Scales of OME-Zarr images, as lists and as paths to arrays or files; the images are written by zarr."""
+"""Scales of OME-Zarr images, as lists and as paths to arrays or files; zarr writes the images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def version(request):
 
 
 def write(path, version, transforms, *, of_all=None, levels=1):
-    """Write an image whose levels have these transforms; return its group."""
+    """Write an image whose levels have these transforms, and return its group."""
     group = zarr.open_group(str(path), mode="w", zarr_format=2 if version == "0.4" else 3)
     datasets = []
     for level in range(levels):
@@ -50,7 +50,7 @@ def sizes(source, index=0):
 
 
 def store(group, path, kind, values=SCALE):
-    """Store a scale below a group: as an array of zarr, or as the bytes of a file."""
+    """Store a scale below a group, as a zarr array or as the bytes of a file."""
     if kind == "array":
         group.create_array(path, shape=(len(values),), dtype="f8")[...] = values
     else:

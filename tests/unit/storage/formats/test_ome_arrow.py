@@ -1,4 +1,4 @@
-"""ome-arrow's own dataset: what ome-arrow writes is read, what is written ome-arrow reads, and what is damaged."""
+"""ome-arrow's dataset format: read from ome-arrow, written for ome-arrow, and damaged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ COMPRESSIONS = [None, "snappy", "gzip", "brotli", "zstd", "lz4"]
 
 
 def theirs(images, path, **options):
-    """Write images with ome-arrow, whose records keep ids apart, and return the path."""
+    """Write images with ome-arrow, which stores ids separately from records, and return the path."""
     ome_arrow.write_ome_arrow_dataset(images, path, **options)
     return path
 
 
 def rewrite(path, change, **options):
-    """Write a Parquet table anew with a change."""
+    """Rewrite a Parquet table with a change."""
     pq.write_table(change(pq.ParquetFile(path).read()), path, **options)
 
 
@@ -57,7 +57,7 @@ def test_every_compression_of_theirs(tmp_path, compression, rows):
 @pytest.mark.parametrize("rows", [1, 4])
 def test_their_dictionaries_are_cut_without_pyarrow(tmp_path, monkeypatch, compression, rows):
     images = images_of([((1, 3, 1, 20, 30), "uint16"), ((1, 2, 1, 20, 30), "float64"), ((1, 3, 1, 6, 7), "uint8")] * 3)
-    images.append(np.zeros((1, 4, 1, 20, 30), "uint16"))  # whose chunks are one value of a dictionary
+    images.append(np.zeros((1, 4, 1, 20, 30), "uint16"))  # All chunks of this image share one dictionary value.
     options = {"layout": "z-plane", "compression": compression, "chunk_rows_per_row_group": rows}
     path = theirs(images, tmp_path / "theirs", **options)
     for version in ("1.0", "2.0"):
@@ -123,7 +123,7 @@ def test_they_read_what_is_written(tmp_path, compression):
 
 
 def test_the_tables_are_those_of_theirs(tmp_path):
-    """Names, types and order of columns, key-value metadata, and the keys of the manifest."""
+    """Names, types and order of columns, key-value metadata, and manifest keys equal ome-arrow's."""
     images = images_of(MIXED)
     theirs(images, tmp_path / "theirs", layout="image", compression=None)
     write_images(images, tmp_path / "ours", "ome_arrow")
@@ -210,7 +210,7 @@ def test_one_buffer_that_is_filled_again_and_again(tmp_path):
 
 
 def test_images_of_one_id(tmp_path):
-    """As those of CytoTable: here they keep it, and ome-arrow, which finds images by their ids, has numbers added."""
+    """CytoTable repeats ids: they are kept here, but made unique for ome-arrow, which finds images by id."""
     images = images_of([((1, 1, 1, 3, 4), "uint8")] * 3)
     tables = [ours_table(tmp_path, f"{number}.parquet", image) for number, image in enumerate(images)]
     pq.write_table(pa.concat_tables(tables), tmp_path / "all.parquet")
@@ -234,7 +234,7 @@ def ours_table(folder, name, image):
 
 @pytest.fixture
 def path(tmp_path):
-    """Four images of six chunks each, in their layout, three chunks a row group."""
+    """Four images of six chunks each in ome-arrow's layout, with three chunks per row group."""
     images = images_of([((1, 2, 3, 4, 5), "uint16")] * 4)
     return theirs(images, tmp_path / "theirs", layout="z-plane", chunk_rows_per_row_group=3)
 
@@ -301,7 +301,7 @@ def test_an_index_of_other_chunks_is_passed_over_or_refused(path):
     images = images_of([((1, 2, 3, 4, 5), "uint16")] * 4)
     rewrite(path / "index.parquet", lambda table: table.slice(0, 20))
     check(open_images(path), images, [3, 0])
-    # The chunks were written anew in another order, and the index was not.
+    # Rewrite the chunks in another order, but not the index.
     theirs(images, path, layout="z-plane", chunk_rows_per_row_group=3)
     order = np.random.default_rng(0).permutation(24)
     rewrite(path / "chunks.parquet", lambda table: table.take(pa.array(order)), row_group_size=3)
@@ -312,7 +312,7 @@ def test_an_index_of_other_chunks_is_passed_over_or_refused(path):
 
 
 def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
-    """As where images or chunks were swapped, and numbered from 0 as ever."""
+    """Chunks or images were swapped, but numbers still start at 0."""
     for change in ("image_id", "c", "z"):
         before = (path / "index.parquet").read_bytes()
 
@@ -326,13 +326,13 @@ def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
         rewrite(path / "index.parquet", swapped)
         try:
             source = open_images(path)
-        except FormatError as error:  # of the images that have a chunk twice now
+        except FormatError as error:  # The image now has a chunk twice.
             assert not find_problems(str(error), path=path, remedy=False, mentions="chunks")  # noqa: PT017
         else:
             with raises(FormatError, path=path / "index.parquet", mentions="chunks.parquet"):
                 source.take(range(4))
         (path / "index.parquet").write_bytes(before)
-    order = [*range(6, 12), *range(6), *range(12, 24)]  # two images change places in the table of chunks
+    order = [*range(6, 12), *range(6), *range(12, 24)]  # Swap two images in the table of chunks.
     rewrite(
         path / "index.parquet",
         lambda table: table.set_column(0, "image_id", table["image_id"].take(pa.array(order))),
@@ -342,7 +342,7 @@ def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
 
 
 def test_images_that_were_taken_out(path):
-    """Chunks of images that are listed no more are passed over, as ome-arrow does."""
+    """Chunks of images that are no longer listed are ignored, as in ome-arrow."""
     rewrite(path / "images.parquet", lambda table: table.take(pa.array([3, 1])))
     with raises(
         FormatError, path=path / "_ome_arrow_dataset.json", mentions=("4 images", 2, "images.parquet"), remedy=False

@@ -26,7 +26,7 @@ def identifier(name):
 
 
 def image_xml(number, shape, planes, order="XYCZT", *, identified=True, unit=1):
-    """Return an Image element of (T, C, Z, Y, X) pixels; ``planes`` are (t, c, z), the page of each and its file."""
+    """Return an Image element of (T, C, Z, Y, X) pixels; ``planes`` lists (t, c, z) with page and file."""
     sizes = " ".join(f'Size{axis}="{size}"' for axis, size in zip("TCZYX", shape, strict=True))
     channels = "".join(
         f'<Channel ID="Channel:{number}:{c}" Name="dye {c}" SamplesPerPixel="1"/>' for c in range(shape[1])
@@ -58,7 +58,7 @@ def pixels(number, shape=(1, 2, 1, 6, 8)):
 
 
 def positions(folder, count=3, shape=(1, 2, 1, 6, 8), **options):
-    """Write a file per position, each of which lists all; return the images."""
+    """Write a file per position, each listing all files, and return the images."""
     folder.mkdir(parents=True, exist_ok=True)
     found = [pixels(number, shape) for number in range(count)]
     planes = list(product(*map(range, shape[:3])))
@@ -72,7 +72,7 @@ def positions(folder, count=3, shape=(1, 2, 1, 6, 8), **options):
 
 
 def split_files(folder, axis, shape=(2, 2, 2, 6, 8), wells=("A01", "B02")):
-    """Write a file per well and index along an axis, each of which lists its image; return the images by well."""
+    """Write a file per well and index along an axis, each listing its image; return the images by well."""
     folder.mkdir(parents=True, exist_ok=True)
     images = {}
     for number, well in enumerate(wells):
@@ -205,7 +205,7 @@ def test_a_position_that_misses_a_page_is_an_error(tmp_path):
     st.randoms(use_true_random=False),
 )
 def test_planes_are_found_by_any_order_of_pages(tmp_path_factory, sizes, order, axis, random):
-    """Pages stand in random order in the files of an image that is split along one axis, next to a whole image."""
+    """Pages are in random order in the files of an image that is split along one axis, next to a whole image."""
     folder = tmp_path_factory.mktemp("s")
     shape = (*sizes, 3, 4)
     image, other = pixels(0, shape), pixels(1, shape)
@@ -233,7 +233,7 @@ def test_planes_are_found_by_any_order_of_pages(tmp_path_factory, sizes, order, 
 
 
 def micro_manager_file(path, images, number, count):
-    """Write a file with the index of Micro-Manager 1.4, which tifffile would follow to all positions."""
+    """Write a file with the index of Micro-Manager 1.4, from which tifffile would read all positions."""
     sizes = {"Positions": count, "Channels": 2, "Slices": 1, "Frames": 1}
     summary = json.dumps({"MicroManagerVersion": "1.4.23", "Prefix": "m", **sizes}).encode()
     names = [f"m_MMStack_Pos{each}.ome.tif" for each in range(count)]

@@ -1,4 +1,4 @@
-"""OME-Zarr: chunk files that are read without zarr, beside what zarr reads."""
+"""OME-Zarr: chunk files read without zarr; the oracle is zarr."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MANY = [((1, 2, 1, 4, 5), "uint16")] * 40
 
 @contextmanager
 def changed(owner, name, value):
-    """Set an attribute for a while; the fixture of that name is one for a whole hypothesis test."""
+    """Patch an attribute within a block; pytest's fixture would last for a whole hypothesis test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, value)
         yield
@@ -44,7 +44,7 @@ def changed(owner, name, value):
 
 @contextmanager
 def only(fast):
-    """Let nothing but chunk files be read, or nothing but zarr read."""
+    """Restrict reading to chunk files, or to zarr."""
     with pytest.MonkeyPatch.context() as patch:
         if fast:
             patch.setattr(zarr, "open_array", None)
@@ -72,7 +72,7 @@ def test_zarr_arrays(fresh, fast, images, compression, chunk):
         cache = PixelCache.load(source)
         assert all_same([cache[index] for index in range(len(images))], images)
         assert windows_are_cut(source, images)
-    (path / "columns.parquet").unlink()  # a folder like another tool's
+    (path / "columns.parquet").unlink()  # A folder as another tool writes it.
     source = open_images(path)
     with only(fast):
         assert all_same(source.take(range(len(images))), images)
@@ -97,7 +97,7 @@ COMPRESSORS = {
 
 @st.composite
 def foreign(draw):
-    """Arguments of `zarr.create_array` for an array that may or may not be plain, and its pixels."""
+    """Draw arguments of `zarr.create_array` and pixels; the array may need zarr to be read."""
     zarr_format = draw(st.sampled_from([2, 3]))
     shape = draw(st.tuples(*[st.integers(1, 2)] * 3, *[st.integers(1, 9)] * 2))
     dtype = draw(st.sampled_from([*DTYPES, np.dtype(">u2"), np.dtype(">f4")]))
@@ -188,7 +188,7 @@ def test_a_node_of_both_zarr_formats(fresh):
 
 @st.composite
 def meddled(draw):
-    """A description of a Zarr 2 or 3 array with one field of it left out, or changed for another's value."""
+    """Draw metadata of a Zarr 2 or 3 array with a field missing or replaced."""
     zarr_format = draw(st.sampled_from([2, 3]))
     fields = [
         "shape",
@@ -255,14 +255,14 @@ def test_a_layout_is_what_zarr_makes_of_a_description(fresh, meddling):
     layout = _zarr_chunks.parse(file.read_bytes())
     try:
         wanted = zarr.open_array(path, mode="r")
-    except (KeyError, TypeError, ValueError):  # it is stricter with what does not matter here
+    except (KeyError, TypeError, ValueError):  # zarr rejects metadata that this reader does not use.
         return
     if layout is not None:
         assert layout.shape == wanted.shape
         assert layout.dtype == wanted.dtype
         try:
             found = _zarr_chunks.read(_zarr_chunks.Found(str(path), layout, None))
-        except ValueError as error:  # of chunks that hold more or less than the description says
+        except ValueError as error:  # The size of a chunk contradicts the metadata.
             assert "12 bytes" in str(error)  # noqa: PT017
             return
         assert found is None or np.array_equal(found, wanted[...])
@@ -349,7 +349,7 @@ def test_a_damaged_chunk(fresh, compression, damage):
         write_images(images_of([((1, 1, 1, 20, 31), "uint16")]), another, axes="TCZYX", compression=compression)
         shutil.copy(next(another.glob("*.ome.zarr")) / "0/c.0.0.0.0.0", file)
     if damage == "header" and compression == "none":
-        assert source.read(3).shape == (1, 1, 1, 20, 30)  # any bytes are pixels
+        assert source.read(3).shape == (1, 1, 1, 20, 30)  # Uncompressed pixels have no invalid bytes.
         return
     reads = (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source))
     for read in (*reads, lambda: source.read(3, (0, 1, 2, 3))):
@@ -448,7 +448,7 @@ def test_a_level_of_a_plate(plate, tmp_path):
 
 
 def test_levels_have_pixels_of_their_own_in_a_cache(tmp_path):
-    """Of one shape, as where a plane has one column only: what is decoded of one is never taken for another's."""
+    """Levels of equal shape (planes of one column) must not share cache entries."""
     images = images_of([((1, 1, 1, 1, 1), "uint16")] * 2)
     path = written_plate(tmp_path / "p.zarr", {"A/1": images})
     for field, image in enumerate(images):
@@ -480,7 +480,7 @@ def test_a_plate_without_a_name_is_called_as_its_folder(tmp_path, name):
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_a_plate_without_fields(tmp_path, version):
-    """As iohub makes it, whose wells tell of fields when the first one is written."""
+    """iohub writes such plates: wells get fields when the first one is written."""
     path = written_plate(tmp_path / "p.zarr", {"A/1": []}, version)
     with raises(FormatError, path=path, remedy=False):
         open_images(path)

@@ -1,4 +1,4 @@
-"""Parquet: which leaves are read, and whole chunks where an image is odd."""
+"""Parquet: leaf columns that are read, and whole chunks for unusual images."""
 
 from __future__ import annotations
 

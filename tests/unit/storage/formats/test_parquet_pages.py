@@ -1,4 +1,4 @@
-"""Images cut out of Parquet pages equal what pyarrow reads, whoever wrote the pages and however damaged they are."""
+"""Images cut out of Parquet pages of any writer, intact or damaged; the oracle is pyarrow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEAF = {
 }
 encodings = pytest.mark.parametrize("encoding", schema.ENCODINGS)
 CHANGES = 1, 2, 0x10, 0x80, 0xFF
-SHARES = 2 * len(CHANGES), pytest.param(1, marks=pytest.mark.slow)  # a change of each second byte in turns, or all
+SHARES = 2 * len(CHANGES), pytest.param(1, marks=pytest.mark.slow)  # Changes every second byte, or all bytes.
 
 
 def table_of(records, encoding="bytes"):
@@ -47,7 +47,7 @@ def table_of(records, encoding="bytes"):
 
 
 def cut_in_z(image, encoding, length):
-    """Return chunks of ``length`` planes, in TCZYX order."""
+    """Return chunks of ``length`` planes in TCZYX order."""
     make = byte_chunk if encoding == "bytes" else list_chunk
     size_t, size_c, size_z, size_y, size_x = image.shape
     starts = range(0, size_z, length)
@@ -67,7 +67,7 @@ def read_in_all_ways(path, engine=None):
 
 
 def groups_of(source):
-    """Return whether each row group was cut out of its pages; all of them have been read."""
+    """Return whether each row group was cut out of its pages, after reading all of them."""
     return [pages is not None for _, pages in sorted(source._mapping.get().groups.items())]
 
 
@@ -184,7 +184,7 @@ def test_one_damaged_row_group_is_one_error(tmp_path, encoding):
     pq.write_table(table, path, row_group_size=3, compression="none", use_dictionary=False)
     content = bytearray(path.read_bytes())
     at = pq.read_metadata(path).row_group(1).column(leaf_number(path, encoding)).data_page_offset
-    assert content[at : at + 2] == b"\x15\x00"  # the page's type, 0
+    assert content[at : at + 2] == b"\x15\x00"  # Page type 0.
     content[at + 1] = 0x0E
     path.write_bytes(content)
     with open_images(path) as source:
@@ -201,7 +201,7 @@ def leaf_number(path, encoding):
 
 
 def as_lists(lists, kind):
-    """Return a table of one image a list of pixels, whatever the pixels are."""
+    """Return a table of one image per list of pixels, valid or not."""
     records = [
         record_of(
             image_of((1, 1, 1, 2, 3)),
@@ -330,7 +330,7 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
                 found = read_in_all_ways(path, "pages")
             except OMEArrowDSError as error:
                 assert path.name in str(error)  # noqa: PT017
-            else:  # nothing tells that compressed pixels were changed into others
+            else:  # A change of compressed pixels to other valid ones is not detected.
                 right = all_same(found, images)
                 right = right or (page.compressed and all_same(found, read_in_all_ways(path, "pyarrow")))
                 assert right, (at, change)

@@ -1,4 +1,4 @@
-"""TIFF: pixels that are read where they lie, and files that have to be parsed."""
+"""TIFF: zero-copy reads of pixels, and files that must be parsed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("shapes", [MANY, MIXED], ids=["uniform", "ragged"
 def test_tiff_pixels_are_read_in_place(stored, monkeypatch, shapes):
     images = images_of(shapes)
     source = open_images(stored("tiff", images))
-    monkeypatch.setattr(tifffile, "TiffFile", None)  # no TIFF is parsed
+    monkeypatch.setattr(tifffile, "TiffFile", None)  # No TIFF is parsed.
     assert all_read(source, images)
 
 
@@ -45,7 +45,7 @@ def test_a_tiff_that_is_cut_short_is_an_error(stored):
 
 
 def test_a_folder_raises_when_a_link_to_an_image_is_broken(tmp_path):
-    """Git annex keeps files that were not fetched as such links."""
+    """Git annex stores files that were not fetched as broken links."""
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), np.uint8))
     (tmp_path / "notes.txt").symlink_to("missing")
     assert open_images(tmp_path).image_ids == ["a"]
@@ -60,8 +60,8 @@ def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_pat
     source = open_images(path)
     assert np.array_equal(source.read(0), images[0])
     path.rename(tmp_path / "moved")
-    stored("tiff", [image + 1 for image in images])  # the same names and sizes
-    assert all_read(source, images)  # what was opened, still there
+    stored("tiff", [image + 1 for image in images])  # With the same names and sizes.
+    assert all_read(source, images)  # Open files keep the old pixels.
     source.close()
     with raises(FormatError, path=path):
         source.read(3)
@@ -135,7 +135,7 @@ def test_a_foreign_tiff_that_changes_after_opening_is_read_as_it_is(tmp_path):
 def test_an_imagej_file_of_other_planes_than_it_says_is_named_itself(tmp_path, preload):
     for name, said in {"a.tif": 6, "b.tif": 5}.items():
         with tifffile.TiffWriter(tmp_path / name) as writer:
-            for plane in range(6):  # Not one after the other, or ImageJ would find them by their number.
+            for plane in range(6):  # In another order, as ImageJ would find consecutive planes by number.
                 description = f"ImageJ=1.53\nimages={said}\nchannels={said}\n" if plane == 0 else None
                 writer.write(np.full((8, 8), plane, "uint8"), metadata=None, description=description, contiguous=False)
     with raises(FormatError, path=tmp_path / "b.tif", remedy=False):

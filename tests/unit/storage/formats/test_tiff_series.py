@@ -1,4 +1,4 @@
-"""Descriptions of TIFF files that fit their pages or contradict them; the oracle is the pages in the file."""
+"""Descriptions of TIFF files that match or contradict their pages; the oracle is the pages in the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shaped(*shape, **more):
     return json.dumps({"shape": [*shape, *SIDE], **more})
 
 
-# name: description, number of pages, numbers that the error states
+# Name: description, number of pages, numbers in the error.
 CONTRADICTIONS = {
     "OME-XML of one channel, two assigned": (ome_xml("T1 C1 Z1", C_OF_TWO), 2, [(1, 1, 1, *SIDE), "2 pages"]),
     "OME-XML of one time, two planes": (
@@ -99,7 +99,7 @@ def test_find_image_raises_when_the_description_contradicts_the_pages(
         open_images(tmp_path)
 
 
-# name: description, number of pages, (T, C, Z) that they are read as, in the order of the pages
+# Name: description, number of pages, (T, C, Z) of the image in the order of the pages.
 READINGS = {
     "no description": (None, 6, (1, 1, 6)),
     "ImageJ without axes": (imagej(images=6), 6, (1, 1, 6)),
@@ -194,7 +194,7 @@ def test_sub_resolutions_are_no_planes_when_they_are_in_sub_ifds(tmp_path):
 @pytest.mark.parametrize("description", [imagej(images=5, slices=5), shaped(5)], ids=["ImageJ", "tifffile"])
 @pytest.mark.parametrize("missing_bytes", [0, 1], ids=["whole", "cut short"])
 def test_planes_without_pages_are_read_when_the_file_holds_all(tmp_path, description, missing_bytes):
-    """ImageJ writes stacks of more than 4 GB with the header of the first plane alone."""
+    """For stacks of more than 4 GB, ImageJ writes only the first plane's header."""
     planes = planes_of(5)
     write_pages(tmp_path / "a.tif", planes[:1], description)
     data = (tmp_path / "a.tif").read_bytes()
@@ -232,7 +232,7 @@ def test_find_image_raises_when_only_the_header_follows_the_first_plane(tmp_path
         open_images(tmp_path)
 
 
-PLACES = [(number % 2, number // 2, 0, 0) for number in range(6)]  # C, Z, T and position
+PLACES = [(number % 2, number // 2, 0, 0) for number in range(6)]  # C, Z, T and position.
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_axes_with_another_meaning_are_no_z(tmp_path, axes):
     st.sampled_from([{}, {"contiguous": True}, {"compression": "zlib"}]),
 )
 def test_a_stack_is_read_by_its_description_or_refused(tmp_path_factory, kind, lengths, lost, options):
-    """Pages (T, Z, C) of every description; as many too few or too many are an error, or pages along Z."""
+    """Pages (T, Z, C) of every description; missing or extra pages are an error or become Z."""
     t, z, c = lengths
     planes = planes_of(max(1, t * z * c + lost))
     description = {
@@ -288,7 +288,7 @@ def test_a_stack_is_read_by_its_description_or_refused(tmp_path_factory, kind, l
     if len(planes) == t * z * c:
         image = planes.reshape(t, z, c, *SIDE).swapaxes(1, 2)
         assert same(open_images(folder).read(0), np.ascontiguousarray(image))
-    elif lengths == (1, 1, 1) and kind != "ome":  # of the first page, without axes
+    elif lengths == (1, 1, 1) and kind != "ome":  # It describes only the first page, without axes.
         assert same(open_images(folder).read(0)[0, 0], planes)
     else:
         with raises(FormatError, path="a.tif", mentions=f"{len(planes)} page{'s' * (len(planes) > 1)}"):
@@ -300,7 +300,7 @@ GOOD, BAD = (imagej(images=6, channels=2, slices=3), 6), (imagej(images=6, chann
 
 @pytest.fixture(params=[{"contiguous": True}, {"compression": "zlib"}], ids=["contiguous", "compressed"])
 def plate(request, tmp_path):
-    """Return a folder of two fields; the second contradicts its description, which opening does not notice."""
+    """Return a folder of two fields; the second contradicts its description, which opening does not detect."""
     folder = tmp_path / "plate"
     folder.mkdir()
     for site, (description, num_pages) in enumerate((GOOD, BAD), 1):
@@ -344,7 +344,7 @@ def test_each_way_to_read_raises_when_a_later_file_contradicts_its_description(p
 def test_an_open_source_raises_when_the_file_comes_to_contradict_its_description(tmp_path, options):
     file = tmp_path / "a.tif"
     write_pages(file, planes_of(GOOD[1]), GOOD[0], **options)
-    with open_images(tmp_path) as source:  # which is not looked at again, as a single file is
+    with open_images(tmp_path) as source:  # Files in folders are not checked again, unlike a single file.
         source.read(0), source.read(0, region=(0, 4, 0, 4))
         write_pages(file, planes_of(BAD[1]), BAD[0], **options)
         for region in (None, (0, 4, 0, 4)):

@@ -1,4 +1,4 @@
-"""Regions of TIFF files in any combination of tags are parts of the image that tifffile reads."""
+"""Regions of TIFF files for any combination of tags; the oracle is tifffile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.strategies import DTYPES
 from tests.support.tiff_files import ENCODERS, planes_of, write_raw
 
 NUMBERS = [(1, 1), (4, 1), (8, 1), (8, 2), (12, 1), (16, 1), (16, 2), (16, 3), (24, 3), (32, 1), (32, 2), (32, 3)]
-NUMBERS += [(64, 1), (64, 3)]  # bits per sample; sample format: unsigned, signed, floating
+NUMBERS += [(64, 1), (64, 3)]  # Bits per sample and sample format (unsigned, signed, floating).
 PARTS = [{}, {"rows_per_strip": 8}, {"rows_per_strip": 8, "gap_bytes": 6}, {"tile": (16, 16)}, {"tile": (32, 48)}]
 
 
 def layout_of(pages):
-    """Return what tifffile reads as (T, C, Z, Y, X); samples are channels."""
+    """Return tifffile's pixels as (T, C, Z, Y, X); samples are channels."""
     with tifffile.TiffFile(pages) as tif:
         (page,), image = tif.pages, tif.series[0].asarray()
         is_last = page.samplesperpixel > 1 and page.planarconfig == 1
@@ -33,12 +33,12 @@ def layout_of(pages):
 
 
 def is_equal(image, expected):
-    """Whether two arrays have the same bits: stored numbers may be NaN."""
+    """Whether two arrays are equal bit for bit, as pixels may be NaN."""
     return image.dtype == expected.dtype and image.shape == expected.shape and image.tobytes() == expected.tobytes()
 
 
 def check_readings(folder, box):
-    """Compare each way to read the only file of a folder with tifffile, or expect an error of each."""
+    """Compare each way to read the only file of a folder with tifffile, or expect an error from each."""
     y0, y1, x0, x1 = box
     try:
         expected = layout_of(folder / "a.tif")

@@ -1,4 +1,4 @@
-"""Vortex: pixels of any encoding, and those without one read where they lie."""
+"""Vortex: pixels of any encoding, and zero-copy reads of pixels without one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_vortex_pixels_without_an_encoding_are_read_where_they_lie(stored):
         assert np.shares_memory(source.views([3])[0], stacks[0])
         check(source, noise, [3, 29, 0, 3])
         source.close()
-        assert same(stacks[0][7], noise[7])  # the mapping lives as long as what is read from it
+        assert same(stacks[0][7], noise[7])  # The mapping lives as long as arrays that use it.
     assert open_images(stored("vortex", plain(noise), stem="encoded")).stacked() is None
 
 
