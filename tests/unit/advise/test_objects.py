@@ -51,7 +51,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(("preload", "masked"), [(True, False), (False, True)])
 def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
-    monkeypatch.setattr(Choice, "_workers", lambda _: None)  # Slow starts would rule out trials.
+    monkeypatch.setattr(Choice, "_workers", lambda _: None)  # Workers take long to start.
     masks = path.with_name("m.arrow") if masked else None
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=preload, masks=masks)
     found = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)

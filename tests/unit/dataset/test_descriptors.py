@@ -57,7 +57,7 @@ def folders(request, tmp_path_factory) -> tuple[Path, Path]:
             path = folder / f"{number:03d}.{request.param}"
             ids = {"image_ids": [f"id-{number}"], "columns": {"n": [number]}}
             write_images([image(number, ragged=folder is ragged)], path, **ids)
-    OMEArrowDataset(alike, preload=False)[0]  # Opens files that libraries keep open for good.
+    OMEArrowDataset(alike, preload=False)[0]  # Libraries keep some files open after their first use.
     return alike, ragged
 
 

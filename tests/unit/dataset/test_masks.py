@@ -275,7 +275,7 @@ def test_masks_go_to_workers_pickles_views_targets_and_transforms(path, tmp_path
         OMEArrowDataset(path, masks=masks, transform=lambda image, mask: image)[0]
 
     class Mask(torch.Tensor):
-        """Stand-in for torchvision's class; torchvision is not installed in tests."""
+        """Fake of torchvision's class, as torchvision is not installed in tests."""
 
         def __new__(cls, data):
             return data.as_subclass(cls)
