@@ -1,9 +1,9 @@
-"""Thousands of seeded damages to stored collections: identical pixels or an error of the package, and nothing else.
+"""Thousands of seeded damages to stored collections. Each must give identical pixels or an error of the package.
 
-``python -m tests.adversarial.damage --format parquet --mutations 2000 --seed 1`` damages copies of small collections
-of a format, in each encoding and with each compression, and reads each copy in every way. Each is read in a child
-process, which is limited in time and memory, does many of them, and is started again when it dies. Children are forks
-of a server that has torch imported, and nothing else begun.
+``python -m tests.adversarial.damage --format parquet --mutations 2000 --seed 1`` damages copies of small collections of
+a format, in each encoding and with each compression, and reads each copy in every way. A child process with limited
+time and memory reads many copies, and is restarted when it dies. Children are forks of a server that has imported torch
+but started nothing else.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ FAULTS = ("unverified", "foreign", "unnamed", "crash", "hang", "memory")
 
 @dataclass
 class Tally:
-    """What came of the mutations of one format.
+    """Results of the mutations of one format.
 
     Attributes
     ----------
     name
-        The format's name.
+        Name of the format.
     outcomes
-        Mutations by what reading without verification gave: one of `OUTCOMES`.
+        Number of mutations by the result of reading without verification, one of `OUTCOMES`.
     changed
-        Of those that changed something without an error, how many changed what.
+        Number of mutations without an error by the part of the data that they changed.
     faults
-        Mutations that broke a promise, with what happened; the promise of checksums is ``unverified``.
+        Reports of mutations that broke a guarantee; ``unverified`` is the guarantee of checksums.
     """
 
     name: str
@@ -65,11 +65,9 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Mutations that were tried."""
         return sum(self.outcomes.values()) + sum(fault["fault"] in ("crash", "hang") for fault in self.faults)
 
     def add(self, report: dict[str, Any]) -> None:
-        """Count the report of one mutation."""
         self.outcomes[report["outcome"]] += 1
         self.changed.update(report["changed"])
         self.caught += report["caught"]
@@ -79,7 +77,7 @@ class Tally:
 
 
 def run(name: str, mutations: int, seed: int, *, limit_s: float = LIMIT_S, show: bool = False) -> Tally:
-    """Damage the collections of a format ``mutations`` times, and return what came of it."""
+    """Damage the collections of a format ``mutations`` times, and return the results."""
     tally = Tally(name)
     with tempfile.TemporaryDirectory(prefix="damage-") as folder:
         Path(folder).chmod(0o755)
@@ -97,7 +95,7 @@ def run(name: str, mutations: int, seed: int, *, limit_s: float = LIMIT_S, show:
 def _child(
     folder: str, name: str, numbers: tuple[int, int], seed: int, limit_s: float
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and report of mutations by one child; the last report is of its end, if that was not planned."""
+    """Yield number and report of each mutation of one child; the last report is of an unplanned end."""
     reading, writing = Pipe(duplex=False)
     said = Path(folder, "stderr")
     child = start(said, CHILD, Path(folder), name, *numbers, seed, writing)
@@ -130,7 +128,7 @@ def _child(
 
 
 def start(said: Path, function: str, *arguments: Any) -> ForkServerProcess:
-    """Start a child that calls ``module:function``, and writes what it says to the file ``said``."""
+    """Start a child that calls ``module:function`` and writes its output to the file ``said``."""
     context: ForkServerContext = get_context("forkserver")
     context.set_forkserver_preload(["omearrow_ds.dataset.dataset", "tests.adversarial.damaged_child"])
     child = context.Process(target=_called, args=(said, function, arguments))
@@ -149,7 +147,7 @@ def _called(said: Path, function: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _lines(pipe: Any, limit_s: float) -> Iterator[bytes | None]:
-    """Yield lines as they come; None, and no more, where the next one does not come in time, the first one in ages."""
+    """Yield lines until one is late, then None and no more. The first line has a longer limit."""
     held, wait_s = b"", STARTING_S
     while True:
         if not select.select([pipe], [], [], wait_s)[0]:
@@ -164,13 +162,13 @@ def _lines(pipe: Any, limit_s: float) -> Iterator[bytes | None]:
 
 
 def _tail(file: Path) -> str:
-    """Return what a child said last, without the backtraces."""
+    """Return the last output of a child, without backtraces."""
     lines = [line for line in file.read_text(errors="replace").splitlines() if not re.match(r"\s+(\d+:|at )", line)]
     return "\n".join(lines)[-1500:]
 
 
 def table(tallies: Sequence[Tally]) -> str:
-    """Return the figures as a Markdown table."""
+    """Return the results as a Markdown table."""
     head = ["format", "mutations", *OUTCOMES, "of them pixels", "caught by checksum", "crash", "hang", "foreign error"]
     rows = [head, ["---"] * len(head)]
     for tally in tallies:
@@ -181,7 +179,7 @@ def table(tallies: Sequence[Tally]) -> str:
 
 
 def main() -> int:
-    """Run from the command line; exit status 1 where a promise was broken."""
+    """Run from the command line; return 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", choices=NAMES, action="append", help="by default all, one after the other")
     parser.add_argument("--mutations", type=int, default=2000, help="of each format")

@@ -1,4 +1,4 @@
-"""The child of `damage`: damages copies of collections, reads each in every way, and reports what came of it."""
+"""Child process of `damage`: damages copies of collections, reads each in every way, and reports the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEW = 40  # damages
 
 
 class Variant(NamedTuple):
-    """A collection to damage: how it is written, whether its images are alike, and what reads it."""
+    """A collection to damage; ``alike``: all images have one shape and dtype."""
 
     encoding: str
     compression: str
@@ -41,7 +41,7 @@ class Variant(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """What an undamaged collection holds."""
+    """Content of an undamaged collection."""
 
     pixels: list[np.ndarray]
     ids: list[str]
@@ -50,7 +50,7 @@ class Truth(NamedTuple):
 
 
 def variants_of(name: str) -> list[Variant]:
-    """Return the collections of a format that are damaged in turns."""
+    """Return the variants of a format, which are damaged in turns."""
     fmt = get_format(name)
     module = fmt.module()
     encodings = ("bytes", "list") if fmt.kind == "table" else ("bytes",)
@@ -61,7 +61,7 @@ def variants_of(name: str) -> list[Variant]:
 
 
 def _image(number: int, variant: Variant) -> np.ndarray:
-    """Return an image whose pixels tell number and place, with noise in the low bits that no codec can leave out."""
+    """Return an image whose pixels encode its number and position, with noise in the low bits."""
     shape = (1, 2, 1, 48, 40) if variant.alike else [(1, 2, 1, 48, 40), (1, 1, 2, 9, 31), (2, 1, 1, 32, 16)][number % 3]
     dtype = "uint16" if variant.alike else ["uint16", "uint8", "float32"][number % 3]
     noise = np.random.default_rng(number).integers(0, 16, shape)
@@ -92,14 +92,14 @@ def write_master(path: Path, name: str, variant: Variant) -> Truth:
 
 
 class Examination:
-    """Reads a collection in every way, and notes what came back.
+    """Reads a collection in every way, and records the results.
 
     Attributes
     ----------
     changed
-        What came back other than it was written, and without an error.
+        Names of data that differed from the written data without an error.
     faults
-        Broken promises, with the reason in ``why``.
+        Broken guarantees; ``why`` has the reasons.
     """
 
     def __init__(self, path: Path, name: str, variant: Variant, truth: Truth) -> None:
@@ -111,14 +111,13 @@ class Examination:
         self.why: list[str] = []
 
     def all(self) -> None:
-        """Read everything."""
         self._try(lambda: self._source(self.changed), "source")
         self._try(lambda: self._dataset(self.changed, preload=True, verify=False), "preload")
         if self._variant.engine is None:
             self._try(lambda: self._dataset(self.changed, preload=False), "on demand")
         unverified, self.errors = self.errors, []
         self._try(lambda: self._source(self.verified_changed, verify=True), "verified source")
-        self._try(lambda: self._dataset(self.verified_changed, preload=True), "verified preload")  # by default
+        self._try(lambda: self._dataset(self.verified_changed, preload=True), "verified preload")  # default
         self._try(lambda: self._dataset(self.verified_changed, preload=False, verify=True), "verified on demand")
         self.verify_errors, self.errors = self.errors, unverified
         if self.verified_changed & {"pixels", "shapes"}:
@@ -194,7 +193,7 @@ def _status_bytes(name: str) -> int:
 
 
 class Reporter:
-    """Writes one JSON object a line to the parent."""
+    """Writes one JSON object per line to the parent process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -204,7 +203,7 @@ class Reporter:
 
 
 def examine(folder: Path, number: int, master: Path, name: str, variant: Variant, truth: Truth, mutation: Mutation):
-    """Return the examination of one damaged copy, with time and memory."""
+    """Return the examination of one damaged copy, its seconds and its peak bytes."""
     place = folder / f"{number:06d}"
     place.mkdir()
     copy = place / master.name
@@ -233,12 +232,12 @@ def examine(folder: Path, number: int, master: Path, name: str, variant: Variant
         for each in (copy, *copy.rglob("*")) if copy.is_dir() else (copy,):
             each.chmod(0o700)
     shutil.rmtree(place)
-    gc.collect()  # sources that could not be opened hold threads and files until then
+    gc.collect()  # Until this collection, sources that failed to open keep threads and files.
     return examination, seconds, peak_bytes
 
 
 def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connection) -> None:
-    """Do mutations ``start`` to ``stop``."""
+    """Run mutations ``start`` to ``stop``."""
     reporter = Reporter(pipe.fileno())
     variants = variants_of(name)
     made: dict[Variant, tuple[Path, Truth, Plan]] = {}
@@ -249,13 +248,13 @@ def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connec
         master.parent.mkdir(parents=True)
         made[variant] = (master, write_master(master, name, variant), Plan(master))
         if stop - start < _FEW and len(made) > 1:
-            continue  # as many examinations as damages; a whole pass looks at each
+            continue  # A short pass examines one undamaged variant, a whole pass all.
         examined, _, _ = examine(work, 0, master, name, variant, made[variant][1], Mutation("none", "", lambda _: None))
         if examined.faults or examined.errors or examined.changed or examined.verify_errors:
             raise RuntimeError(f"undamaged {variant}: {vars(examined)}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.collect()
-    gc.freeze()  # what was imported need not be looked at again each time
+    gc.freeze()  # Later collections skip the imported modules.
     reporter.say()
     for number in range(start, stop):
         variant = variants[number % len(variants)]
@@ -280,7 +279,7 @@ def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connec
 
 
 def chosen(plan: Plan, number: int, place: int, seed: int) -> Mutation:
-    """Return mutation ``number``, of this ``place`` of its variant: every second is structural, until all were."""
+    """Return mutation ``number``, the ``place``-th of its variant; half are structural until all were used."""
     order = np.random.default_rng(seed).permutation(len(plan.structural))
     if place % 2 == 0 and place // 2 < len(order):
         return plan.structural[order[place // 2]]
@@ -288,7 +287,7 @@ def chosen(plan: Plan, number: int, place: int, seed: int) -> Mutation:
 
 
 def read_what_may_not_be_read(path: str, name: str) -> None:
-    """Take away the right to read a collection, as another user where this is root, and see what opening it says."""
+    """Remove read permission from a collection, open it (as another user if this is root), and check the error."""
     open_images(path, name).close()
     os.chmod(path, 0)  # noqa: PTH101
     if os.geteuid() == 0:
@@ -304,7 +303,7 @@ def read_what_may_not_be_read(path: str, name: str) -> None:
 
 
 def read_what_is_cut_short(path: str, name: str, engine: str | None, images: list[np.ndarray], kept: int) -> None:
-    """Read a collection of ``images`` in every way after its files were cut to ``kept`` per cent while it was open."""
+    """Truncate the files of an open collection of ``images`` to ``kept`` percent, then read it in every way."""
     source = open_images(path, name, engine=engine)
     options: dict[str, Any] = {"preload": False, "normalize": False, "axes": "YX"}
     datasets = [OMEArrowDataset(path, name, **options) for _ in range(2)] if engine is None else []

@@ -1,9 +1,9 @@
-"""Fuzzing of the decoder: bytes choose a row or a file and what is wrong with it; we and a foreign reader decode it.
+"""Fuzzing of the decoder: bytes choose a row or file and its damage, which this package and a foreign reader decode.
 
-Allowed is what the foreign reader gives, bit for bit, or an error of our tree: no other exception, no crash, no hang.
+The result must equal that of the foreign reader bit for bit, or be an error of this package: no crash, no hang.
 
     python -m tests.adversarial.fuzz --seconds 600     coverage-guided where atheris is installed, else random mutations
-    python -m tests.adversarial.fuzz --replay FILE...  one input a file
+    python -m tests.adversarial.fuzz --replay FILE...  one input per file
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _META_FIELDS = ("size_t", "size_c", "size_z", "size_y", "size_x", "type")
 
 
 class Choices:
-    """Choices made by bytes; where they end, the first of what there is to choose."""
+    """Choices made by bytes. When the bytes are used up, every choice is the first option."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -96,7 +96,7 @@ class Choices:
 
 
 def fuzz_rows(choices: Choices, folder: Path) -> None:
-    """One to three rows of one encoding, some of them mutated, as an Arrow IPC file."""
+    """Decode and compare one to three rows of one encoding, some of them mutated, as an Arrow IPC file."""
     encoding = choices.one(schema.ENCODINGS)
     records = [_record(choices, encoding, number) for number in range(1 + choices.number(3))]
     for _ in range(choices.number(5)):
@@ -111,7 +111,7 @@ def fuzz_rows(choices: Choices, folder: Path) -> None:
         writer.write_batch(pa.record_batch({"ome_image": rows}))
     wanted = [oracle(record) for record in records_of(rows)]
     if any(isinstance(each, MemoryError) for each in wanted):
-        return  # gigabytes of zeros by the rule for gaps: right, and too slow to compare
+        return  # Gaps are read as gigabytes of zeros, which is right but too slow to compare.
     _compare(path, "arrow", wanted)
 
 
@@ -184,7 +184,7 @@ _FILES = (
 
 
 def fuzz_files(choices: Choices, folder: Path) -> None:
-    """A file of each kind that is read by code of our own, with some bytes changed."""
+    """Decode and compare a file of a kind that this package parses itself, with some bytes changed."""
     name, encoding, compression = choices.one(_FILES)
     master, images = _master(name, encoding, compression)
     file = folder / f"damaged{SUFFIX[name]}"
@@ -222,7 +222,7 @@ def _foreign_rows(table: pa.Table) -> list[Any]:
 
 _PARQUET_COLUMNS = [
     f"ome_image.{name}" for name in ("pixels_meta", "chunk_grid", "chunks")
-]  # damage elsewhere is no matter
+]  # Damage elsewhere does not matter.
 _FOREIGN: dict[str, Callable[[Path], list[Any]]] = {
     "arrow": lambda path: _foreign_rows(pa.ipc.open_file(path).read_all()),
     "parquet": lambda path: _foreign_rows(pq.ParquetFile(path).read(columns=_PARQUET_COLUMNS)),
@@ -230,7 +230,7 @@ _FOREIGN: dict[str, Callable[[Path], list[Any]]] = {
 
 
 def _compare(path: Path, name: str, wanted: Sequence[Any], undamaged: Sequence[Array] | None = None) -> None:
-    """Read in two ways, and judge what is read."""
+    """Read in two ways, and compare the results."""
     try:
         source = open_images(path, name)
     except OMEArrowDSError as error:
@@ -257,7 +257,7 @@ def _judge(image: Any, right: Any, stored: Array | None) -> None:
     if isinstance(image, Exception):
         strict = isinstance(right, Exception) or stored is not None or STRICTER.search(str(image))
         assert strict, f"we alone refuse it: {image}"
-    elif isinstance(right, Exception):  # of what is damaged in several places we may read less than the foreign reader
+    elif isinstance(right, Exception):  # With several defects we may read less than the foreign reader.
         assert stored is not None, f"pixels, where the oracle raises {right!r}"
     else:
         right = right.astype(right.dtype.newbyteorder("="))
@@ -271,7 +271,7 @@ TARGETS = (fuzz_rows, fuzz_files)
 
 
 def one_input(data: bytes) -> None:
-    """Run one input; raise where it shows a defect."""
+    """Run one input; raise if it reveals a defect."""
     choices = Choices(data)
     target = choices.one(TARGETS)
     with tempfile.TemporaryDirectory(prefix="omearrow-fuzz-") as folder:
@@ -279,7 +279,7 @@ def one_input(data: bytes) -> None:
 
 
 def mutated(rng: random.Random, corpus: Sequence[bytes]) -> bytes:
-    """Return new bytes, or those of an input of the corpus with some changed."""
+    """Return random bytes, or a mutated input of the corpus."""
     data = bytearray(rng.choice(corpus) if corpus and rng.random() < 0.5 else rng.randbytes(rng.randrange(4, 64)))
     for _ in range(rng.randrange(3)):
         at = rng.randrange(len(data) + 1)
@@ -288,7 +288,7 @@ def mutated(rng: random.Random, corpus: Sequence[bytes]) -> bytes:
 
 
 def random_pass(seconds: float, seed: int, most: int | None = None) -> int:
-    """Run mutated inputs until the time is up or there were so many; return how many. A failure names the input."""
+    """Run mutated inputs until the time or the count is reached; return the count. A failure names the input."""
     rng, corpus = random.Random(seed), [file.read_bytes() for file in sorted(CORPUS.iterdir())]
     deadline = time.monotonic() + seconds
     done = 0
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"seed {options.seed}: {random_pass(options.seconds, options.seed)} inputs, none failed")
         return
     for name in [name for name in sys.modules if name.startswith(("omearrow_ds", "tests."))]:
-        del sys.modules[name]  # to be imported again, with what counts its coverage
+        del sys.modules[name]  # The next import instruments it for coverage.
     with atheris.instrument_imports(include=["omearrow_ds"]):
         again = importlib.import_module("tests.adversarial.fuzz")
         for name in ("arrow", "parquet"):

@@ -1,4 +1,4 @@
-"""Kill runs of ``pytest benchmarks``, and look at what the next run makes of what is left."""
+"""Kill runs of ``pytest benchmarks``, and check that the next run works with the leftover files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from benchmarks.support import data
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 280
-_RESULTS = 3  # a table and a figure of track 0, and the summary
-_PHASES = ("data", "stored")  # once something is in the folder, it makes data and measures; it stores
+_RESULTS = 3  # Each run writes a table and a figure of track 0, and the summary.
+_PHASES = ("data", "stored")  # The first file in a folder shows that a run makes data and measures, or that it stores.
 
 
 def kill_runs(times: int, seed: int) -> int:
-    """Kill runs in turns from when they make data and from when they store results; return how many were wrong."""
+    """Kill runs alternately while they make data and while they store results; return how many were wrong."""
     if not times:
         return 0
     found: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def _said(folder: Path) -> str:
 
 
 def _appears(path: Path, process: subprocess.Popen) -> float:
-    """Wait until there is something in a folder; return the moment."""
+    """Wait for the first entry in a folder; return the time."""
     stop = time.monotonic() + _LIMIT_S
     while not list(path.glob("*")) and process.poll() is None:
         assert time.monotonic() < stop, path
@@ -92,13 +92,13 @@ def _appears(path: Path, process: subprocess.Popen) -> float:
 
 
 def _left(folder: Path, number: int) -> list[Path]:
-    """Return what a killed run left half done."""
+    """Return the incomplete files of a killed run."""
     places = [f"data/{number}/*/.*.partial", f"stored/{number}/*/*.partial", "results/.*.tmp", "data/*/*/.*.use-*"]
     return [path for place in places for path in folder.glob(place)]
 
 
 def _look(folder: Path, number: int) -> None:
-    """Look at what a run left that ended well: all whole, nothing half done, no lock held."""
+    """Check the results of a run that ended well: all complete, no partial files, no locks."""
     results = sorted((folder / "results").iterdir())
     assert len(results) == _RESULTS, results
     for path in results:

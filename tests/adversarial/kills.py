@@ -1,11 +1,10 @@
-"""Kill writers at random moments, and look at what is left: old content or new, whole, and the next run works.
+"""Kill writers at random moments; then old or new content must be complete, and the next run must work.
 
-``python -m tests.adversarial.kills --kills 200`` (``make kills KILLS=200``) shares the kills out to every format and
-kind of work, prints a table, and exits with 1 if anything was wrong. The work is done by forks of a process that has
-imported the libraries but used none, so a kill costs a fraction of a second; after SIGKILL another fork looks at what
-is left.
-The clock starts when the fork says that it begins the work, and moments are drawn over the time of a whole run.
-``--runs 5`` kills runs of ``pytest benchmarks`` as well.
+``python -m tests.adversarial.kills --kills 200`` (``make kills KILLS=200``) divides the kills among all formats and
+kinds of work, prints a table, and exits with 1 after any failure. Forks of a process that has imported the libraries
+but used none do the work, so a kill costs a fraction of a second. After SIGKILL another fork checks the files. The
+clock starts when the fork says that it begins the work, and moments are drawn over the time of a whole run. ``--runs
+5`` kills runs of ``pytest benchmarks`` as well.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from omearrow_ds.storage.formats import get_format
 from tests.adversarial.killed_run import kill_runs
 
 COUNT, SIZE = 24, 64
-_HELD = (8, 8)  # how often an image is repeated in y and x for `cache_dir`: 13 MB take long enough to be interrupted
+_HELD = (8, 8)  # Repeats of an image in y and x for `cache_dir`: writing 13 MB takes long enough to be interrupted.
 _LIMIT_S = 100
 _WORKLOAD = Workload(count=100, shape=(1, 1, 1, 100, 100), seed=7)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Something that may be killed: prepared once in a folder, done again and again, and looked at after each kill.
+    """Work to kill: prepared once in a folder, done repeatedly, and checked after each kill.
 
-    ``look`` returns what it found in a word, and raises `AssertionError` where that is wrong; ``share`` is of kills.
+    ``look`` returns its finding as a word, or raises `AssertionError`; ``share`` is the share of kills.
     """
 
     prepare: Callable[[Path, str], None]
@@ -54,7 +53,7 @@ class Work:
 
 
 def images(content: str) -> list[np.ndarray]:
-    """Return images of the ``old`` or ``new`` content, no two alike."""
+    """Return different images of the ``old`` or ``new`` content."""
     first = 0 if content == "old" else COUNT
     pixels = np.arange(SIZE * SIZE, dtype=np.uint16).reshape(SIZE, SIZE)
     return [pixels * np.uint16(7) + np.uint16(first + number) for number in range(COUNT)]
@@ -73,7 +72,7 @@ def write(content: str) -> Callable[[Path, str], None]:
 
 
 def whole_content(path: Path, name: str) -> str:
-    """Return which content stands at a path, having compared every pixel and the column."""
+    """Return which content is at a path, after comparing every pixel and the column."""
     with open_images(path, name) as source:
         found = source.take(range(len(source)))
         (content,) = set(source.columns["content"].to_pylist())
@@ -84,7 +83,7 @@ def whole_content(path: Path, name: str) -> str:
 
 
 def content_and_next_write(folder: Path, name: str) -> str:
-    """Return what is there; then write the old content again, which removes what the killed writer left."""
+    """Return the content, then write the old content again, which removes leftovers of the killed writer."""
     path = path_of(folder, name)
     content = whole_content(path, name)
     left = [each for each in folder.iterdir() if ".partial-" in each.name]
@@ -110,7 +109,7 @@ def do_convert(folder: Path, name: str) -> None:
 
 
 def large(content: str) -> list[np.ndarray]:
-    """Return the images, larger, in memory that is read and not computed."""
+    """Return the images, enlarged, in memory that is read and not computed."""
     return [np.tile(image, _HELD) for image in images(content)]
 
 
@@ -166,7 +165,7 @@ def do_parts(folder: Path, name: str) -> None:
 
 
 def look_at_parts(folder: Path, name: str) -> str:
-    """Return how far it was, having gone on with it: every image is there once, and nothing else is left."""
+    """Return the progress, after resuming: every image is there once, without leftovers."""
     path = folder / "images.parts"
     there = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
     made = len(list(path.glob("jobs/0*.json")))
@@ -191,7 +190,7 @@ def look_at_parts(folder: Path, name: str) -> str:
     }
     assert not strays, strays
     if os.getpid() % 2:
-        shutil.rmtree(path)  # else it is replaced by the next one
+        shutil.rmtree(path)  # Otherwise the next run would replace it.
     return found
 
 
@@ -205,9 +204,9 @@ WORKS = {
 
 
 def forked(action: Callable[[], object], kill_after_s: float | None = None) -> tuple[int, str, float]:
-    """Run an action in a fork, killed a while after it began if asked.
+    """Run an action in a fork; if requested, kill it some time after it begins.
 
-    Return its wait status, what it returned or raised, and how long it took.
+    Return its wait status, its result or error, and its duration.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -222,7 +221,7 @@ def forked(action: Callable[[], object], kill_after_s: float | None = None) -> t
         os.write(writing, said.encode()[-4000:])
         os._exit(status)
     os.close(writing)
-    os.read(reading, 1)  # it begins
+    os.read(reading, 1)  # The action begins.
     start = time.monotonic()
     stop = start + (_LIMIT_S if kill_after_s is None else kill_after_s)
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < stop:
@@ -239,9 +238,9 @@ def forked(action: Callable[[], object], kill_after_s: float | None = None) -> t
 
 
 def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> Iterator[str]:
-    """Kill a work ``times`` times, each at a random moment; yield what was found after each.
+    """Kill a work ``times`` times, each at a random moment; yield the finding after each.
 
-    A moment is drawn from the time that the whole work took last; where it was over before, it is drawn again.
+    The moment is drawn from the last duration of the whole work. If the work ended before it, it is drawn again.
     """
     draw = random.Random(seed)
     status, said, _ = forked(lambda: work.prepare(folder, name))
@@ -264,12 +263,12 @@ def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> It
 
 
 def race(folder: Path, name: str, rounds: int) -> str:
-    """Let two processes replace one target while this one reads it; return what was read, in words and numbers.
+    """Let two processes replace one target while this one reads it; return the reads, in words and numbers.
 
-    Each writes ``rounds`` times. A reader gets one content whole, or an error of ours that says that the collection was
-    replaced.
+    Each writes ``rounds`` times. Each read must return one complete content, or raise the package's error that the
+    collection was replaced.
     """
-    status, said, _ = forked(lambda: write("old")(folder, name))  # a library that has threads may not be forked
+    status, said, _ = forked(lambda: write("old")(folder, name))  # Libraries with threads must not be forked.
     assert status == 0, said
     path = path_of(folder, name)
     children = []
@@ -302,7 +301,7 @@ def race(folder: Path, name: str, rounds: int) -> str:
 
 
 def run_races(names: list[str], rounds: int) -> int:
-    """Let processes race for every format; print what was read, and return how many formats were wrong."""
+    """Run races for every format; print the reads, and return how many formats were wrong."""
     wrong = 0
     for name in names:
         with tempfile.TemporaryDirectory(prefix="race-") as folder:
@@ -313,7 +312,7 @@ def run_races(names: list[str], rounds: int) -> int:
 
 
 def run(works: list[str], names: list[str], kills: int, seed: int) -> int:
-    """Share the kills out to every work of every format; print a table, and return how much was wrong."""
+    """Divide the kills among the works of every format; print a table, and return the number of failures."""
     wrong = 0
     shares = len(names) * sum(WORKS[work].share for work in works)
     for work in works:
@@ -332,7 +331,6 @@ def run(works: list[str], names: list[str], kills: int, seed: int) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in FORMATS])
@@ -345,7 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in names:
         importlib.import_module(f"omearrow_ds.storage.formats.{name}")
         importlib.import_module(get_format(name).backend)
-        writer_version(get_format(name))  # kept for all forks: it takes a second
+        writer_version(get_format(name))  # All forks inherit the cached version, which takes a second.
     start = time.monotonic()
     wrong = run(given.works, names, given.kills, given.seed) + run_races(names, given.rounds)
     wrong += kill_runs(given.runs, given.seed)

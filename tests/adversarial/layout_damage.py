@@ -64,7 +64,7 @@ def _find_chunk(path: Path, channel: int) -> _File:
     raise AssertionError(f"{path} does not store these pixels as they are in memory")
 
 
-# ---- Parquet: a value follows its length; of lists the levels say where each begins
+# ---- Parquet: a length precedes each value; for lists, levels mark where each begins
 
 
 def lengthen_prefix(path: Path) -> Path:

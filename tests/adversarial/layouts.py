@@ -87,7 +87,7 @@ def write_layout(name: str, folder: Path) -> Path:
 
 
 class Access(NamedTuple):
-    """A way to read: what is opened, what is then read of the damaged image, and the right pixels."""
+    """A way to read: how to open, how to read the damaged image, and the right pixels."""
 
     open: Callable[[Path], Any]
     read: Callable[[Any], Array]

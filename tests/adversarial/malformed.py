@@ -1,4 +1,4 @@
-"""OME-Arrow rows that are malformed or merely odd, built as Arrow data, and what the oracle makes of them."""
+"""OME-Arrow rows that are malformed or merely odd, built as Arrow data, and the result of the oracle for each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORACLE_LIMIT_BYTES = 2**30
 
 
 class Case(NamedTuple):
-    """How a good record is changed, and which fields have another Arrow type."""
+    """Changes to a good record, and the fields with another Arrow type."""
 
     name: str
     encodings: Sequence[str]
@@ -39,13 +39,13 @@ class Case(NamedTuple):
 
 
 def oracle(record: Record | None) -> Array | Exception:
-    """Return what ``ome_arrow.to_numpy`` makes of a record, in native byte order, or the error that it raises."""
+    """Return the result of ``ome_arrow.to_numpy`` for a record, in native byte order, or the error that it raises."""
     try:
         meta = record["pixels_meta"]
         dtype = _dtype(meta["type"])
         size_bytes = float(np.prod([float(meta[f"size_{axis}"]) for axis in "tczyx"])) * dtype.itemsize
         if size_bytes > ORACLE_LIMIT_BYTES:
-            raise MemoryError(size_bytes)  # so that no test takes all memory
+            raise MemoryError(size_bytes)  # No test may take all memory.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = ome_arrow.to_numpy(record, dtype=dtype)
@@ -57,11 +57,11 @@ def oracle(record: Record | None) -> Array | Exception:
 def _dtype(name: Any) -> np.dtype[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.dtype(name if isinstance(name, str) else object())  # of None NumPy would make float64
+        return np.dtype(name if isinstance(name, str) else object())  # NumPy would read None as float64.
 
 
 def records_of(rows: pa.Array) -> list[Record | Exception | None]:
-    """Return rows as ome-arrow gets them; of a row that has no record, the error that says so."""
+    """Return rows as ome-arrow gets them. A row without a record is replaced by the error for it."""
     found: list[Any] = []
     for row in rows:
         try:
@@ -91,12 +91,12 @@ def rows_of(case: Case, encoding: str) -> pa.Array:
     records = [_safe(record) for record in (records if "" not in case.types else [records[1]] * 3)]
     try:
         return pa.array(records, kind)
-    except (pa.ArrowException, TypeError):  # the good ones cannot have the odd type
+    except (pa.ArrowException, TypeError):  # Good records may not fit the odd type.
         return pa.array([records[1], records[1], records[1]], kind)
 
 
 def _safe(record: Record | None) -> Record | None:
-    """Return the record with arrays as lists: not every Arrow type is made of arrays."""
+    """Return the record with arrays as lists, because not every Arrow type accepts arrays."""
     if isinstance(record, dict):
         return {name: _safe(value) for name, value in record.items()}
     if isinstance(record, list):
@@ -142,7 +142,7 @@ def stored_as(dtype: str, compression: str | None = None, meta_type: str = "uint
 
 
 def compressed(codec: str, plain_bytes: int) -> Callable[[Record], Record]:
-    """Return the change by which the first chunk, of 36 bytes, is other bytes compressed."""
+    """Return the change that replaces the first chunk, of 36 bytes, by other bytes, compressed."""
     data = pa.Codec(codec).compress(bytes(range(1, 256)) * (plain_bytes // 255) + b"\7" * (plain_bytes % 255))
     return first_chunk(compression=codec, pixel_bytes=data.to_pybytes())
 
@@ -157,7 +157,7 @@ def _one_pixel(encoding_change: Callable[[Record], Record], meta_type: str) -> C
 
 
 def struct_fields(*extra: tuple[str, pa.DataType], without: Sequence[str] = ()) -> Callable[[pa.DataType], Any]:
-    """Return the function that adds fields to a struct, or to the structs of a list, and leaves others out."""
+    """Return the function that adds fields to a struct, or to the structs of a list, and omits others."""
 
     def change(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_list(kind):
@@ -182,7 +182,7 @@ def large_list_view(kind: pa.DataType) -> pa.DataType:
 
 
 def wrapped_t(record: Record) -> Record:
-    """Return a record whose every ``t``, times the 8 planes of one t, is that of a valid one but for 2**64."""
+    """Return a record whose every ``t``, times the 8 planes per t, is valid modulo 2**64."""
     image = image_of((2, 2, 4, 2, 3))
     chunks = whole_chunks(image, "list" if "pixels" in record["chunks"][0] else "bytes")
     return record_of(image, [each | {"t": each["t"] + 2**61} for each in chunks], [])
@@ -192,7 +192,7 @@ HUGE = {"size_t": 2**31 - 1, "size_z": 2**31 - 1, "size_y": 2**31 - 1, "size_x":
 DICTIONARY = always(pa.dictionary(pa.int8(), pa.string()))
 _CODECS = ("gzip", "brotli", "lz4", "lz4_raw", "zstd", "snappy")
 
-# name, encodings, change of the record, other types of fields by name ("" is the whole struct)
+# Name, encodings, change of the record, other types of fields by name ("" is the whole struct).
 _CASES: list[tuple[Any, ...]] = [
     ("nothing changed", BOTH, same_record),
     ("null image", BOTH, lambda _: None),

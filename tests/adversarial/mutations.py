@@ -1,7 +1,7 @@
-"""Seeded damage to a stored collection: what disks, copies, and people do to files and folders.
+"""Seeded damage to a stored collection, as caused by disks, copies and users.
 
-`Plan` holds for one collection every structural damage there is to do to it (each member missing, a folder in place of
-each file, each file cut short at each boundary that its format knows of), and makes any number of random ones beside.
+`Plan` lists all structural damages of one collection: each member missing, a folder in place of each file, and each
+file truncated at each boundary of its format. It also makes any number of random damages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INTEGERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_
 
 
 class Mutation(NamedTuple):
-    """Damage to do: what kind it is, to what, and the function that does it to a collection at a path."""
+    """Damage to a collection: its kind, its target, and the function that damages the collection at a path."""
 
     kind: str
     detail: str
@@ -47,12 +47,12 @@ class Mutation(NamedTuple):
 
 
 class Plan:
-    """The damages of one collection.
+    """Damages of one collection.
 
     Parameters
     ----------
     master
-        The undamaged collection; every damage is done to a copy.
+        The undamaged collection; only copies are damaged.
     """
 
     def __init__(self, master: Path) -> None:
@@ -82,7 +82,6 @@ class Plan:
                 yield Mutation("cut at a boundary", f"{name} to {length} of {size}", partial(_cut, name, length))
 
     def random(self, rng: Rng) -> Mutation:
-        """Return one random damage."""
         number = int(rng.choice(len(self._files), p=self._weights()))
         name, size, bounds = self._files[number], self._sizes[number], self._bounds[number]
         at = self._place(rng, size, bounds)
@@ -118,12 +117,12 @@ class Plan:
         return Mutation("exchanged files", f"{name} with {other}", partial(_exchange, name, other))
 
     def _weights(self) -> np.ndarray:
-        """Return how likely each file is hit: the more bytes, the likelier, but small ones too."""
+        """Return a weight per file, which grows with its size; small files are hit too."""
         weights = np.sqrt(np.array(self._sizes, float)) + 1
         return weights / weights.sum()
 
     def _place(self, rng: Rng, size: int, bounds: list[int]) -> int:
-        """Return a place in a file: anywhere, or near a boundary, where the lengths and places of things stand."""
+        """Return a random offset in a file, often near a boundary, where lengths and offsets are stored."""
         if rng.random() < 0.5 and bounds:
             place = bounds[int(rng.integers(len(bounds)))] + int(rng.normal(0, 24))
             return min(max(place, 0), max(size - 1, 0))
@@ -131,7 +130,7 @@ class Plan:
 
 
 def files_of(path: Path) -> Iterator[str]:
-    """Yield the files of a collection, relative to its path; a file is ``""`` itself."""
+    """Yield the files of a collection relative to its path; a single file is ``""``."""
     if path.is_file():
         yield ""
     else:
@@ -139,7 +138,7 @@ def files_of(path: Path) -> Iterator[str]:
 
 
 def boundaries(file: Path) -> list[int]:
-    """Return where the parts of a file start and end, as far as its kind is known; of any file its first and last."""
+    """Return offsets where the parts of a file start and end, for known formats; otherwise its first and last."""
     data = file.read_bytes()
     size = len(data)
     found = {0, 4, 8, 12, 16, 64, size // 2, size - 64, size - 40, size - 16, size - 12, size - 8, size - 4, size}
@@ -203,7 +202,7 @@ def _of_duckdb(file: Path, data: bytes) -> Iterator[int]:
 def _of_lance(file: Path, data: bytes) -> Iterator[int]:
     starts = struct.unpack("<QQQII", data[-40:-8])
     yield from starts[:3]
-    for table, count in ((starts[1], starts[4]), (starts[2], starts[3])):  # of columns, and of buffers
+    for table, count in ((starts[1], starts[4]), (starts[2], starts[3])):  # Columns, then buffers.
         for place in range(count):
             position, length = struct.unpack_from("<QQ", data, table + 16 * place)
             yield from (position, position + length)

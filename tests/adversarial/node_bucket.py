@@ -1,9 +1,9 @@
-"""A plate in a bucket becomes parts in another, made by Dask on two hosts, and two hosts train on these under torchrun.
+"""Dask on two hosts converts a plate in one bucket to parts in another; two hosts train on them under torchrun.
 
-``python -m tests.adversarial.node_bucket PLATE`` takes the folder of NF1's fields, a TIFF file a channel, and exits
-with 1 if anything was wrong. SeaweedFS is on a third host. The channels' files lie below ``s3://plate/``, and beside
-them a LoadData table of their URLs, as in the Cell Painting Gallery; parts come below ``s3://lab/``. Each host keeps
-what it fetches in a folder of its own. Whatever a rank is given is compared with what tifffile reads.
+``python -m tests.adversarial.node_bucket PLATE`` takes the folder of NF1's fields, one TIFF file per channel, and exits
+with 1 after any failure. SeaweedFS runs on a third host. ``s3://plate/`` holds the channels' files and a LoadData table
+of their URLs, as in the Cell Painting Gallery; parts go to ``s3://lab/``. Each host caches fetched data in its own
+folder. All samples of a rank are compared with pixels read by tifffile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.bucket_rank import EPOCHS, fields
 from tests.support.cluster import Node, cluster
 from tests.support.engine import Engine
 
-RANKS, PART_BYTES = 2, 2**23  # a host, and of a field each
+RANKS, PART_BYTES = 2, 2**23  # Ranks per host; bytes per part and per field.
 _TABLE, _PARTS = "s3://plate/images/load_data.csv", "s3://lab/nf1.parts"
 _UPLOAD = """
 import sys
@@ -49,7 +49,7 @@ with Client(address) as client:
 
 
 def _table(plate: Path) -> str:
-    """Return a LoadData table of a plate's files, by their URLs."""
+    """Return a LoadData table with the URLs of a plate's files."""
     said = io.StringIO()
     rows = [
         {f"URL_{channel}": f"s3://plate/images/{file.name}" for channel, file in files.items()}
@@ -70,7 +70,7 @@ def _upload(node: Node, weed: Weed, plate: Path, folder: Path) -> None:
 
 
 def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
-    """Do it on three nodes, and return in words what came of it; raise `AssertionError` if anything is wrong."""
+    """Convert and train on three nodes, and return the results in words; raise `AssertionError` after any failure."""
     first, second, third = nodes
     began_s = time.monotonic()
 
@@ -83,14 +83,14 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
         _upload(first, weed, plate, folder)
         engine = Engine([first, second])
         convert = [sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES]
-        first.run(convert, timeout_s=400)  # of a busy machine; it takes a quarter of a minute
+        first.run(convert, timeout_s=400)  # The limit is for a busy machine; conversion takes a quarter of a minute.
         made_s = time.monotonic() - began_s
         told = torchrun([first, second], _PARTS, folder / "run", plate, ranks=RANKS, module="tests.support.bucket_rank")
     names, shares = set(fields(plate)), []
     for epoch in range(EPOCHS):
         seen = Counter(name for each in told for name in each["ids"][epoch])
         assert set(seen) == names, seen
-        assert seen.total() - len(names) < len(told), seen  # what fills up the last ranks
+        assert seen.total() - len(names) < len(told), seen  # Repeats fill up the last ranks.
     assert len({tuple(each["weights"]) for each in told}) == 1, "ranks differ in what they have learnt"
     for host in ("node1", "node2"):
         kept = [each["kept"] for each in told if each["host"] == host]
@@ -103,7 +103,6 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
 
 
 def main(plate: str) -> int:
-    """Run, and return the exit status."""
     if said := missing():
         print(said)
         return 1

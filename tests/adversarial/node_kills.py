@@ -1,8 +1,8 @@
 """Kill workers, drivers and nodes, and cut links, while a Dask cluster on three nodes converts a plate to parts.
 
-``python -m tests.adversarial.node_kills --kills 50`` prints a table, and exits with 1 if anything was wrong. Two nodes
-have a worker, the first the scheduler too; the third has the driver. After each kill what was killed is started again,
-and the driver, if it has ended with an error; then all images are there, each once and to the bit.
+``python -m tests.adversarial.node_kills --kills 50`` prints a table, and exits with 1 after any failure. Two nodes have
+a worker, the first also the scheduler; the third has the driver. After each kill the killed program is restarted, and
+also the driver if it failed. Then every image must exist exactly once, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMATS = ("arrow", "parquet", "vortex", "tiff", "ome_zarr")
 
 
 class Run:
-    """A cluster that converts one plate again and again."""
+    """A cluster that converts one plate repeatedly."""
 
     def __init__(self, nodes: Sequence[Node], folder: Path) -> None:
         self.nodes, self.folder, self.engine = nodes, folder, Engine(nodes)
@@ -36,32 +36,31 @@ class Run:
         self.driver: subprocess.Popen[str] | None = None
 
     def worker(self, drawn: random.Random) -> None:
-        """Kill a worker alone: another one is started by the program that looks after it."""
+        """Kill only a worker; its nanny starts another one."""
         kill_worker(self.engine.workers[drawn.randrange(2)])
 
     def both_programs(self, drawn: random.Random) -> None:
-        """Kill a worker and the program that looks after it, and start both again."""
+        """Kill the worker and its nanny, and start both again."""
         self.start_again(drawn.randrange(2))
 
     def start_again(self, which: int) -> None:
-        """Kill what runs of a worker, and start it."""
+        """Kill all processes of a worker, and start it."""
         kill(self.engine.workers[which])
         self.engine.workers[which] = self.engine.start_worker(self.nodes[which])
 
     def driver_itself(self, drawn: random.Random) -> None:
-        """Kill the driver."""
         assert self.driver is not None
         kill(self.driver)
 
     def link(self, drawn: random.Random) -> None:
-        """Cut a worker off for some seconds, or the driver."""
+        """Cut off a worker or the driver for some seconds."""
         node = self.nodes[drawn.randrange(1, 3)]
         node.link("down")
         time.sleep(drawn.uniform(0, 3))
         node.link("up")
 
     def node(self, drawn: random.Random) -> None:
-        """Cut a worker off until all is done."""
+        """Cut off a worker until the conversion is done."""
         self.nodes[1].link("down")
 
 
@@ -75,7 +74,7 @@ KINDS: dict[str, Callable[[Run, random.Random], None]] = {
 
 
 def kill_worker(program: subprocess.Popen[str]) -> None:
-    """Kill the last in the line of processes that a program started."""
+    """Kill the last process in the chain that a program started."""
     import psutil
 
     below = psutil.Process(program.pid).children(recursive=True)
@@ -85,7 +84,7 @@ def kill_worker(program: subprocess.Popen[str]) -> None:
 
 
 def once(run: Run, kind: str, form: str, drawn: random.Random) -> str:
-    """Convert, with one kill on the way; return what happened, or raise `AssertionError` if what is made is wrong."""
+    """Convert with one kill; return the result, or raise `AssertionError` if the parts are wrong."""
     path = run.folder / "plate.parts"
     run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
     at = numbered.wait_for_parts(path, drawn.randrange(1, 44))
@@ -97,7 +96,7 @@ def once(run: Run, kind: str, form: str, drawn: random.Random) -> str:
         run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
         again = run.driver.communicate(timeout=_LIMIT_S)[0]
         assert run.driver.returncode == 0, f"{said}\n{again}"
-    if kind == "node":  # its programs ended with the link, or will
+    if kind == "node":  # Its programs end with the link.
         run.nodes[1].link("up")
         run.start_again(1)
     parts = numbered.check_parts(path, COUNT)
@@ -107,7 +106,6 @@ def once(run: Run, kind: str, form: str, drawn: random.Random) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--formats", nargs="+", default=FORMATS)

@@ -1,9 +1,9 @@
-"""Ranks under torchrun on one host or two, over a collection in parts, stopped at random and gone on with by others.
+"""Ranks under torchrun on one or two hosts, over a collection in parts, stopped at random and resumed by others.
 
-``python -m tests.adversarial.node_ranks --runs 24`` prints a line a run, and exits with 1 if anything was wrong. Runs
-have 1 to 4 ranks a host and 0 to 2 workers each, every combination once in 24, and batches of any size. An epoch is
-gone through by a few runs, each but the last of which stops at random: every image comes once, but for fewer than the
-ranks of the last one, which come again to fill up, or, with ``drop_last``, what fills no batch on all ranks.
+``python -m tests.adversarial.node_ranks --runs 24`` prints a line per run, and exits with 1 after any failure. Runs
+have 1 to 4 ranks per host, 0 to 2 workers per rank (every combination once in 24), and random batch sizes. A few runs
+share an epoch; each except the last stops at random. Every image comes once. As padding, fewer images than ranks may
+repeat; with ``drop_last``, the last incomplete batch of the ranks is missing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COUNT, PART_BYTES = 211, 12_000  # of images of 1,920 bytes
 
 
 class Run(NamedTuple):
-    """How many ranks a host and workers a rank."""
+    """Numbers of hosts, of ranks per host, and of workers per rank."""
 
     hosts: int
     ranks: int
     workers: int
 
 
-_LIMIT_S = 400  # of a busy machine; a run takes half a minute
+_LIMIT_S = 400  # The limit is for a busy machine; a run takes half a minute.
 _RUNS = list(starmap(Run, product((1, 2), (1, 2, 3, 4), (0, 1, 2))))
 
 
@@ -47,14 +47,14 @@ def torchrun(
     ranks: int = 1,
     module: str = "tests.support.rank",
 ) -> list[dict[str, Any]]:
-    """Run a module under torchrun, with so many ranks a node; return what each rank told."""
+    """Run a module under torchrun with ``ranks`` ranks per node; return the report of each rank."""
     folder.mkdir()
     launched(nodes, ["-m", module, collection, folder, *words], ranks)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
 
 
 def launched(nodes: Sequence[Node], program: Sequence[object], ranks: int = 1) -> None:
-    """Run a program under torchrun, with so many ranks a node."""
+    """Run a program under torchrun with ``ranks`` ranks per node."""
     started = []
     for number, node in enumerate(nodes):
         launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
@@ -66,7 +66,7 @@ def launched(nodes: Sequence[Node], program: Sequence[object], ranks: int = 1) -
 
 
 def runs(count: int, drawn: random.Random) -> list[Run]:
-    """Return that many runs: each combination once, before any comes again."""
+    """Return ``count`` runs; no combination repeats before all were used."""
     found: list[Run] = []
     while len(found) < count:
         found += drawn.sample(_RUNS, len(_RUNS))
@@ -74,16 +74,16 @@ def runs(count: int, drawn: random.Random) -> list[Run]:
 
 
 class Epoch:
-    """An epoch that some runs go through: what has come so far, and the state that the last of them left."""
+    """An epoch that several runs share: its samples so far, and the state that the last run saved."""
 
     def __init__(self) -> None:
         self.seen: Counter[int] = Counter()
         self.state: Path | None = None
 
     def go_on(self, nodes: Sequence[Node], collection: Path, folder: Path, run: Run, drawn: random.Random) -> str:
-        """Go on by one run; return in words what came of it, or raise `AssertionError` if that is wrong."""
+        """Continue with one run; return the result in words, or raise `AssertionError` if it is wrong."""
         before, ranks, batch_size = self.seen.total(), run.hosts * run.ranks, drawn.randint(1, 7)
-        most = (COUNT - before) // (ranks * batch_size)  # batches of which none is cut short
+        most = (COUNT - before) // (ranks * batch_size)  # Number of full batches per rank.
         stops = drawn.randint(1, most) if most > 1 and drawn.random() < 0.75 else None
         drops = stops is None and drawn.random() < 0.3
         words: list[object] = ["--workers", run.workers, "--batch-size", batch_size]
@@ -105,7 +105,6 @@ class Epoch:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=len(_RUNS))
     parser.add_argument("--seed", type=int, default=0)

@@ -1,12 +1,12 @@
 """Kill readers of collections on a server, and their workers, while several share a cache that holds a few parts.
 
-``python -m tests.adversarial.reader_kills --kills 200`` prints a table, and exits with 1 if anything was wrong. Two
-readers run at a time, as two ranks of a host; one of them, or a worker of its, is killed (SIGKILL) at a random moment.
-Whoever reads compares every pixel. After each kill the cache is within its limit; every tenth time, and at the end, a
-reader that nobody kills comes to its end, and the parts that it fetched whole are those of the server to the bit.
+``python -m tests.adversarial.reader_kills --kills 200`` prints a table, and exits with 1 after any failure. Two readers
+run at a time, as two ranks of a host. One of them, or one of its workers, is killed (SIGKILL) at a random moment.
+Readers compare every pixel. After each kill the cache must be within its limit. Every tenth time, and at the end, a
+reader that is not killed must finish, and its completely fetched parts must equal those of the server bit for bit.
 
-The collections are of parts that are shuffled together, of parts that were permuted, whose epochs grow from one part,
-and of such parts as are fetched in ranges.
+The collections have parts that are shuffled together, permuted parts, whose epochs start with one part, and permuted
+parts that are fetched in byte ranges.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.support.objects import ObjectServer, serving
 from tests.support.parts import publish
 from tests.support.programs import Program, Programs, forked_programs
 
-_LIMIT_S = 240  # of a reader on a busy machine; then it is one that hangs
-_WITH_WORKERS, _READING = 0.2, 0.5  # of the readers: that have workers, that are killed after their first batch
+_LIMIT_S = 240  # The limit is for a busy machine; a reader that exceeds it hangs.
+_WITH_WORKERS, _READING = 0.2, 0.5  # Shares of readers that have workers, and that are killed after their first batch.
 _READER = """
 import sys
 import numpy as np
@@ -59,18 +59,18 @@ print("all", flush=True)
 
 @dataclass(frozen=True)
 class World:
-    """A collection, and the room that its readers share: too little for two that have all they might have.
+    """A collection, and the size of its readers' cache, too small for all that two of them may fetch.
 
     Attributes
     ----------
     parts, images, shape
-        How many, how many a part, and of which shape.
+        Number of parts, number of images per part, and shape of an image.
     permuted
-        Whether images were permuted when parts were made: then an epoch grows from one part.
+        Whether images were permuted when parts were made; an epoch then starts with one part.
     room
-        For so many parts.
+        Size of the cache in parts.
     share
-        Of the kills.
+        Share of the kills.
     """
 
     name: str
@@ -82,7 +82,6 @@ class World:
     share: float
 
     def made(self, folder: Path) -> Path:
-        """Write the collection."""
         count = self.parts * self.images
         images = (np.arange(count * np.prod(self.shape)) % 65521).astype(np.uint16)
         images = images.reshape(count, 1, self.shape[0], 1, *self.shape[1:])
@@ -101,8 +100,6 @@ WORLDS = (
 
 
 class Host:
-    """A server, a cache, and readers that share it."""
-
     def __init__(self, world: World, server: ObjectServer, folder: Path, programs: Programs) -> None:
         path = world.made(server.folder)
         self._programs, self.cache = programs, folder / f"cache-{world.name}"
@@ -113,28 +110,28 @@ class Host:
         self._batch_size = 1 if world.name == "large" else 3
 
     def reader(self, workers: int) -> Program:
-        """Start a reader of an epoch."""
+        """Start a reader of one epoch."""
         words = (self._url, self.cache, self.limit_bytes, workers, self._batch_size, *self._shape)
         return self._programs.start(_READER, *words, timeout_s=_LIMIT_S)
 
     def used_bytes(self) -> int:
-        """Return what the cache takes."""
+        """Return the size of the cache."""
         found = 0
         for each in self.cache.iterdir():
             try:
-                found += each.stat().st_size if each.name.lstrip(".")[:1].isdigit() else 0  # not what lists them
-            except FileNotFoundError:  # it was let go of meanwhile
+                found += each.stat().st_size if each.name.lstrip(".")[:1].isdigit() else 0  # Index files do not count.
+            except FileNotFoundError:  # It was evicted meanwhile.
                 continue
         return found
 
     def wrong_parts(self) -> list[str]:
-        """Return the names of files of the cache whose bytes are not those that they are called by."""
+        """Return the names of cached files whose bytes do not match their names."""
         whole = [each for each in self.cache.iterdir() if each.name[:1].isdigit()]
         return [each.name for each in whole if not each.match("*.index.parquet") and hash_of(each) not in each.name]
 
 
 def kill_often(host: Host, kills: int, seed: int) -> Counter[str]:
-    """Kill so many readers and workers, and return what was found, in words and numbers."""
+    """Kill ``kills`` readers and workers, and return the findings, in words and numbers."""
     drawn, found = random.Random(seed), Counter[str]()
     readers = [(host.reader(0), 0), (host.reader(0), 0)]
     for kill in range(kills):
@@ -153,7 +150,7 @@ def kill_often(host: Host, kills: int, seed: int) -> Counter[str]:
 
 
 def _killed(reader: Program, workers: int, drawn: random.Random) -> str:
-    """Kill a reader, or a worker of one that has some, and return which it was, or what it said."""
+    """Kill a reader, or one of its workers, and return which, or the output of the reader."""
     if workers or drawn.random() < _READING:
         reader.first_line(_LIMIT_S)
     time.sleep(drawn.uniform(0, 0.6))
@@ -175,7 +172,7 @@ def _killed(reader: Program, workers: int, drawn: random.Random) -> str:
 
 
 def _ended(reader: Program) -> str:
-    """Wait for a reader that nobody kills, and return whether it has read all."""
+    """Wait for a reader that is not killed, and return whether it has read everything."""
     done = reader.wait()
     if done.returncode == 0 and done.stdout.endswith("all\n"):
         return "read to its end"
@@ -183,7 +180,6 @@ def _ended(reader: Program) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Golden files: small collections of every format, kept as they were written, that must stay readable for ever.
+"""Golden files: small collections of every format that every later version must read.
 
-`content` says what they hold, by formulas; `own` and `foreign` how each was written; `archive` where they lie.
+`content` computes their content, `own` and `foreign` write them, and `archive` stores them.
 """

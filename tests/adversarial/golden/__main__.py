@@ -1,4 +1,4 @@
-"""``python -m tests.adversarial.golden``: write golden files, check those there are, add new ones to the manifest."""
+"""``python -m tests.adversarial.golden``: write golden files, check existing ones, add new ones to the manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _TOOLS = ("ome-zarr", "iohub", "cytotable", "cytodataframe")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.adversarial.golden", description=__doc__)
     commands = parser.add_subparsers(required=True)
     writing = commands.add_parser("write", help="write what the installed libraries can write, as one set")
@@ -48,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(folder: Path, only: str) -> int:
-    """Write one archive a case, and ``made_by.json``."""
+    """Write one archive per case, and ``made_by.json``."""
     folder.mkdir(parents=True)
     for name, case in cases().items():
         if not fnmatchcase(name, only):
@@ -68,8 +67,8 @@ def write(folder: Path, only: str) -> int:
 
 
 def read_all(folder: Path) -> int:
-    """Read every archive, print what came of each, and return 1 if one was not read right."""
-    from tests.adversarial.golden.reading import check  # needs torch, which environments that only write do without
+    """Read every archive, print each result, and return 1 if one was read wrongly."""
+    from tests.adversarial.golden.reading import check  # Needs torch, which writing does not.
 
     known, failed, count = cases(), 0, 0
     for name, path in archives(folder):
@@ -90,7 +89,7 @@ def read_all(folder: Path) -> int:
 
 
 def add(folder: Path = GOLDEN) -> int:
-    """Enter archives that are new; what is known must be as it was."""
+    """Add new archives to the manifest; those in the manifest must be unchanged."""
     wrong = [each for each in differences(folder) if not each.endswith("not in the manifest")]
     if wrong:
         print("\n".join(wrong), file=sys.stderr)

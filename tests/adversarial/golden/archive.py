@@ -1,4 +1,4 @@
-"""Where golden files lie: one ZIP archive a collection, in sets by what wrote them, and a manifest of their hashes."""
+"""Storage of golden files: one ZIP archive per collection, in sets by writer, and a manifest of their hashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cases() -> dict[str, Case]:
 
 
 def pack(stored: Path, archive: Path) -> None:
-    """Pack a file or folder; the same content gives the same bytes."""
+    """Return a file or folder as an archive; equal content gives equal bytes."""
     files = sorted(file for file in stored.rglob("*") if file.is_file()) if stored.is_dir() else [stored]
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         for file in files:
@@ -37,7 +37,6 @@ def pack(stored: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack what `pack` packed."""
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(folder)
 
@@ -49,25 +48,23 @@ def archives(folder: Path = GOLDEN) -> Iterator[tuple[str, Path]]:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def manifest(folder: Path = GOLDEN) -> dict[str, dict[str, Any]]:
-    """Return by set what wrote it (``made_by``) and the hash of each archive (``files``)."""
+    """Return per set its writer (``made_by``) and the hash of each archive (``files``)."""
     path = folder / "manifest.json"
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
 def save_manifest(told: dict[str, dict[str, Any]], folder: Path = GOLDEN) -> None:
-    """Write the manifest."""
     text = json.dumps(told, indent=1, sort_keys=True, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
 
 def differences(folder: Path = GOLDEN) -> list[str]:
-    """Return what differs between the manifest and the archives, an empty list if nothing does."""
+    """Return the differences between the manifest and the archives, an empty list if there are none."""
     wanted = {
         f"{name}/{file}": digest for name, told in manifest(folder).items() for file, digest in told["files"].items()
     }

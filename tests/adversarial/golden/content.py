@@ -1,6 +1,6 @@
-"""What golden files hold, computed from coordinates and never read from a file.
+"""Content of golden files, computed from coordinates and never read from a file.
 
-Nothing here may change: a file that was written holds what these formulas said then. What is new gets a new name.
+Nothing here may change, because existing files hold the results of these formulas. New content gets a new name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 Array = np.ndarray[Any, Any]
 Kind = tuple[tuple[int, ...], str]
 
-# By dtype: (factor * (position + 1000 * image) % modulus + offset) / divisor, exact in each dtype.
+# Values by dtype: (factor * (position + 1000 * image) % modulus + offset) / divisor, exact in each dtype.
 _RULES = {
     "uint8": (1, 251, 0, 1),
     "int8": (1, 251, -125, 1),
@@ -30,7 +30,7 @@ _RULES = {
 
 
 def pixels_of(kind: Kind, image: int) -> Array:
-    """Return the pixels of image number ``image``: what a pixel is says where it stands, in C order, and in which."""
+    """Return the pixels of image ``image``, each of which encodes the image and its own position in C order."""
     shape, dtype = kind
     factor, modulus, offset, divisor = _RULES[dtype]
     positions = np.arange(math.prod(shape), dtype=np.int64) + 1000 * image
@@ -40,11 +40,10 @@ def pixels_of(kind: Kind, image: int) -> Array:
 
 @dataclass(frozen=True)
 class Content:
-    """What one golden collection holds.
+    """Content of one golden collection.
 
-    ``kinds`` are the shapes and dtypes that were written; ``moved``, where a file has other axes than (T, C, Z, Y, X),
-    is how its pixels become these. ``metadata`` lists, an image, the fields that must be found. ``numbers`` are those
-    of the images where they do not count from 0.
+    ``kinds`` are the written shapes and dtypes. ``moved`` converts other axes to (T, C, Z, Y, X). ``metadata`` lists
+    per image the fields that must be read. ``numbers`` are the image numbers if they do not count from 0.
     """
 
     kinds: tuple[Kind, ...]
@@ -53,18 +52,18 @@ class Content:
     metadata: tuple[dict[str, Any], ...] = ()
     numbers: tuple[int, ...] | None = None
     moved: tuple[tuple[int, ...], tuple[int, ...]] | None = (
-        None  # transposed so, then of this shape, as (T, C, Z, Y, X)
+        None  # Axes of the transposition to (T, C, Z, Y, X), then the shape.
     )
-    stored_as: str | None = None  # the dtype that a writer keeps them in, where it is another one
+    stored_as: str | None = None  # The dtype in the file, if a writer changes it.
 
     @property
     def written(self) -> list[Array]:
-        """The arrays as their writer was given them."""
+        """Arrays as passed to the writer."""
         return [pixels_of(kind, number) for kind, number in zip(self.kinds, self._numbers, strict=True)]
 
     @property
     def images(self) -> list[Array]:
-        """The images (T, C, Z, Y, X) as they must be read."""
+        """Images (T, C, Z, Y, X) that readers must return."""
         images = [image.astype(self.stored_as or image.dtype) for image in self.written]
         if self.moved is None:
             return images
@@ -73,7 +72,6 @@ class Content:
 
     @property
     def table(self) -> pa.Table:
-        """The columns."""
         return pa.table({name: pa.array(values, kind) for name, (kind, values) in self.columns.items()})
 
     @property
@@ -154,9 +152,9 @@ SMALL = Content(
 
 @dataclass(frozen=True)
 class CropContent(Content):
-    """Crops of the images of another collection, inside their edges.
+    """Crops within the images of another collection.
 
-    ``windows`` lists (image, top, left) of each crop, ``size`` is (height, width).
+    ``windows`` has (image, top, left) per crop, ``size`` is (height, width).
     """
 
     windows: tuple[tuple[int, int, int], ...] = ()
@@ -164,7 +162,7 @@ class CropContent(Content):
 
     @property
     def images(self) -> list[Array]:
-        """The crops (T, C, Z, Y, X) as they must be read."""
+        """Crops (T, C, Z, Y, X) that readers must return."""
         fields, (height, width) = super().images, self.size
         return [fields[image][..., top : top + height, left : left + width] for image, top, left in self.windows]
 

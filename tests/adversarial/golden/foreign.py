@@ -1,4 +1,4 @@
-"""Golden files that other software writes: ome-arrow, tifffile, zarr, and the table libraries by themselves."""
+"""Golden files written by other software: ome-arrow, tifffile, zarr, and the table libraries themselves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ EDITED = Content(
 
 @dataclass(frozen=True)
 class Foreign:
-    """A collection that other software wrote: ``writer`` is given the path and the content."""
+    """A collection written by other software: ``writer`` gets the path and the content."""
 
     name: str
     stored: str
@@ -70,14 +70,13 @@ class Foreign:
     opening: OpenOptions = field(default_factory=OpenOptions)
 
     def write(self, path: Path) -> None:
-        """Write it."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # others' of their own dependencies
+            warnings.simplefilter("ignore")  # Other libraries warn about their own dependencies.
             self.writer(path, self.content)
 
 
 def table_of(content: Content, encoding: str, column: str = "picture") -> pa.Table:
-    """Return the images as OME-Arrow records between the other columns, one chunk a (t, c), built by hand."""
+    """Return the images as OME-Arrow records between the other columns, one chunk per (t, c), built by hand."""
     from omearrow_ds.codec import schema
 
     records = [_record(image, encoding, image_id) for image, image_id in zip(content.images, content.ids, strict=True)]
@@ -163,7 +162,7 @@ def _lance(path: Path, content: Content) -> None:
 
     table = table_of(TABLE, "bytes")
     lance.write_dataset(table.take([0, 1, 2, 3]), str(path))
-    lance.write_dataset(table.take([4, 5]), str(path), mode="append").delete("before = 0")  # a slice is a panic
+    lance.write_dataset(table.take([4, 5]), str(path), mode="append").delete("before = 0")  # A slice makes Lance panic.
 
 
 def _vortex(encoding: str, path: Path, content: Content) -> None:
@@ -182,7 +181,7 @@ def _duckdb(encoding: str, path: Path, content: Content) -> None:
 
 
 def foreign_cases() -> Iterator[Foreign]:
-    """Yield what other software writes."""
+    """Yield the cases of other software."""
     yield from _ome_arrow_cases()
     yield from _tiff_cases()
     yield from _zarr_cases()

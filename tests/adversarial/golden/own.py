@@ -16,19 +16,19 @@ from tests.adversarial.golden.content import CROPS, OBJECTS, RAGGED, SMALL, UNIF
 
 
 class Case(Protocol):
-    """One golden collection: what it is called, what it must be opened as, what it holds, and how it is written."""
+    """One golden collection: its name, expected format, content and writer."""
 
     @property
     def name(self) -> str:
-        """Name of the case, and of its archive."""
+        """Name of the case and of its archive."""
 
     @property
     def stored(self) -> str:
-        """Name of the file or folder that is opened."""
+        """Name of the file or folder to open."""
 
     @property
     def format(self) -> str:
-        """Name of the format that it must be found to be."""
+        """Name of the format that must be detected."""
 
     @property
     def content(self) -> Content:
@@ -36,11 +36,11 @@ class Case(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Modules that write it."""
+        """Modules needed to write it."""
 
     @property
     def opening(self) -> OpenOptions:
-        """How it is opened."""
+        """Arguments for opening."""
 
     def write(self, path: Path) -> None:
         """Write it."""
@@ -48,7 +48,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class Own:
-    """A collection as `write_images` writes it; uniform ones of several row groups where the format has them."""
+    """A collection written by `write_images`; uniform images are in several row groups if the format has them."""
 
     format: str
     suffix: str
@@ -61,21 +61,17 @@ class Own:
 
     @property
     def name(self) -> str:
-        """Name of the case."""
         return f"{self.format}-{self.encoding}-{self.compression}-{self.kind}"
 
     @property
     def stored(self) -> str:
-        """Name of the file or folder."""
         return f"images{self.suffix}"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Modules that write it."""
         return ("omearrow_ds",)
 
     def write(self, path: Path) -> None:
-        """Write it."""
         content = self.content
         layout: dict[str, Any] = {"encoding": self.encoding, "compression": self.compression}
         if self.grouped and self.kind == "uniform":
@@ -92,20 +88,17 @@ class Own:
 
 
 class Parts(Own):
-    """The same in parts of two images, as `convert` writes them of that file."""
+    """Parts of two images each, as `convert` writes them."""
 
     @property
     def name(self) -> str:
-        """Name of the case."""
         return f"parts-{self.format}" if self.kind == "uniform" else f"parts-{self.format}-{self.kind}"
 
     @property
     def stored(self) -> str:
-        """Name of the folder."""
         return "images.parts"
 
     def write(self, path: Path) -> None:
-        """Write it."""
         image_bytes = self.content.images[0].nbytes
         with tempfile.TemporaryDirectory() as folder:
             one = Path(folder, super().stored)
@@ -114,11 +107,10 @@ class Parts(Own):
 
 
 class Crops(Own):
-    """Crops around objects, as `write_crops` writes them."""
+    """Crops around objects, written by `write_crops`."""
 
     def write(self, path: Path) -> None:
-        """Write it."""
-        from omearrow_ds import write_crops  # Imports torch, which some environments that write do without.
+        from omearrow_ds import write_crops  # It imports torch, which some environments that write do not have.
 
         with tempfile.TemporaryDirectory() as folder:
             fields = Own("arrow", ".arrow", "bytes", "none", "small", SMALL, grouped=True)
@@ -128,7 +120,7 @@ class Crops(Own):
 
 
 def own_cases() -> Iterator[Case]:
-    """Yield what the installed formats write."""
+    """Yield the cases of the installed formats."""
     yield Parts("arrow", ".arrow", "bytes", "none", "uniform", UNIFORM, grouped=True)
     yield Crops("parquet", ".parquet", "bytes", "none", "crops", CROPS, grouped=True)
     for fmt in FORMATS:

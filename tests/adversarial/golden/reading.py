@@ -1,4 +1,4 @@
-"""The check that every golden collection has to pass, by every reader of its format."""
+"""Check of one golden collection by every reader of its format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.adversarial.golden.own import Case
 
 
 def check(case: Case, folder: Path) -> list[str]:
-    """Return the engines that read the collection in ``folder``; each must do so as it was written.
+    """Return the engines that read the collection in ``folder``; each must return the written content.
 
     Raises
     ------
     AssertionError
-        If it does not.
+        If one returns other content.
     """
     path, content = folder / case.stored, case.content
     with open_images(path, **case.opening) as source:
@@ -31,7 +31,7 @@ def check(case: Case, folder: Path) -> list[str]:
         with (
             suppress(ArgumentError),
             open_images(path, case.format, engine=engine, **case.opening) as source,
-        ):  # not laid out for it
+        ):  # The collection is not laid out for this engine.
             _check_pixels(source, content.images)
             fitting.append(engine)
     for preload in (True, False):

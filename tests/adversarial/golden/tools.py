@@ -1,6 +1,6 @@
-"""Golden files of tools that have an environment each: plates by ome-zarr and iohub, tables by CytoTable and others.
+"""Golden files of tools with their own environments: plates by ome-zarr and iohub, tables by CytoTable and others.
 
-They ask for other versions of zarr and ome-arrow than the tests have; the README beside the files has the commands.
+They require other versions of zarr and ome-arrow than the tests; the README next to the files lists the commands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from tests.adversarial.golden.content import Content
 from tests.adversarial.golden.foreign import Foreign
 
-_FIELDS = (("A", "1", "0"), ("A", "1", "1"), ("B", "2", "0"), ("B", "12", "0"))  # row, column, field
+_FIELDS = (("A", "1", "0"), ("A", "1", "1"), ("B", "2", "0"), ("B", "12", "0"))  # Row, column, field.
 PLATE = Content(
     (((1, 2, 1, 9, 11), "uint16"),) * len(_FIELDS),
     tuple("/".join(field) for field in _FIELDS),
@@ -47,7 +47,7 @@ CYTODATAFRAME = Content(
 
 
 def tool_cases() -> Iterator[Foreign]:
-    """Yield what the tools write."""
+    """Yield the cases of the tools."""
     for version in ("0.4", "0.5"):
         for tool, write in (("ome_zarr", _by_ome_zarr), ("iohub", _by_iohub)):
             written = partial(write, version)
@@ -91,9 +91,9 @@ def _by_iohub(version: str, path: Path, content: Content) -> None:
 
 
 def _profiles(folder: Path, content: Content) -> Any:
-    """Write a TIFF file of each image, and of the mask of all but the last; return what CellProfiler tells of objects.
+    """Write a TIFF file per image, and per mask except the last; return CellProfiler's measurements of the objects.
 
-    Each image has one object, which fills it.
+    Each image has one object that covers all of it.
     """
     import pandas as pd
     import tifffile
@@ -123,13 +123,13 @@ def _by_cytodataframe(path: Path, content: Content) -> None:
             profiles,
             data_context_dir=f"{folder}/images",
             data_mask_context_dir=f"{folder}/masks",
-            image_adjustment=lambda image, _: image,  # or contrast is stretched
+            image_adjustment=lambda image, _: image,  # By default, contrast is stretched.
         )
         frame.to_ome_parquet(path)
 
 
 def _by_cytotable(kind: str, path: Path, content: Content) -> None:
-    """Write the table that CytoTable makes of images, of crops or whole, as it appends it to its warehouse."""
+    """Write CytoTable's table of whole images or crops, as it appends it to its warehouse."""
     from cytotable.warehouse import images
 
     make = {
