@@ -1,4 +1,4 @@
-"""A collection that is changed where it stands while datasets have it open: a new version, a log, other bytes."""
+"""A collection that is changed in place while datasets have it open: a new version, a log, other bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_demand(path, **options):
 
 
 def pairs(dataset):
-    """Return the images' numbers, each with its target."""
+    """Return the number of each image with its target."""
     return [(int(image.flatten()[0]), int(number)) for image, number in dataset]
 
 
@@ -143,7 +143,7 @@ def test_the_same_version_of_another_lance_dataset_is_refused(numbered):
     shutil.copytree(path, path.with_name("kept"))
     numbered("lance", OTHERS, overwrite=True)
     path.rename(path.with_name("other"))
-    path.with_name("kept").rename(path)  # the folder's own number is another as well
+    path.with_name("kept").rename(path)  # The folder gets another inode, too.
     with raises(FormatError, path=path):
         pickle.loads(pickled)[0]
     path_of_old = numbered("lance", IMAGES, overwrite=True)
@@ -151,7 +151,7 @@ def test_the_same_version_of_another_lance_dataset_is_refused(numbered):
     pickled = pickle.dumps(dataset)
     for child in (path_of_old / "_versions", path_of_old / "data"):
         shutil.rmtree(child)
-    shutil.copytree(path.with_name("other"), path_of_old, dirs_exist_ok=True)  # in the same folder, version 1 again
+    shutil.copytree(path.with_name("other"), path_of_old, dirs_exist_ok=True)  # The same folder has version 1 again.
     for late in (lambda: pickle.loads(pickled)[0], lambda: pickle.loads(source).read(0)):
         with raises(FormatError, path=path_of_old):
             late()
@@ -162,7 +162,7 @@ def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tm
     kept = tmp_path / "kept"
     dataset = on_demand(path)
     lance_overwrite(path)
-    assert pairs(preloaded(dataset, kept)) == RIGHT  # of the old version, while the new one is there
+    assert pairs(preloaded(dataset, kept)) == RIGHT  # The dataset shows the old version next to the new one.
     fresh = OMEArrowDataset(path, normalize=False, target="number", cache_dir=kept)
     assert pairs(fresh) == RIGHT[::-1]
 
@@ -180,7 +180,7 @@ def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered,
     with raises(FormatError, path=path):
         open_images(path).read(0)
     monkeypatch.setattr(module.Source, "_choose", choose)
-    monkeypatch.setattr(module.Source, "_latest_version", lambda _: 7)  # of another dataset, a moment before
+    monkeypatch.setattr(module.Source, "_latest_version", lambda _: 7)  # a version seen earlier
     with raises(FormatError, path=path, mentions=7):
         open_images(path)
 
@@ -189,7 +189,7 @@ def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered,
 
 
 def curate(path, *statements, merge=False):
-    """Run statements on the table of a database as another program would, which leaves its log unless it merges it."""
+    """Run statements on the table of a database as another program, which leaves its log unless it merges it."""
     import duckdb
 
     with duckdb.connect(str(path)) as connection:
@@ -261,7 +261,7 @@ def test_a_log_that_lies_beside_is_not_written_under(numbered, tmp_path):
         write_images(OTHERS, other)
     assert not other.exists()
 
-    def images():  # it comes while the images are written
+    def images():  # The log comes while images are written.
         log_of(other).unlink(missing_ok=True)
         yield from OTHERS
         shutil.copy(log_of(path), log_of(other))
@@ -338,7 +338,7 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
     assert all_same(source.take([9, 3, 3, *range(COUNT)]), [images[index] for index in (9, 3, 3, *range(COUNT))])
     assert len(queries) == 3
     pixels = found["pixels"].type.value_type.field("pixel_bytes").type
-    assert pixels == pa.large_binary()  # whose offsets hold 2 GiB and more
+    assert pixels == pa.large_binary()  # Its offsets support 2 GiB and more.
 
 
 # ---- all formats
@@ -379,7 +379,7 @@ def test_threads_read_on_where_another_closes(numbered, name):
 
 @formats
 def test_what_was_written_over_is_not_read_with_the_targets_of_before(numbered, tmp_path, monkeypatch, name):
-    """Into the files that are there, as ``cp`` and ``rsync --inplace`` do; Lance's have other names in each dataset."""
+    """Existing files are overwritten, as by ``cp`` and ``rsync --inplace``. Lance's names differ per dataset."""
     monkeypatch.setattr(_handles, "LOOK_NS", 0)
     path = numbered(name)
     other = numbered(name, OTHERS, stem="other")
@@ -401,8 +401,8 @@ def test_what_was_written_over_is_not_read_with_the_targets_of_before(numbered, 
     for late in (dataset, idle, pickle.loads(pickled)):
         for _ in range(2):
             try:
-                assert pairs(late) == RIGHT  # Lance's mapped files
-            except OMEArrowDSError as error:  # of a file, these bytes have another's length
+                assert pairs(late) == RIGHT  # Lance has mapped its files.
+            except OMEArrowDSError as error:  # The length of a file differs.
                 assert not find_problems(str(error), path=path, remedy=path.is_dir())  # noqa: PT017
             else:
                 assert name == "lance"

@@ -160,7 +160,7 @@ def test_access_is_refused_when_the_file_is_cut_after_opening(written, tmp_path,
 
 
 def wait_for_look() -> None:
-    """Wait until open parts are checked again, which they are once per millisecond."""
+    """Wait until open parts are checked again, which happens once per millisecond."""
     time.sleep(2 * LOOK_NS / 1e9)
 
 

@@ -1,4 +1,4 @@
-"""Damaged files of every format: a seeded pass of `damage`, and each defect that it found, one by one."""
+"""Damaged files of every format: a seeded pass of `damage`, and one test per defect that it found."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.errors import raises
 from tests.support.strategies import NAMES, SUFFIX, images_of
 
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
-SHARES = 10, pytest.param(1, marks=pytest.mark.slow)  # a tenth of the damages, or all
-MUTATIONS = {"duckdb": 42}  # others: 150; DuckDB takes ten times as long to open a file
+SHARES = 10, pytest.param(1, marks=pytest.mark.slow)  # A tenth of the damages, or all.
+MUTATIONS = {"duckdb": 42}  # Other formats get 150. DuckDB takes ten times as long to open a file.
 formats = pytest.mark.parametrize("name", NAMES)
 FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]
 
@@ -37,10 +37,10 @@ def test_damage_gives_the_same_pixels_or_an_error(name, share):
     needs(name)
     tally = damage.run(name, MUTATIONS.get(name, 150) // share, seed=2026)
     assert tally.faults == []
-    assert tally.outcomes["error"] > tally.total / 3  # it was damage
+    assert tally.outcomes["error"] > tally.total / 3  # The mutations were damage.
     assert tally.outcomes["identical"] < tally.total / 3
     assert tally.largest_bytes < damage.RSS_LIMIT_BYTES
-    assert name == "duckdb" or tally.caught > 0  # each of its blocks has a checksum
+    assert name == "duckdb" or tally.caught > 0  # DuckDB has a checksum in each block.
 
 
 @formats
@@ -56,7 +56,7 @@ def test_every_structural_damage_is_planned(stored, name):
 
 
 def broken_main(folder, name, start, stop, *arguments):
-    """In the child: break, after the others, one promise with each mutation of the first collection."""
+    """Break, in the child, one guarantee after the other, one per mutation of the first collection."""
     from tests.adversarial import damaged_child as child
 
     whole, variants, calls = child.Examination.all, child.variants_of("arrow")[:1], []
@@ -64,7 +64,7 @@ def broken_main(folder, name, start, stop, *arguments):
     def all_and_more(self):
         whole(self)
         calls.append(self)
-        number = len(calls) - 2 + start if len(calls) > 1 else None  # the first one is of what is undamaged
+        number = len(calls) - 2 + start if len(calls) > 1 else None  # The first examination is of undamaged data.
         if number == 0:
             self._try(lambda: {}["foreign"], "test")
         if number == 1:
@@ -88,7 +88,7 @@ def test_the_harness_sees_what_it_looks_for(monkeypatch):
 
 
 def said_by(tmp_path, function, *arguments):
-    """Return the exit status of a child that calls a function of `damaged_child`, and what it said."""
+    """Return the exit status and the output of a child that calls a function of `damaged_child`."""
     child = damage.start(tmp_path / "said", f"tests.adversarial.damaged_child:{function}", *arguments)
     child.join(120)
     status = child.exitcode
@@ -139,7 +139,7 @@ def test_offsets_beyond_an_arrow_file(stored):
     path = stored("arrow", images_of(SMALL), columns={"well": ["A"] * 5})
     offsets = np.arange(6, dtype=np.int32).tobytes()
     data = path.read_bytes()
-    place = data.rindex(offsets)  # of the column, the last buffer but one
+    place = data.rindex(offsets)  # Buffer of the column, the last but one.
     path.write_bytes(data[: place + 20] + (2**30).to_bytes(4, "little") + data[place + 24 :])
     with raises(FormatError, path=path, remedy=False):
         open_images(path)
@@ -166,7 +166,7 @@ def test_a_tiff_of_ours_that_lost_its_metadata(stored):
 
 @pytest.mark.parametrize("column", ["ome_image.pixels_meta", "ome_image.chunks", "well"])
 def test_a_column_of_other_rows_than_the_footer_says(stored, monkeypatch, column):
-    """As the other: pyarrow gives the columns that are whole with the rows that they have."""
+    """pyarrow returns the complete columns with the rows that they have."""
     path = stored("parquet", images_of(SMALL), columns={"well": list("ABCDE")})
     read = pq.ParquetFile.read
 
@@ -201,13 +201,13 @@ def test_a_tiff_that_says_to_be_enormous(stored):
 
 
 def test_a_missing_chunk_of_a_zarr_folder_of_ours(stored):
-    """Zarr reads its fill value, as its specification says; what we wrote has all of its chunks."""
+    """Zarr reads its fill value, as its specification says, but this package writes all chunks."""
     path = stored("ome_zarr", images_of(SMALL))
     array = sorted(path.glob("*.ome.zarr"))[1] / "0"
     described = json.loads((array / "zarr.json").read_text())
     (array / "zarr.json").write_text(
         json.dumps(described | {"note": {"must_understand": False}})
-    )  # zarr has to read it
+    )  # Needed for zarr to read it.
     assert np.array_equal(open_images(path).read(1), images_of(SMALL)[1])
     min(array.glob("c.*")).unlink()
     with raises(FormatError, path=array, mentions=(1, 2)):
@@ -216,7 +216,7 @@ def test_a_missing_chunk_of_a_zarr_folder_of_ours(stored):
 
 @pytest.mark.parametrize("rows", [3, 7])
 def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, rows):
-    """As a bit of a page's header makes it: found by mutation 1,000 of seed 1."""
+    """A changed bit of a page's header causes this. It was found by mutation 1,000 of seed 1."""
     path = stored("parquet", images_of(SMALL))
     with open_images(path, engine="pyarrow") as source:
         file = source._file.get()
@@ -233,7 +233,7 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
 
 
 def test_panics_become_errors():
-    class PanicException(BaseException):  # as libraries written in Rust call it
+    class PanicException(BaseException):  # Libraries written in Rust use this name.
         pass
 
     with (
@@ -256,7 +256,7 @@ def test_panics_become_errors():
     ids=str,
 )
 def test_a_file_that_is_cut_short_while_it_is_open(stored, tmp_path, name, encoding, engine):
-    """In a process of its own: a mapped page that is not there any more would end it (SIGBUS)."""
+    """Runs in its own process, because access to a missing mapped page would end it (SIGBUS)."""
     images = images_of([((1, 1, 1, 80, 70), "uint16")] * 30)
     path = stored(name, images, encoding=encoding)
     status, said = said_by(tmp_path, "read_what_is_cut_short", str(path), name, engine, images, 30)

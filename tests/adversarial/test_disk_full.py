@@ -1,4 +1,4 @@
-"""A disk that is full: an error that says so and what to do, old content whole, and nothing left of the new."""
+"""A full disk: an error that states the cause and the action, complete old content, and no leftovers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ print("parts")
 """
 
 
-# On a push the limit on a file's size stands in for it, in the tests of errors, of `cache_dir` and of commands.
+# On a push, tests of errors, of `cache_dir` and of commands use a file size limit instead.
 @pytest.mark.slow
 def test_a_full_disk_is_said_and_leaves_the_old_content_whole(tmp_path):
     small, roomy = tmp_path / "small", tmp_path / "roomy"
@@ -84,7 +84,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_content_whole(tmp_path):
     run = f'{MOUNT} "$1" || exit 99; shift; exec "$@"'
     inside = [sys.executable, "-W", "ignore", "-c", FULL, str(small), str(roomy), *HERE]
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", run, "sh", str(small), *inside],  # the mount is seen by this process alone
+        ["unshare", "-rm", "sh", "-c", run, "sh", str(small), *inside],  # Only this process sees the mount.
         capture_output=True,
         text=True,
         timeout=280,

@@ -1,4 +1,4 @@
-"""Inputs that once failed, and some seconds of new ones: `make fuzz` goes on from there."""
+"""Inputs that failed before, and some seconds of new ones; `make fuzz` runs longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.adversarial import fuzz
 
-# The seed is fixed, that a run that fails does so for what was changed; `make fuzz` looks for what is new.
+# The seed is fixed, so that only a change can make a run fail; `make fuzz` finds new inputs.
 SEED = int(os.environ.get("FUZZ_SEED", "20261122"))
 
 
@@ -23,7 +23,7 @@ def test_random_inputs():
 
 @pytest.mark.slow
 def test_random_inputs_of_a_minute(programs):
-    """In a process of its own: a crash of a library is then one failed test, which names the input."""
+    """Runs in its own process, so that a crash of a library is one failed test that names the input."""
     code = "from tests.adversarial.fuzz import main; main()"
     done = programs.run(code, "--random", "--seconds", 60, "--seed", SEED, timeout_s=240)
     assert done.returncode == 0, f"seed {SEED}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

@@ -1,4 +1,4 @@
-"""Files written once, by the lowest and the newest supported libraries and by others, are read right for ever."""
+"""Files written once, by the oldest and newest supported libraries and by other software, stay readable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = cases()
 ARCHIVES = {f"{name}/{path.stem}": path for name, path in archives()}
 PLATES = [name for name in ARCHIVES if "-plate-" in name]
-# Who removes a golden file has to say so here as well. New sets are added; what is here only ever stays.
+# Removing a golden file requires a change here as well. New sets are added; existing sets stay.
 WRITTEN = {
     "0.1.0-lowest": 55,
     "0.1.0-newest": 108,
@@ -126,7 +126,7 @@ def test_no_golden_file_was_changed_or_removed():
 
 
 def test_every_way_to_write_has_a_golden_file():
-    """A new format, encoding or compression needs one, as the README beside them says."""
+    """A new format, encoding or compression needs one, as the README of the golden files says."""
     kept = Counter(path.stem for _, path in archives())
     assert not [name for name in CASES if not kept[name]]
     if not any(fmt.missing_backend for fmt in FORMATS):
@@ -159,7 +159,7 @@ def test_a_change_does_not_go_unnoticed(tmp_path, monkeypatch, capsys):
         f"0.1.0-newest/{first.name} was changed",
     ]
     assert differences(copy) == wrong
-    assert add(copy) == 1  # it enters what is new, and never what was changed
+    assert add(copy) == 1  # It adds new archives, never changed ones.
     assert capsys.readouterr().err.splitlines() == [wrong[0], wrong[2]]
     first.write_bytes((GOLDEN / "0.1.0-newest" / first.name).read_bytes())
     shutil.copy(GOLDEN / "0.1.0-newest" / second.name, second)

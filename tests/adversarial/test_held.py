@@ -1,4 +1,4 @@
-"""What a user keeps stays what it was, until it is dropped: of whatever is handed out, however it is held."""
+"""Samples that a user keeps do not change until they are dropped, in every way to keep them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT, SIZE = 40, 4
 IMAGES = [image_of((1, 1, 1, 64, 130), "uint16", number) for number in range(COUNT)]
 WANTED = [torch.from_numpy(image[0, :, 0].astype(np.float32) / np.float32(65535)) for image in IMAGES]
 BOXES = [[[index, 1.0], [2.0, index]] for index in range(COUNT)]
-HOLDS = {  # of a batch that it is given, what is kept
+HOLDS = {  # Ways to keep a part of a batch.
     "the batch": lambda batch: batch,
     "a sample": lambda batch: batch[1],
     "a slice": lambda batch: batch[:, :, 3:40:2, ::3],
@@ -50,7 +50,7 @@ HOLDS = {  # of a batch that it is given, what is kept
 
 @pytest.fixture(autouse=True)
 def _small_batches_too(monkeypatch):
-    """Make batches of any size in memory that is used again, as those over 32 MiB are."""
+    """Reuse the memory of batches of any size, not only of those over 32 MiB."""
     monkeypatch.setattr(batch_memory.Pool, "from_bytes", 0)
 
 
@@ -70,7 +70,7 @@ def same_values(found, wanted):
 
 
 def hold_and_compare(ways, rng, *, epochs):
-    """Keep parts of batches at random, drop some at random, and compare all that is left now and then."""
+    """Keep random parts of batches, drop some, and compare the kept ones now and then."""
     held = []
     for batches in rng.choices(ways, k=epochs):
         for number, batch in enumerate(batches()):
@@ -129,7 +129,7 @@ def test_every_batch_of_an_epoch_can_be_kept(path, kind, preload):
         kept = [held(batch) for batch in loader]
         assert all(same_values(each, held(wanted_of(number))) for number, each in enumerate(kept))
     weights, loss = torch.ones(1, requires_grad=True), 0
-    for batch in loader:  # kept by autograd's graph alone
+    for batch in loader:  # Only autograd's graph keeps it.
         loss = loss + (batch * weights).double().sum()
     loss.backward()
     assert weights.grad.item() == pytest.approx(torch.stack(WANTED).double().sum().item(), rel=1e-6)
@@ -152,7 +152,7 @@ def test_threads_do_not_get_each_others_samples(path, kind):
 
 @pytest.mark.parametrize("target", [None, "number"])
 def test_samples_share_no_memory_with_what_is_collated_of_them(path, target):
-    """With a ``collate_fn`` of the user's, and wherever samples are asked for by others than a loader."""
+    """This includes a user's ``collate_fn``, and samples that other code than a loader requests."""
     dataset = OMEArrowDataset(path, target=target)
     cached = []
 
@@ -214,7 +214,7 @@ def test_a_target_is_the_users_own(stored, kind, column):
 
 
 def spoil(target):
-    """Change all that can be changed of a value."""
+    """Change all mutable data of a value."""
     if isinstance(target, np.ndarray) and not target.dtype.hasobject:
         target[...] = np.zeros_like(target)
     elif isinstance(target, np.ndarray | list | tuple):
@@ -233,7 +233,7 @@ def doubled(samples):
 
 
 class Flipped(Subset):
-    """Changes a target in place."""
+    """Transform that changes a target in place."""
 
     __getitems__ = None
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness for
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# A folder, and one that a library writes by itself, with threads; how all of them are published is the same.
+# A folder, and one that a library writes itself, with threads; all formats of each kind are published alike.
 FEW = "tiff", "lance"
 SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark.slow, id="all")
 
@@ -34,7 +34,7 @@ def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, n
     assert done.stdout.count("race ") >= len(names)
 
 
-@pytest.mark.slow  # `test_nothing_is_left_to_clean_after_a_kill` of tests/unit/storage/test_remote.py is the short one
+@pytest.mark.slow  # `test_nothing_is_left_to_clean_after_a_kill` of tests/unit/storage/test_remote.py is the short one.
 def test_readers_that_share_a_cache_and_are_killed_leave_nothing_to_clean(programs):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     run = "import sys; from tests.adversarial.reader_kills import main; sys.exit(main())"
@@ -67,7 +67,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(p
 
 @pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
 def test_a_folder_that_another_writer_takes_for_a_killed_one_is_made_again(tmp_path, monkeypatch, moment):
-    """Found by processes that raced for one target: the one had made its folder, and not locked it yet."""
+    """Processes that raced for one target found this: one had created its folder, but not locked it yet."""
     lost = []
     opened, locked = publish.os.open, publish._lock
 
@@ -104,7 +104,7 @@ def test_a_folder_is_replaced_whether_or_not_the_file_system_can_exchange(tmp_pa
 
 
 def test_a_folder_at_the_path_is_there_at_every_moment(tmp_path, monkeypatch):
-    """As an observer between any two calls to the system sees it: killed there, the writer leaves old or new."""
+    """An observer between two system calls sees a killed writer leave old or new content."""
     path = tmp_path / "images.tiffs"
     write_images([image_of((4, 5))], path)
     seen = []

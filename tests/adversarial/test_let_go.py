@@ -1,4 +1,4 @@
-"""What is dropped is gone at once, with its files, connections and threads: not when garbage is next collected."""
+"""Dropped objects are freed at once, with their files, connections and threads, without a garbage collection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
 
 @pytest.fixture
 def alive():
-    """Keep garbage from being collected; return a function that counts the sources, datasets and loaders since."""
+    """Disable garbage collection; return a function that counts the sources, datasets and loaders created since."""
     kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
 
     def count():
@@ -60,7 +60,7 @@ def test_a_dataset_and_its_loader_are_gone_with_their_last_reference(stored, ali
 
 
 class Told:
-    """A handle that tells when it is let go of."""
+    """A handle that reports its finalization."""
 
     def __init__(self, told):
         self.told = told
@@ -71,12 +71,12 @@ class Told:
 
 @pytest.mark.parametrize("ending", [False, True])
 def test_what_a_process_inherited_is_not_let_go_of(monkeypatch, ending):
-    """Nor when the interpreter ends, which clears modules before objects: a message then is an error here."""
+    """This includes the end of the interpreter, which clears modules before objects. Any message is an error here."""
     told = []
     kept, dropped, used = (ProcessLocal(lambda: Told(told)) for _ in range(3))
     for handle in (kept, dropped, used):
         handle.get()
-    for inherited in (kept, used):  # as in a child
+    for inherited in (kept, used):  # A child inherits it.
         inherited._owner = (os.getpid() + 1, inherited._owner[1])
     used.get()
     if ending:
@@ -108,7 +108,7 @@ for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 def test_a_forked_child_that_drops_a_source_goes_on(programs, stored):
-    """DuckDB ended the child: its connection waits for threads that are not there. In a process of its own."""
+    """DuckDB ended the child, whose connection waited for missing threads. Runs in its own process."""
     names = [name for name in NAMES if "duck" in name]
     arguments = [part for name in names for part in (name, str(stored(name, IMAGES)))]
     done = programs.run(FORKING, *arguments)
@@ -135,7 +135,7 @@ def test_workers_are_gone_with_their_error(alive):
 
 
 class Sender:
-    """Sends to a worker when it is finalized, and holds itself: as torch's iterator, where it is in a cycle."""
+    """Sends to a worker when finalized, and references itself, as torch's iterator does within a cycle."""
 
     def __init__(self, queue, threads):
         self.queue, self.threads, self.itself = queue, threads, self

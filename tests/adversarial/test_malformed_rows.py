@@ -33,7 +33,7 @@ def documented():
 
 
 def outcome(make):
-    """Return the images that ``make`` gives, or the error of our tree; any other error goes on."""
+    """Return the images that ``make`` returns, or the error of this package; other errors propagate."""
     try:
         return make()
     except OMEArrowDSError as error:
@@ -52,7 +52,7 @@ def preloaded(path, name=None):
 
 
 def agree(path, wanted, name=None, **options):
-    """Check every way to read a file against the oracle's images; return the rows where we alone raise, and why."""
+    """Compare every way to read a file with the oracle's images; return the rows, with errors, that only we refuse."""
     source = outcome(lambda: open_images(path, name, **options))
     if isinstance(source, Exception):
         assert path.name in str(source)
@@ -81,7 +81,7 @@ def agree(path, wanted, name=None, **options):
 
 
 def check(path, column, case, name=None, **options):
-    """Check a stored column, as its own library reads it: we alone raise only where that is documented."""
+    """Check a stored column as its own library reads it. Only documented cases may raise here but not in the oracle."""
     wanted = [oracle(record) for record in records_of(column)]
     refused = agree(path, wanted, name, **options)
     assert 1 in refused or not refused or isinstance(wanted[1], Exception) or case.types
@@ -100,7 +100,7 @@ def write_ipc(path, batches):
 @pytest.mark.parametrize(("case", "encoding"), EACH)
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrow_rows(tmp_path, case, encoding, both):
-    """Lists in one batch and bytes in several, with offsets; or each in both."""
+    """Each encoding has its own layout: one batch for lists, and several, with offsets, for bytes; or both layouts."""
     rows = rows_of(case, encoding)
     rows.validate(full=True)
     moved = pa.concat_arrays([rows.slice(0, 1), rows]).slice(1)
@@ -124,7 +124,7 @@ def test_the_list_of_stricter_cases_is_complete(tmp_path):
 
 
 def store(name, rows, path):
-    """Write rows by the format's own library; return them as it reads them, or None if it cannot hold them."""
+    """Write rows with the format's own library; return them as it reads them, or None if it cannot store them."""
     needs(name)
     table = pa.table({"ome_image": rows})
     try:
@@ -151,7 +151,7 @@ def store(name, rows, path):
         return None
 
 
-# Positions and types are valid, the pixels are not: formats that read only the pixel leaf must detect it.
+# Positions and types are valid, but the pixels are not: formats that read only the pixel leaf must detect it.
 LEAF_CASES = (
     "nothing changed",
     "too few bytes",
@@ -194,7 +194,7 @@ def rows_of_files_that_open(encoding):
     return held
 
 
-# Two of the four formats in each encoding; all in both every night.
+# Two of the four formats in each encoding; nightly runs use all formats in both.
 ALL_CASES = [
     pytest.param(*pair, marks=() if (pair[0] in ("parquet", "vortex")) == (pair[1] == "bytes") else pytest.mark.slow)
     for pair in product(NAMES, schema.ENCODINGS)
@@ -203,7 +203,7 @@ ALL_CASES = [
 
 @pytest.mark.parametrize(("name", "encoding"), ALL_CASES)
 def test_all_cases_of_the_usual_types_in_one_file(tmp_path, name, encoding):
-    """A file of every row that does not keep it from being opened."""
+    """The file contains every row that does not prevent opening it."""
     held = rows_of_files_that_open(encoding)
     assert len(held) > 80
     path = tmp_path / f"all{SUFFIX[name]}"

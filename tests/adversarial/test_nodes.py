@@ -1,4 +1,4 @@
-"""Two hosts: ranks under torchrun on both, and programs that are cut off from each other."""
+"""Two hosts: ranks under torchrun on both, and programs that are disconnected from each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNT = 23
 
 @pytest.fixture
 def tmp_path():
-    """Return a folder on the disk: each node has a memory of its own, where those of other tests are."""
+    """Return a folder on disk, because each node has its own memory in place of the usual temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -56,7 +56,7 @@ with cluster(2) as nodes:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
-    length = str(10**6 + os.getpid() + 10**7 * number)  # another run's programs sleep for another time
+    length = str(10**6 + os.getpid() + 10**7 * number)  # Programs of another run sleep for another time.
 
     def running():
         return [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", length]]
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
         try:
             assert program.stdout.readline() == b"ready\n"
-            assert come_to(2)  # a shell says so before it is the program
+            assert come_to(2)  # A shell reports it before it becomes the program.
         finally:
             program.send_signal(number)
     assert come_to(0)
@@ -102,10 +102,10 @@ def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     assert [each["host"] for each in found] == ["node1", "node2"]
     counted = Counter(number for each in found for number in each["found"])
     assert set(counted) == set(range(COUNT))
-    assert counted.total() == COUNT + 1  # one that fills up the last rank
+    assert counted.total() == COUNT + 1  # One repeat fills up the last rank.
 
 
-PART_BYTES = 2000  # an image
+PART_BYTES = 2000  # One image.
 
 
 def test_a_worker_that_is_killed_changes_nothing(nodes, tmp_path):
@@ -150,7 +150,7 @@ def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1000)  # at a load of 20 on one core it took 300 s
+@pytest.mark.timeout(1000)  # At a load of 20 on one core it took 300 s.
 def test_a_plate_in_a_bucket_is_converted_and_trained_on_by_two_hosts(programs, nodes, nf1_folder):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     if said := missing():
@@ -221,7 +221,7 @@ def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(progr
     first, second = (set(each["held"]) for each in begun)
     assert len(first) > 1
     assert len(second) > 1
-    assert all(part.startswith("00000-") for part in first & second)  # the first one tells how all are stored
+    assert all(part.startswith("00000-") for part in first & second)  # The first part has the layout of all parts.
     (tmp_path / "rest").mkdir()
     words = path, tmp_path / "rest", "--resume", tmp_path / "begun" / "state"
     as_torchrun(programs, "from tests.support.rank import main; main()", *words, ranks=1)

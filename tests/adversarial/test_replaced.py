@@ -20,7 +20,7 @@ NEW = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(100, 105)
 
 @pytest.fixture
 def opened(stored):
-    """Return a function that opens old images with their numbers, and then replaces the file by others alike."""
+    """Return a function that opens old images with their numbers, then replaces the file by similar images."""
 
     def make(name):
         path = stored(name, OLD, columns={"number": [*range(5)]})
@@ -35,7 +35,7 @@ def test_samples_of_old_and_new_are_never_mixed(opened, name):
     dataset, replace = opened(name)
     assert same(dataset[1][0].numpy(), OLD[1])
     replace()
-    with contextlib.suppress(FormatError):  # "was replaced", where the old pixels are gone
+    with contextlib.suppress(FormatError):  # "was replaced", if the old pixels are gone.
         image, number = dataset[0]
         assert same(image.numpy(), OLD[number])
 
@@ -83,7 +83,7 @@ READS["decode"] = _decoded
 @pytest.mark.parametrize("checks", [1, 2])
 @pytest.mark.parametrize(("name", "engine"), [*((name, None) for name in NAMES), ("parquet_duck", "duckdb")])
 def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, monkeypatch, name, engine, how, checks):
-    compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # not in place
+    compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # Compressed files are not read in place.
     path = stored(name, OLD, compression=compression)
     source = open_images(path, name, engine=engine)
     look, looked = BaseSource._refuse_replaced, []
@@ -105,7 +105,7 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
 
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
-    """They came before the error, and who took the first alone never met it."""
+    """The pixels came before the error, so a reader of only the first block never met the error."""
     path = stored(name, OLD)
     source = open_images(path)
     write_images(NEW, path, name, overwrite=True)

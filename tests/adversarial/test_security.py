@@ -1,4 +1,4 @@
-"""Files by strangers: nothing of them is run, nothing outside them is opened, and nobody else's file is trusted."""
+"""Untrusted files: no code of theirs runs, no file outside them is opened, and no foreign cache file is trusted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the system offers no
 
 
 class Evil:
-    """Pickled, it makes a file when it is unpickled."""
+    """Object whose unpickling creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -52,13 +52,13 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-# ---- nothing is run
+# ---- no code runs
 
 
 @pytest.mark.parametrize("codec", ["filter", "compressor"])
 @pytest.mark.parametrize("dtype", ["<u2", "|O"])
 def test_no_zarr_chunk_is_unpickled(tmp_path, codec, dtype):
-    """Zarr 2 knows a codec that unpickles; before version 3.1, zarr takes it for numbers too."""
+    """Zarr 2 has a codec that unpickles; before version 3.1, zarr also reads numbers with it."""
     needs("ome_zarr")
     image = tmp_path / "images.zarr" / "a.zarr"
     image.mkdir(parents=True)
@@ -117,12 +117,12 @@ ODD_NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_path_is_one_name_whatever_is_in_it(tmp_path, name):
     needs(name)
-    for stem in ("ser", "abd", "b"):  # what a pattern would match
+    for stem in ("ser", "abd", "b"):  # Names that a pattern would match.
         write_images([image_of((4, 5), number=9)], tmp_path / f"{stem}{SUFFIX[name]}", name)
     for odd in ODD_NAMES:
         path = tmp_path / f"{odd}{SUFFIX[name]}"
         if name == "lance" and not odd.isprintable():
-            with raises(WriteError, path=path, remedy=False):  # Lance takes no control characters
+            with raises(WriteError, path=path, remedy=False):  # Lance rejects control characters.
                 write_images(images_of(SMALL), path, name)
             continue
         write_images(images_of(SMALL), path, name)
@@ -161,7 +161,7 @@ def test_a_table_by_any_name_is_a_name(tmp_path):
     quoted = '"' + odd.replace('"', '""') + '"'
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"CREATE TABLE {quoted} AS FROM read_parquet('{tmp_path}/plain.parquet')")
-        connection.execute(f"CREATE VIEW images AS FROM read_text('{__file__}')")  # a view could read any file
+        connection.execute(f"CREATE VIEW images AS FROM read_text('{__file__}')")  # A view could read any file.
     source = open_images(path)
     assert source.columns.to_pydict() == {odd: [1, 2, 3], "a'b": [4, 5, 6]}
     assert all_same(source.take([0, 1, 2]), images_of(SMALL))
@@ -195,7 +195,7 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["secret.csv", path.name])
 
 
-# ---- nothing outside is opened
+# ---- no file outside is opened
 
 
 def one_tiff(folder, **said):
@@ -213,7 +213,7 @@ def place(file, identifier, z=0):
 @pytest.mark.parametrize("other", ["../secret.tif", "{absolute}", "missing.tif", "b.tif"])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "second"])
 def test_a_tiff_that_names_other_files_is_refused_unopened(tmp_path, monkeypatch, other, alone):
-    """tifffile opens them wherever they are, gives zeros for the missing, and takes their offsets for ours."""
+    """tifffile opens them anywhere, replaces missing ones by zeros, and applies their offsets to our file."""
     secret = tmp_path / "secret.tif"
     tifffile.imwrite(secret, image_of((4, 5), number=3))
     elsewhere = place(other.format(absolute=secret), OTHER_ID, 0 if alone else 1)
@@ -282,7 +282,7 @@ def test_no_link_leads_out_of_a_tiff_folder(stored, tmp_path, listed):
     with raises(FormatError, path=member, mentions=("symbolic link", "cp -rL")):
         open_images(path)
     assert same_or_error(source, images_of(SMALL)[0])
-    single = open_images(member)  # what the user names is opened, link or not
+    single = open_images(member)  # A path from the user is opened even if it is a link.
     assert np.array_equal(single.read(0), images_of(SMALL)[0])
 
 
@@ -336,7 +336,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(stored, part):
         open_images(path).read(0)
 
 
-# ---- no more memory than is there
+# ---- memory is limited
 
 
 def test_a_tiff_that_claims_to_be_huge_is_refused(tmp_path):
@@ -345,7 +345,7 @@ def test_a_tiff_that_claims_to_be_huge_is_refused(tmp_path):
     tiles = {"tile": (16, 16), "compression": "zlib", "metadata": None}
     tifffile.imwrite(folder / "a.tif", np.zeros((16, 16), np.uint16), **tiles)
     with tifffile.TiffFile(folder / "a.tif", mode="r+") as tif:
-        for code in (256, 257):  # width, length
+        for code in (256, 257):  # Width, then length.
             tif.pages[0].tags[code].overwrite(2**31 - 1)
     with raises(MemoryLimitError, path=folder / "a.tif", mentions=2**31 - 1, remedy=False):
         open_images(folder).read(0)
@@ -374,7 +374,7 @@ def test_a_zarr_array_that_claims_to_be_huge_is_refused(tmp_path, codec, what):
 
 @linux
 def test_chunks_that_hold_more_than_they_say_take_no_memory(programs, tmp_path):
-    """300 MB of zeros in the place of 512 bytes, read by a process that may use 150 MB more than it does."""
+    """300 MB of zeros replace 512 bytes; the reading process may use at most 150 MB more than before."""
     import imagecodecs
 
     needs("ome_zarr")
@@ -449,7 +449,7 @@ def test_decoded_pixels_of_another_hand_are_not_used(stored, tmp_path, how):
     wanted = OMEArrowDataset(path, cache_dir=folder, axes="TCZYX")[0].numpy()
     file = pixels_of(folder)
     forged = bytearray(file.read_bytes())
-    forged[:40] = bytes(40)  # the digest at the end is right: it tells of what, not by whom
+    forged[:40] = bytes(40)  # The digest at the end is valid, but does not prove its author.
     file.write_bytes(forged)
     if how == "others can write":
         file.chmod(0o620)
@@ -483,13 +483,13 @@ def test_a_planted_link_is_not_written_through(stored, tmp_path, planted):
     assert victim.read_text() == "mine"
 
 
-# ---- what is written
+# ---- written files
 
 
 @pytest.mark.parametrize("name", ["arrow", "tiff"])
 @pytest.mark.parametrize("led_to", ["file", "folder", "nothing"])
 def test_overwriting_a_link_replaces_the_link(tmp_path, name, led_to):
-    """As ``mv`` does: what it led to, perhaps another version or somebody else's, is left alone."""
+    """``mv`` does so, too: the target of the link, perhaps another version or somebody else's file, does not change."""
     path, target = (
         tmp_path / f"images{SUFFIX[name]}",
         tmp_path / f"target{SUFFIX['tiff' if led_to == 'folder' else 'arrow']}",

@@ -1,4 +1,4 @@
-"""The soak run: a short pass of it, and that it finds what is wrong: wrong pixels, hangs, crashes, leaks."""
+"""The soak run: a short pass, and detection of wrong pixels, hangs, crashes and leaks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_memory_that_is_used_again_while_it_is_held_is_found(tmp_path, monkeypat
         run(quick_case(), tmp_path / "wrong", counts)
 
 
-# Stands in for the child: says what it is told, and does what it should not.
+# Replaces the child: writes the given messages, and misbehaves as requested.
 CHILD = """
 import json, os, sys, time
 pipe, seed, first = map(int, sys.argv[1:4])
@@ -179,7 +179,7 @@ def test_an_interrupted_run_reports_what_it_found(tmp_path):
 
 
 def watched(values, name="private_bytes", minutes=30):
-    """Return a run in which a process held these values, one after each case."""
+    """Return a run in which a process had these values, one after each case."""
     soak = Supervisor([], 0)
     soak.counts["samples: arrow"] = 10 * len(values)
     places = np.linspace(0, minutes, len(values)).tolist()
@@ -203,7 +203,7 @@ def test_a_leak_is_found_and_noise_is_not():
     assert found["low"] < 4 * TOLERATED_BYTES_A_MINUTE < found["high"]
     assert "private memory grows by" in told["failures"][0]
     assert watched(noise)["failures"] == []
-    assert watched(noise + leak, minutes=3)["failures"] == []  # too short to tell
+    assert watched(noise + leak, minutes=3)["failures"] == []  # The series is too short.
     assert watched(np.full(300, 4e8))["memory"]["verdict"] == "does not grow"
 
 
@@ -211,7 +211,7 @@ def test_a_leak_is_found_and_noise_is_not():
 def test_memory_that_is_free_is_not_held_and_what_is_in_use_is():
     before = Held.now()
     blocks = [b"x" * 65_536 for _ in range(2000)]
-    pin = b"x" * 65_536  # what is above free memory keeps an allocator from shrinking
+    pin = b"x" * 65_536  # Memory above free memory keeps an allocator from shrinking.
     held = Held.now()
     del blocks
     after = Held.now()
@@ -232,7 +232,7 @@ def test_what_grows_and_never_falls_back_is_found(name):
 
 @pytest.mark.parametrize(("correlation", "most"), [(0.0, 0.03), (0.5, 0.03), (0.9, 0.03)])
 def test_the_interval_means_what_it_says(correlation, most):
-    """Of series without a slope, about 0.5 % may seem to rise; neighbours that are alike must not make it more."""
+    """About 0.5 % of series without a slope may seem to rise. Correlated neighbors must not increase this."""
     rng = np.random.default_rng(2)
     rises, places = 0, np.arange(240.0)
     for _ in range(200):

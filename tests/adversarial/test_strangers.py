@@ -1,4 +1,4 @@
-"""What lies at a path that is no collection: never opened where that may hang, and told what it is and what to do."""
+"""Paths that are not collections: never opened if that may hang, and described with a remedy."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ IMAGES = images_of([((1, 1, 1, 4, 5), "uint16")] * 3)
 FILES = [name for name in NAMES if name not in (*FOLDERS, "lance")]
 
 
-# ---- pipes, devices, sockets: what opens one may wait for ever
+# ---- pipes, devices, sockets: opening them may block forever
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("known", [True, False])
 def test_only_files_are_opened_as_files(tmp_path, monkeypatch, name, known):
     needs(name)
-    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    monkeypatch.chdir(tmp_path)  # Paths of sockets are limited in length.
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
@@ -83,7 +83,7 @@ def test_a_pipe_in_place_of_any_member_does_not_hang(stored, tmp_path, name, kno
         copy = Path(shutil.copytree(path, tmp_path / "copy" / path.name))
         (copy / member).unlink()
         os.mkfifo(copy / member)
-        if str(member) != "zarr.json":  # of the folder as a whole, which is not needed
+        if str(member) != "zarr.json":  # This file describes the whole folder, and is not needed.
             with raises(FormatError, path=copy, remedy=False):
                 _read_all(open_images(copy, name if known else None))
         else:
@@ -106,7 +106,7 @@ def test_a_pipe_in_place_of_attributes_or_a_log_does_not_hang(stored, tmp_path):
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_no_pipe_or_device_is_replaced(tmp_path, overwrite):
-    """Renamed over, ``/dev/null`` would be gone for everybody."""
+    """A rename over it would remove ``/dev/null`` for all users."""
     os.mkfifo(tmp_path / "pipe.arrow")
     (tmp_path / "null.arrow").symlink_to("/dev/null")
     for name in ("pipe", "null"):
@@ -116,7 +116,7 @@ def test_no_pipe_or_device_is_replaced(tmp_path, overwrite):
     assert Path("/dev/null").is_char_device()
 
 
-# ---- what somebody may well pass
+# ---- likely mistakes
 
 
 URLS = ("s3://bucket/plate.parquet", "gs://bucket/plate.zarr", "https://host/a/b.arrow", "abfs://x/y.parquet")
@@ -125,7 +125,7 @@ URLS = ("s3://bucket/plate.parquet", "gs://bucket/plate.zarr", "https://host/a/b
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("kind", [str, Path])
 def test_urls_are_called_urls(tmp_path, url, kind):
-    """A `Path` has one slash left of two."""
+    """A `Path` keeps only one of two slashes."""
     write_images(IMAGES, tmp_path / "a.arrow")
     for attempt in (
         lambda path: convert(tmp_path / "a.arrow", path),
@@ -183,7 +183,7 @@ def test_a_lancedb_folder_names_its_tables(tmp_path):
 
 
 def _passed(error):
-    """Return the path that an error says to pass."""
+    """Return the path that an error tells users to pass."""
     return re.search(r"(?:pass|e\.g\.) '(.*?)'", str(error.value))[1]
 
 
@@ -195,7 +195,7 @@ def test_a_folder_with_a_plate_in_it_names_the_plate(tmp_path):
 
 
 def said_of(path):
-    """Return what is said of a path, by Python and, in its own words for arguments, by each command."""
+    """Return the messages about a path, from Python and, with its own names of arguments, from each command."""
     with pytest.raises(FormatError) as error:
         open_images(path)
     with pytest.raises(FormatError) as of_dataset:
@@ -304,7 +304,7 @@ def test_a_folder_of_folders_of_zarr_images_names_one(tmp_path):
 
 
 def test_an_array_of_unknown_axes_says_what_to_do(tmp_path):
-    """As of AnnData, which has many; `open_images` takes no axes."""
+    """AnnData has many such arrays; `open_images` has no parameter for axes."""
     needs("ome_zarr")
     zarr.create_group(tmp_path / "a.zarr").create_array("obs", data=np.zeros(5))
     with raises(FormatError, path=tmp_path / "a.zarr" / "obs", mentions="1-D"):

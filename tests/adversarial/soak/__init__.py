@@ -1,5 +1,5 @@
 """A long mixed run of everything against an oracle: ``python -m tests.adversarial.soak --minutes 60``.
 
-`plan` draws cases from a seed, `programs` runs them, `oracle` says what must come out, `watch` what they cost, and
-`supervisor` ends what hangs, survives what crashes, and reports.
+`plan` draws cases from a seed, `programs` runs them, `oracle` computes the right results, and `watch` measures memory.
+`supervisor` ends hanging cases, continues after crashes, and collects reports.
 """

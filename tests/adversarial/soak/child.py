@@ -1,4 +1,4 @@
-"""The process that runs cases one after the other, and says on a pipe what became of each."""
+"""Child process that runs cases one by one, and reports each result on a pipe."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.adversarial.soak.watch import Held
 
 
 def main() -> None:
-    """Run cases from a number on until the pipe is closed or it is killed: ``child.py FD SEED FIRST FORMAT...``."""
+    """Run cases from ``FIRST`` on until the pipe is closed or it is killed: ``child.py FD SEED FIRST FORMAT...``."""
     pipe, seed, first = map(int, sys.argv[1:4])
     formats = tuple(sys.argv[4:])
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # of more workers than cores
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # More workers than cores.
     warnings.filterwarnings("ignore", ".*pixels have at most 12 bits", UserWarning)
     with os.fdopen(pipe, "w", buffering=1) as said:
         number = first
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def one(seed: int, number: int, formats: tuple[str, ...]) -> dict[str, Any]:
-    """Run one case, and return what became of it."""
+    """Run one case, and return its result."""
     counts: Counter[str] = Counter()
     begun_s = time.monotonic()
     case = draw(seed, number, formats=formats)

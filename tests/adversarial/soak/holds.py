@@ -1,4 +1,4 @@
-"""What programs keep of what they are given, in any way that a user may, and whether it is still what it was."""
+"""Samples that programs keep, in every way that users may keep them, and checks that they do not change."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 Array = np.ndarray[Any, Any]
-_MOST_BYTES = 96 * 2**20  # of what is held, or that of four of the largest
+_MOST_BYTES = 96 * 2**20  # Limit of all kept bytes, raised to four times the largest kept part.
 _MOST_HELD = 64
 
 
 class _Graph:
-    """A graph of autograd that holds a tensor; its gradient is the tensor."""
+    """An autograd graph that keeps a tensor, which is also its gradient."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._weight = torch.ones_like(tensor, requires_grad=True)
@@ -53,13 +53,13 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "detached": lambda tensor: tensor.detach()[:1],
     "storage": lambda tensor: torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())[: tensor.numel()],
     "by dlpack": torch.from_dlpack,
-    "a deep copy": copy.deepcopy,  # pickle takes no tensors of uint16
+    "a deep copy": copy.deepcopy,  # pickle does not support uint16 tensors.
 }
 
 
 @dataclass
 class _Hold:
-    """What is held, how and since when, and what it was."""
+    """A kept object, how it is kept, its digest and its size."""
 
     what: str
     held: Any
@@ -68,14 +68,14 @@ class _Hold:
 
 
 class Holds:
-    """What the programs of a case hold, at random, up to a number of bytes: the oldest goes first.
+    """Random samples that the programs of a case keep, up to a number of bytes; the oldest is dropped first.
 
     Parameters
     ----------
     rng
-        What is kept, how and for how long is drawn from it.
+        Random choices of kept parts, ways to keep them, and durations.
     counts
-        Told how much was compared again.
+        Counter of repeated comparisons.
     """
 
     def __init__(self, rng: random.Random, counts: Counter[str]) -> None:
@@ -84,7 +84,7 @@ class Holds:
         self._most_bytes = _MOST_BYTES
 
     def given(self, what: Any, origin: str) -> None:
-        """Do with what a program was given what it may: write over it, keep some of it, drop what it kept before."""
+        """Use a sample as a program may: write to it, keep some of it, or drop a kept part."""
         parts = list(parts_of(what))
         if self._rng.random() < 0.2:
             self._write_over(parts)
@@ -97,13 +97,13 @@ class Holds:
             self.compare()
 
     def compare(self) -> None:
-        """Check that all that is held is what it was."""
+        """Check that no kept object has changed."""
         for hold in self._holds:
             assert _digest(hold.held) == hold.digest, f"what was held has changed: {hold.what}"
         self._counts["held and compared again"] += len(self._holds)
 
     def compare_last(self) -> None:
-        """Check all once more: whatever it came from is gone, and other memory was taken in its place."""
+        """Check all kept objects after a garbage collection and new allocations, then drop them."""
         gc.collect()
         others = [np.full(hold.size_bytes, 0xA5, np.uint8) for hold in list(self._holds)[-8:]]
         self.compare()
@@ -140,7 +140,7 @@ class Holds:
         return how, OF_ARRAYS[how](array)
 
     def _write_over(self, parts: list[Any]) -> None:
-        """Every sample is the user's to write on, which nothing that was given before or is given later shows."""
+        """Write to every sample, which no earlier or later sample may show."""
         for part in parts:
             if isinstance(part, torch.Tensor) or part.flags.writeable:
                 part[...] = 1
@@ -148,7 +148,7 @@ class Holds:
 
 
 def parts_of(given: Any) -> Iterator[Any]:
-    """Return all tensors and arrays with elements in what was given."""
+    """Return all non-empty tensors and arrays of a sample."""
     if isinstance(given, torch.Tensor):
         if given.numel():
             yield given

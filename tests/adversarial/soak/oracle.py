@@ -1,4 +1,4 @@
-"""What must come out: images computed from coordinates, samples cut by plain NumPy, files read by others' readers."""
+"""Right results: images computed from coordinates, samples cut by plain NumPy, files read by other libraries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ Key = tuple[Any, ...]
 
 
 def images_of(collection: Collection) -> list[Array]:
-    """Return the images of a collection."""
     return [image_of(*kind, number) for number, kind in enumerate(collection.kinds, collection.first_number)]
 
 
 def columns_of(collection: Collection) -> pa.Table | None:
-    """Return its columns."""
     if not collection.described:
         return None
     numbers = range(collection.first_number, collection.first_number + len(collection.kinds))
@@ -41,13 +39,13 @@ def columns_of(collection: Collection) -> pa.Table | None:
 
 
 def metadata_of(collection: Collection) -> list[dict[str, Any] | None]:
-    """Return what is said of each image: all that there is of some, a name of others."""
+    """Return metadata per image: all fields for some, a name for others."""
     told = METADATA | {"channels": []}
     return [told if number % 3 == 0 else {"name": f"n{number}"} for number in range(len(collection.kinds))]
 
 
 def sample_of(image: Array, view: View) -> Array:
-    """Return the image of a sample, by plain NumPy."""
+    """Return the image of a sample, cut by plain NumPy."""
     pixels = image
     for place, axis in enumerate(AXES):
         pick = view.select.get(axis, slice(None))
@@ -66,19 +64,19 @@ def sample_of(image: Array, view: View) -> Array:
 
 
 def changed(pixels: Array, transform: str | None) -> Array:
-    """Return what a transform makes of pixels."""
+    """Return pixels after a transform."""
     if transform == "flip":
-        return pixels[..., ::-1].copy()  # for torch, no strides may be negative, not even of an axis of length 1
+        return pixels[..., ::-1].copy()  # torch allows no negative strides, even on an axis of length 1.
     return pixels.astype(np.float64) * 0.5 if transform == "scaled" else np.ascontiguousarray(pixels)
 
 
 def target_of(number: int, target: str | None) -> Any:
-    """Return the target of the image of ``number``."""
+    """Return the target of image ``number``."""
     return {None: None, "label": number, "features": (number / 2, -1.5, 3.0), "row": number * 10 + 3}[target]
 
 
 def key_of(pixels: Array, target: Any) -> Key:
-    """Return what tells one sample from another: two samples have one key if they are the same to the bit."""
+    """Return the key of a sample. Two samples have equal keys if they are equal bit for bit."""
     digest = hashlib.blake2b(np.ascontiguousarray(pixels).data.cast("B"), digest_size=16).digest()
     return pixels.shape, pixels.dtype.name, digest, target
 
@@ -92,7 +90,7 @@ def keys_of(collection: Collection, view: View) -> list[Key]:
 
 
 def check_foreign(program: Program, path: Path, images: list[Array]) -> int:
-    """Read some images with a reader that is not ours, compare, and return how many they were."""
+    """Read some images with another library, compare them, and return their number."""
     rng = random.Random(program.seed)
     fmt = get_format(program.store.format)
     indices = sorted(rng.sample(range(len(images)), min(3, len(images))))
@@ -111,7 +109,7 @@ def _files(name: str, path: Path, indices: list[int], images: list[Array]) -> It
         files = sorted(path.glob("*.tif"))
         for index in indices:
             with tifffile.TiffFile(files[index]) as tif:
-                yield tif.series[0].asarray().reshape(images[index].shape)  # it leaves axes of length 1 out
+                yield tif.series[0].asarray().reshape(images[index].shape)  # The series omits axes of length 1.
         return
     import zarr
 

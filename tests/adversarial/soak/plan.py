@@ -1,4 +1,4 @@
-"""What a case does: stores, datasets, loaders and acts, drawn from the run's seed and the case's number."""
+"""Plans of cases: stores, datasets, loaders and acts, drawn from the seed of the run and the number of the case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import get_format
 
 Kind = tuple[tuple[int, ...], str]
-# What a program does with its dataset and loader, one after the other.
+# Acts of a program on its dataset and loader, in sequence.
 ACTS = (
     "epoch",
     "epoch",
@@ -26,14 +26,14 @@ ACTS = (
     "replace",
     "replace during",
 )
-_HUGE_SHARE = 0.015  # of programs: they have batches over 32 MiB, whose memory is used again
+_HUGE_SHARE = 0.015  # Share of programs with batches over 32 MiB, whose memory is reused.
 TRANSFORMS = (None, None, "flip", "scaled", "noisy")
 TARGETS = (None, "label", "features", "row")
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Images to store: the kind of each, where their numbers start, and whether there are columns beside them."""
+    """Images to store: shape and dtype of each, their first number, and whether there are columns."""
 
     kinds: tuple[Kind, ...]
     first_number: int
@@ -42,7 +42,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class Store:
-    """How a collection is stored; ``through`` names the format that it is converted from, if it is."""
+    """How a collection is stored; ``through`` is the format that it is converted from, or None."""
 
     format: str
     encoding: str
@@ -84,7 +84,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Program:
-    """One store, what is made of it, and what is done with it."""
+    """One store, the dataset and loader on it, and the acts."""
 
     store: Store
     view: View
@@ -101,7 +101,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Case:
-    """Programs that run in turns; ``small_too``: the memory of batches of any size is used again, not of large ones."""
+    """Programs that take turns; ``small_too``: memory of batches of any size is reused, not only of large ones."""
 
     seed: int
     number: int
@@ -109,7 +109,7 @@ class Case:
     small_too: bool
 
     def told(self) -> dict[str, Any]:
-        """Return the case as plain values, with runs of equal images told once."""
+        """Return the case as plain values, with each run of equal images written once."""
         told = asdict(self)
         for program in told["programs"]:
             for images in (program["store"]["images"], program["store"]["replacement"]):
@@ -118,7 +118,7 @@ class Case:
 
 
 def draw(seed: int, number: int, *, formats: tuple[str, ...] = ()) -> Case:
-    """Return case ``number`` of a run: always the same for a seed."""
+    """Return case ``number`` of a run, which depends only on it and the seed."""
     rng = random.Random(f"omearrow-ds soak {seed} {number}")
     names = formats or tuple(fmt.name for fmt in FORMATS if not fmt.missing_backend)
     count = rng.choice((1, 1, 2, 3))
@@ -133,7 +133,7 @@ def _program(rng: random.Random, names: tuple[str, ...]) -> Program:
         store = _of_huge_batches(rng, store)
     view = _view(rng, store)
     loading = _loading(rng, store, view)
-    if huge or rng.random() < 0.35:  # nothing is between the memory that is used again and the program that holds it
+    if huge or rng.random() < 0.35:  # Such programs get the reused memory directly.
         view = replace(view, transform=None, as_numpy=False)
         loading = replace(loading, batch_size=rng.choice((3, 4, 8)), workers=(0, loading.workers[1]))
     if huge:
@@ -208,7 +208,7 @@ def _view(rng: random.Random, store: Store) -> View:
 
 
 def _pick(rng: random.Random, size: int) -> Any:
-    """Return a selection that is valid for axes of ``size`` and more, and takes as much of each."""
+    """Return a selection that is valid, and equally long, for axes of ``size`` or more."""
     if rng.random() < 0.5:
         start = rng.randrange(size)
         return slice(start, rng.randint(start + 1, size), rng.choice((1, 1, 2)))
@@ -222,7 +222,7 @@ def _left(pick: Any, size: int) -> int:
 
 
 def _sample_kind(kind: Kind, view: View) -> tuple[Any, ...]:
-    """Return what samples must have in common to be stacked."""
+    """Return the dtype and sizes that samples must share to be stacked."""
     shape, dtype = kind
     sizes = {axis: _left(view.select.get(axis, slice(None)), size) for axis, size in zip(AXES, shape, strict=True)}
     if view.crop_size is not None:

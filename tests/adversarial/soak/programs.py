@@ -1,4 +1,4 @@
-"""Runs the programs of a case in turns, and holds every sample against the oracle."""
+"""Runs the programs of a case in turns, and compares every sample with the oracle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LARGE_BYTES = 32 * 2**20
 
 @contextmanager
 def _small_too():
-    """Have the memory of batches of any size used again."""
+    """Reuse the memory of batches of any size."""
     with mock.patch.object(batch_memory.Pool, "from_bytes", 0), mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0):
         yield
 
@@ -68,7 +68,7 @@ def flip(image: torch.Tensor) -> torch.Tensor:
 
 
 def noisy(image: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the image beside random numbers, of each of the generators that a seed fixes."""
+    """Return the image and random numbers of each generator that a seed fixes."""
     return {"image": image, "noise": torch.tensor([float(torch.rand(())), random.random(), np.random.rand()])}
 
 
@@ -80,13 +80,13 @@ def drawn(batch: Any) -> list[float]:
 
 
 def row_target(row: dict[str, Any]) -> int:
-    """Return a number made of a row."""
+    """Return a number computed from a row."""
     assert row["well"] == f"µ'{row['label'] % 7}"
     return int(row["label"]) * 10 + 3
 
 
 def run(case: Case, folder: Path, counts: Counter[str]) -> None:
-    """Run a case; ``counts`` is told of every sample that was checked, by format, and of every act."""
+    """Run a case; ``counts`` counts checked samples per format, and acts."""
     torch.manual_seed(case.number)
     rng = random.Random(f"turns {case.seed} {case.number}")
     holds = Holds(random.Random(f"holds {case.seed} {case.number}"), counts)
@@ -104,8 +104,6 @@ def run(case: Case, folder: Path, counts: Counter[str]) -> None:
 
 
 class _Running:
-    """One program."""
-
     def __init__(self, program: Program, folder: Path, counts: Counter[str], holds: Holds) -> None:
         self.program, self.counts, self.holds = program, counts, holds
         self.store, self.view, self.loading = program.store, program.view, program.loading
@@ -114,10 +112,10 @@ class _Running:
         self.cache_dir = folder / "cache"
         self.content = self.store.images
         self.keys = keys_of(self.content, self.view)
-        self.kept: list[Any] = []  # epochs that were left, and live on to the end
+        self.kept: list[Any] = []  # Abandoned epochs that stay alive to the end.
 
     def steps(self) -> Iterator[None]:
-        """Do all that the program says, yielding wherever another may take its turn."""
+        """Run all acts of the program, yielding where another program may run."""
         self._write(self.content, overwrite=False)
         yield
         self._check_source()
@@ -163,7 +161,7 @@ class _Running:
         convert(between, path, name, overwrite=overwrite, **layout)
 
     def _add_version(self, content: Collection) -> None:
-        """Make a Lance dataset another collection where it stands, as Lance does."""
+        """Overwrite a Lance dataset with another collection in place, as Lance does."""
         import lance
 
         other = self.path.with_name("version.lance")
@@ -230,7 +228,7 @@ class _Running:
             self.kept.append(batches)
 
     def _two_epochs(self, dataset: Any) -> Iterator[None]:
-        """Two iterators over one loader, in turns."""
+        """Interleave two iterators over one loader."""
         loader = self._loader(dataset)
         found: tuple[list[Key], list[Key]] = ([], [])
         both = [(iter(loader), found[0]), (iter(loader), found[1])]
@@ -317,7 +315,7 @@ class _Running:
             self.holds.given(found, f"a scan of {self.program.name}")
         self._checked(len(images))
 
-    # Replaced by a writer. What was opened before shows what was there, or raises one of our errors.
+    # Replaced by a writer. Open sources return the old images, or raise an error of the package.
 
     def _unpickled_late(self, pickled: bytes) -> None:
         try:
@@ -343,7 +341,7 @@ class _Running:
         self._now(self._replacement())
 
     def _replaced_during(self, dataset: Any) -> Iterator[None]:
-        """As another thread writes, open anew again and again: it is the old or the new collection, whole."""
+        """Open repeatedly while another thread writes: the result must be the old or the new collection, complete."""
         new = self._replacement()
         either = {tuple(self.keys), tuple(keys_of(new, self.view))}
         failures: list[BaseException] = []
@@ -394,7 +392,7 @@ class _Running:
         self._checked(len(found))
 
     def _keys_in(self, batch: Any) -> list[Key]:
-        """Return the keys of a batch, and hold on to some of it."""
+        """Return the keys of a batch, and keep some of it."""
         keys = self._keys_of(batch)
         sizes = [part.nbytes for part in parts_of(batch)]
         self.counts["batches over 32 MiB"] += max(sizes, default=0) > _LARGE_BYTES
@@ -402,7 +400,7 @@ class _Running:
         return keys
 
     def _given(self, sample: Any) -> Key:
-        """Return the key of a sample, and hold on to some of it."""
+        """Return the key of a sample, and keep some of it."""
         key = self._key_of(sample)
         self.holds.given(sample, f"a sample of {self.program.name}")
         return key

@@ -1,4 +1,4 @@
-"""What a run found, as plain values and as text."""
+"""Results of a run, as plain values and as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.adversarial.soak.watch import Slope, after_warm_up, grown, slope
 
 _PACKAGES = ("torch", "numpy", "pyarrow", "pylance", "vortex-data", "duckdb", "zarr", "tifffile")
 _COUNTS = ("descriptors", "threads", "children", "shared_bytes")
-_PAGES = 4 * 2**20  # what a count of shared bytes may grow by: what libraries map
-# A rise that is no leak: allocators and caches of libraries still settle after the first third of a run.
+_PAGES = 4 * 2**20  # Tolerated growth of shared bytes, because libraries map pages.
+# Tolerated rise: allocators and caches of libraries still settle after the first third of a run.
 TOLERATED_BYTES_A_MINUTE = 256 * 1024
 _LEAST_MINUTES = 5.0
 
 
 def report(soak: Supervisor, minutes: float, *, ended: str) -> dict[str, Any]:
-    """Return all that a run found; ``failures`` is empty if there is nothing wrong."""
+    """Return the results of a run; ``failures`` is empty if nothing is wrong."""
     longest = max(soak.series, key=len, default=[])
     judged = after_warm_up(longest)
     memory = _memory(judged)

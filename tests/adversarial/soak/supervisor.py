@@ -1,4 +1,4 @@
-"""Keeps a child running cases: ends what hangs, goes on after what crashes, and collects what is said."""
+"""Supervisor of child processes that run cases: ends hanging ones, continues after crashes, and collects reports."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from typing import Any
 
 import psutil
 
-_DUMPING_S = 3.0  # how long a process has to write its stacks
+_DUMPING_S = 3.0  # Time that a process has to write its stacks.
 _LINES_KEPT = 400
-# Of what threads free, glibc keeps up to 64 MiB at the end of each arena, up to 8 arenas a core; malloc_trim does not
-# give that back. Here it keeps next to nothing, so that memory that grows is memory in use.
+# glibc keeps up to 64 MiB of freed memory at the end of each arena, with up to 8 arenas per core, which malloc_trim
+# does not release. Here glibc keeps almost nothing, so growing memory is memory in use.
 _GIVING_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 class Supervisor:
-    """Runs cases in child processes, and holds what came of them.
+    """Runs cases in child processes, and collects their results.
 
     Parameters
     ----------
     command
-        What starts a child; the number of its pipe, the seed and the first case's number are added, then ``formats``.
+        Command of a child, to which its pipe's number, the seed, the first case's number and ``formats`` are added.
     seed, formats
-        Handed to the child.
+        Arguments of the child.
     limit_s
-        How long a case may take: longer is an error, and the stacks of all threads and workers are part of it.
+        Time limit of a case. The error has the stacks of all threads and workers.
     """
 
     def __init__(self, command: Sequence[str], seed: int, formats: Sequence[str] = (), *, limit_s: float = 180) -> None:
         self.command, self.seed, self.formats, self.limit_s = list(command), seed, list(formats), limit_s
         self.counts: Counter[str] = Counter()
         self.errors: list[dict[str, Any]] = []
-        self.series: list[list[dict[str, Any]]] = []  # of each child: what it held after each case
+        self.series: list[list[dict[str, Any]]] = []  # Per child, its resources after each case.
         self.cases = 0
         self.begun_s = time.monotonic()
 
     @property
     def samples(self) -> int:
-        """Samples that were checked."""
+        """Number of checked samples."""
         return sum(count for name, count in self.counts.items() if name.startswith("samples: "))
 
     def run(self, first: int, *, until_s: float | None, cases: int | None) -> None:
-        """Run cases from number ``first`` on, until ``until_s`` of the monotonic clock or for so many ``cases``."""
+        """Run cases from number ``first`` on, until ``until_s`` of the monotonic clock or for ``cases`` cases."""
         number = first
         last = None if cases is None else first + cases
         while not self._over(number, until_s, last):
@@ -61,7 +61,7 @@ class Supervisor:
         return (until_s is not None and time.monotonic() >= until_s) or (last is not None and number >= last)
 
     def _child(self, first: int, until_s: float | None, last: int | None) -> int:
-        """Run one child until all is done or it fails, and return the number of the next case."""
+        """Run one child until all cases are done or it fails, and return the number of the next case."""
         self.series.append([])
         reading, writing = os.pipe()
         environment = {**os.environ, **_GIVING_BACK, "PYTHONFAULTHANDLER": "1"}
@@ -136,7 +136,7 @@ class Supervisor:
 
 
 def _dump_stacks(child: subprocess.Popen[bytes]) -> None:
-    """Let workers and then the child itself write the stacks of all threads, as faulthandler does at SIGABRT."""
+    """Let workers and then the child write the stacks of all threads, as faulthandler does at SIGABRT."""
     with suppress(psutil.NoSuchProcess):
         for worker in psutil.Process(child.pid).children(recursive=True):
             if "resource_tracker" not in " ".join(worker.cmdline()):
@@ -148,12 +148,12 @@ def _dump_stacks(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child and all that it started."""
+    """End a child and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
 def default_command() -> list[str]:
-    """Return what starts a child of this Python."""
+    """Return the command that starts a child with this Python."""
     return [sys.executable, "-m", f"{__package__}.child"]

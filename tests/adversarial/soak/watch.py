@@ -1,4 +1,4 @@
-"""What a process holds, and whether that grows: a slope with an interval that means what it says."""
+"""Resources of a process, and whether they grow: a slope with a calibrated confidence interval."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MALLOC_FIELDS = (
     "fordblks",
     "keepcost",
 )
-# Two-sided 99 % quantiles of Student's t by degrees of freedom; in between, the one before is used, which is wider.
+# Two-sided 99 % quantiles of Student's t by degrees of freedom; in between, the previous, wider one is used.
 _T99 = {1: 63.66, 2: 9.92, 3: 5.84, 4: 4.60, 5: 4.03, 6: 3.71, 7: 3.50, 8: 3.36, 10: 3.17, 12: 3.05, 15: 2.95, 20: 2.85}
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the process and those it started hold at one time."""
+    """Resources of the process and its children at one time."""
 
     private_bytes: int
     allocated_bytes: int
@@ -49,7 +49,7 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Look, after garbage was collected, and after memory that is free was given back."""
+        """Measure after a garbage collection and after free memory was released."""
         gc.collect()
         allocated = _allocated_after_trim()
         private, shared = _memory(os.getpid())
@@ -66,18 +66,17 @@ class Held:
         )
 
     def told(self) -> dict[str, int]:
-        """Return it as plain values."""
         return asdict(self)
 
 
 class _Malloc(ctypes.Structure):
-    """What glibc's ``mallinfo2`` tells, of all arenas: ``uordblks`` and ``hblkhd`` (mapped) are in use."""
+    """Result of glibc's ``mallinfo2`` for all arenas; ``uordblks`` and ``hblkhd`` (mapped) are in use."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLOC_FIELDS)
 
 
 def _allocated_after_trim() -> int:
-    """Let glibc give free memory back, and return the bytes that it has given out; elsewhere return 0."""
+    """Release glibc's free memory, and return the allocated bytes; without glibc return 0."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return 0
@@ -99,7 +98,7 @@ def _memory(pid: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Slope:
-    """A straight line through a series: what it rises by in a unit, and its 99 % interval."""
+    """A straight line through a series: its rise per unit, and the 99 % interval."""
 
     per_unit: float
     low: float
@@ -107,17 +106,15 @@ class Slope:
     blocks: int
 
     def told(self) -> dict[str, float]:
-        """Return it as plain values."""
         return asdict(self)
 
 
 def slope(places: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Fit a line to a series, or return None if it is too short to tell.
+    """Fit a line to a series, or return None if it is too short.
 
-    The series is cut into up to 30 blocks of equally many values, of which the medians count: a case's passing peaks do
-    not. What is left beside the line goes on from block to block (memory that was taken is kept for a while), so that
-    neighbours tell less than they seem to: the interval is widened, and its degrees of freedom lowered, by their
-    correlation, never narrowed.
+    The line is fitted to the medians of up to 30 blocks of equal size, which ignore peaks within a case. Residuals of
+    neighboring blocks are correlated, because memory is kept for a while. This correlation widens the interval and
+    lowers its degrees of freedom, but never narrows the interval.
     """
     count = min(_BLOCKS, len(values) // 2)
     if count < _LEAST_BLOCKS:
@@ -132,7 +129,7 @@ def slope(places: Sequence[float], values: Sequence[float]) -> Slope | None:
     left = y - y.mean() - rise * x
     total = float(left @ left)
     after_next = float(left[1:] @ left[:-1]) / total if total else 0.0
-    correlation = min(0.9, max(0.0, after_next + 2 / count))  # the estimate is low by about that much
+    correlation = min(0.9, max(0.0, after_next + 2 / count))  # The estimate is biased low by about 2 / count.
     effective = max(3.0, count * (1 - correlation) / (1 + correlation))
     error = math.sqrt(total / (count - 2) / spread * count / effective)
     return Slope(rise, rise - _t99(effective - 2) * error, rise + _t99(effective - 2) * error, count)
@@ -143,11 +140,11 @@ def _t99(freedom: float) -> float:
 
 
 def grown(values: Sequence[int]) -> int:
-    """Return by how much a count that goes up and down has grown: its least late on, less its most early on."""
+    """Return the growth of a fluctuating count: its minimum late in the series less its maximum early on."""
     quarter = len(values) // 4
     return min(values[-quarter:]) - max(values[:quarter]) if quarter else 0
 
 
 def after_warm_up(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the part of a series that is judged: without its first third, in which libraries start and caches fill."""
+    """Return the series without its first third, in which libraries start and caches fill."""
     return series[len(series) // 3 :]
