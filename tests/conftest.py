@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share."""
+"""Fixtures of several test modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORKED = ["omearrow_ds.loader.dataloader", "tests.support.strategies", "tests.a
 
 
 def needs(name: str) -> None:
-    """Skip the test, saying why, where the backend of the format is not installed."""
+    """Skip the test, with the reason, if the backend of the format is not installed."""
     missing = get_format(name).missing_backend
     if missing:
         pytest.skip(missing)
@@ -32,7 +32,7 @@ def needs(name: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _loops():
-    """Have NumPy make samples, however many the tests before made; those of compiled loops say so."""
+    """Make samples with NumPy, independent of earlier tests; tests of compiled loops choose those."""
     from tests.support.loops import made_by
 
     with made_by("numpy"):
@@ -49,7 +49,7 @@ def _dark_images():
 
 @pytest.fixture
 def stored(tmp_path):
-    """Return a function that writes images as one format and gives the path."""
+    """Return a function that writes images in one format and returns the path."""
     from omearrow_ds import write_images
     from tests.support.strategies import SUFFIX
 
@@ -64,20 +64,20 @@ def stored(tmp_path):
 
 @pytest.fixture(scope="session")
 def runs(programs):
-    """Runs of pytest at the repository's root, each a process of its own."""
+    """Runs of pytest in the repository root, each in its own process."""
     return Runs(programs)
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """Python programs, each a process of its own that does not have to import torch."""
+    """Python programs, each in its own process that does not have to import torch."""
     with forked_programs(tmp_path_factory.mktemp("programs")) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def weed(tmp_path_factory):
-    """A real server of objects, one for all processes of a run."""
+    """A real object store, shared by all processes of a run."""
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     if missing := weed_server.missing():
         pytest.skip(missing)
@@ -88,7 +88,7 @@ def weed(tmp_path_factory):
 
 @pytest.fixture
 def bucket(weed, monkeypatch):
-    """The name of a new bucket on the real server; the environment has the keys and the endpoint."""
+    """Name of a new bucket in the real store; the environment has the credentials and the endpoint."""
     name = f"b{uuid.uuid4().hex[:12]}"
     weed.make_bucket(name)
     for variable, value in {**weed.keys(), "AWS_ENDPOINT_URL": weed.url}.items():
@@ -104,7 +104,7 @@ def session_proxy(weed):
 
 @pytest.fixture
 def proxy(session_proxy, bucket, monkeypatch):
-    """A proxy in front of the real server, through which the environment leads, that does nothing yet."""
+    """A proxy of the real store, which is set as endpoint and does not interfere by default."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", session_proxy.url)
     session_proxy.set()
     yield session_proxy
@@ -113,20 +113,20 @@ def proxy(session_proxy, bucket, monkeypatch):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Take two processes a core: half of a test's time it waits, mostly for a process that it started."""
+    """Start two processes per core, because half of a test's time is waiting, mostly for a child process."""
     return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_collection():
-    """Collect no garbage while tests are imported and made: nearly all that is made stays."""
+    """Disable garbage collection while tests are imported and created, because nearly all objects stay."""
     gc.disable()
 
 
 def pytest_collection_finish():
-    """Hide what there is by now from the garbage collector, which takes a second for the objects of a whole run.
+    """Freeze all existing objects, which the garbage collector would traverse for a second in a whole run.
 
-    Pytest goes through all objects twice more when it ends, so they are shown again after that: of what the interpreter
-    cannot remove at its end libraries say that it leaks.
+    Pytest collects twice more when it ends, so objects are unfrozen after that: libraries report leaks for objects that
+    the interpreter cannot free at exit.
     """
     gc.enable()
     gc.freeze()
@@ -134,11 +134,10 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
-    """Let programs that tests start be stopped by signals, also where this one was started in the background.
+    """Restore the default signal handlers, so that signals stop programs of tests if pytest runs in the background.
 
-    And let Python's own forkserver, which the first test that needs it starts, import once what its processes would;
-    and let files of tests lie in memory, where there is room, as libraries wait for the disk at the end of each. Those
-    of the long tests, which are large, lie on the disk.
+    Python's forkserver preloads modules once for its processes. Files of tests are in memory if it has enough space,
+    because libraries wait for the disk after each file. Files of the long tests are large, and stay on disk.
     """
     in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
     if in_memory and not config.option.markexpr.startswith("long"):
@@ -151,7 +150,7 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import no file without a test of the mark that is asked for: all files take longer to import than those tests."""
+    """Import no file without a test of the requested mark: importing all files takes longer than those tests."""
     mark = config.option.markexpr.partition(" ")[0]
     if mark in ("alone", "long") and collection_path.name.startswith("test_"):
         return f"mark.{mark}" not in collection_path.read_text() or None

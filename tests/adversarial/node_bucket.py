@@ -1,4 +1,4 @@
-"""Dask on two hosts converts a plate in one bucket to parts in another; two hosts train on them under torchrun.
+"""Dask on two hosts converts a plate in one bucket to parts in another; then both train on them under torchrun.
 
 ``python -m tests.adversarial.node_bucket PLATE`` takes the folder of NF1's fields, one TIFF file per channel, and exits
 with 1 after any failure. SeaweedFS runs on a third host. ``s3://plate/`` holds the channels' files and a LoadData table
@@ -25,7 +25,7 @@ from tests.support.bucket_rank import EPOCHS, fields
 from tests.support.cluster import Node, cluster
 from tests.support.engine import Engine
 
-RANKS, PART_BYTES = 2, 2**23  # Ranks per host; bytes per part and per field.
+RANKS, PART_BYTES = 2, 2**23  # Ranks per host, and bytes per part of one field.
 _TABLE, _PARTS = "s3://plate/images/load_data.csv", "s3://lab/nf1.parts"
 _UPLOAD = """
 import sys

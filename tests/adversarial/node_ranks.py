@@ -24,7 +24,7 @@ from omearrow_ds import convert, write_images
 from tests.support import numbered
 from tests.support.cluster import Node, cluster, outcome
 
-COUNT, PART_BYTES = 211, 12_000  # of images of 1,920 bytes
+COUNT, PART_BYTES = 211, 12_000  # Images have 1,920 bytes.
 
 
 class Run(NamedTuple):

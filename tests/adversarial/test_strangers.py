@@ -183,7 +183,7 @@ def test_a_lancedb_folder_names_its_tables(tmp_path):
 
 
 def _passed(error):
-    """Return the path that an error tells users to pass."""
+    """Return the path that an error recommends."""
     return re.search(r"(?:pass|e\.g\.) '(.*?)'", str(error.value))[1]
 
 

@@ -1,4 +1,4 @@
-"""The committed baselines: whom they judge, what fails by them, and how their limits and rates come about."""
+"""The committed baselines: their machines, failures, and the calculation of limits and rates."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_waiting_for_a_core_is_seen():
             os.sched_setaffinity(0, {max(before)})
             while waited < 0.2 and monotonic() < start_s + 20:
                 control.sample()
-                waited = control.told()["waited"]  # a share: it falls again where the other lets the core go
+                waited = control.told()["waited"]  # This share falls again if the other process releases the core.
         finally:
             os.sched_setaffinity(0, before)
             busy.kill()
@@ -140,7 +140,7 @@ def test_those_that_are_committed_are_whole_and_small():
         assert kept.as_text() == file.read_text()
 
 
-# The rest of a run: it is found, shown, repeats what is over, and fails in CI.
+# A benchmark run finds the baseline, shows it, repeats benchmarks over their limits, and fails in CI.
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def suite(pytester, monkeypatch):
 
 
 def commit(suite, **changes):
-    """Put a baseline of the suite's benchmarks in its place: the first, which sleeps for 1 ms, may take 20."""
+    """Store a baseline of the suite's benchmarks; the first one sleeps for 1 ms and may take 20 times that."""
     kept = baseline(
         dict.fromkeys(NAMES[1:], (1e-7, 1e9)),
         {NAMES[0]: (1e-3, 20.0)},
@@ -234,11 +234,11 @@ def test_a_failure_stays_a_failure(suite):
     assert "1 failed, 3 passed" in suite.said
 
 
-# How limits and rates come about.
+# How limits and rates are computed.
 
 
 def made_up(runs, count, random, tail=None):
-    """Return the logarithms of figures: each benchmark has its own spread, each run its own pace."""
+    """Return the logarithms of times: each benchmark has its own spread, each run its own pace."""
     noise = random.standard_t(tail, (runs, count)) if tail else random.standard_normal((runs, count))
     spread = random.uniform(0.01, 0.06, count)
     return random.normal(-8, 2, count) + noise * spread + random.normal(0, 0.2, (runs, 1))

@@ -1,4 +1,4 @@
-"""Turns between two processes: strictly one after the other, and nobody waits for one that has ended."""
+"""Strict turns between two processes; a process never waits for one that has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for number in range(turns):
 
 
 def taken(tmp_path, first, second):
-    """Let two processes take turns, and return who had which, and their exit statuses."""
+    """Let two processes take turns, and return the owner of each turn and the exit statuses."""
     told = tmp_path / "told"
     commands = [
         Command([sys.executable, "-c", TAKE_TURNS, name, *map(str, words), str(told)], ROOT, tmp_path / f"{name}.log")
@@ -103,7 +103,7 @@ def test_hand_overs_lie_between_equal_parts(monkeypatch, rounds):
     assert len(parts) == min(rounds, TURNS)
     assert max(parts) - min(parts) <= 1
     assert 0 not in handed
-    # and what is told of each turn is of the rounds between two hand-overs
+    # The reported minimum of a turn covers the rounds between two hand-overs.
     values = [(7 * number) % 11 for number in range(rounds)]
     least = [min(values[first:after]) for first, after in zip([0, *handed], [*handed, rounds], strict=True)]
     assert least_of_turns(values) == least

@@ -25,7 +25,7 @@ from tests.support.programs import ROOT, Programs
 TINY = ("--num-images", "24", "--image-shape", "16x16")
 
 
-# What benchmarks are made of, how they are recorded and shown, is tried here, and no time: the fewest rounds will do.
+# These tests check the content of benchmarks, records and displays, not times; the fewest rounds are enough.
 BRIEF = """
     from dataclasses import replace
     from benchmarks.support import workload
@@ -40,14 +40,14 @@ BRIEF = """
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, results and plugins of this module's runs."""
+    """Folder for data, results and plugins of this module's runs."""
     folder = tmp_path_factory.mktemp("suite")
     (folder / "brief.py").write_text(dedent(BRIEF))
     return folder
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-# Of most things one track tells: all files have others to import, and what runs in processes of its own.
+# One track is enough for most tests: all files import more, and some start processes.
 SAMPLES, LOOP, CONVERSIONS = (
     f"benchmarks/test_track{name}.py" for name in ("1_getitem", "3_model_loop", "4_numpy_vs_torch")
 )
@@ -69,7 +69,7 @@ def rows(results: Path, track: int | str) -> list[dict[str, object]]:
     return pq.read_table(results / f"pytest_benchmark_{name}.parquet").to_pylist()
 
 
-# On a push `.ci/run` makes a whole run itself.
+# On a push, `.ci/run` makes a whole run itself.
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("parquet",), ("parquet", "tiff")], ids=",".join)
 def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, workplace: Path) -> None:
@@ -93,13 +93,13 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
         **cold,
         **{(operation, name): encodings[name] for operation in ("write", "preload") for name in names},
     }
-    # Of pixels in memory there is one row, whatever their format was.
+    # Pixels in memory have one row, independent of their format.
     with_memory = (*names, "memory")
     touched = {(operation, name): 1 for operation in ("first_touch", "first_touch_cold") for name in names}
     assert counts[1] == {**touched, **{("getitem", name): 6 for name in with_memory}}
     assert counts[2] == {("epoch", name): 4 for name in with_memory}
     loops = {(mode, name): 1 for mode in ("train", "inference") for name in with_memory}
-    assert counts[3] == {**loops, ("train", "memory"): loops["train", "memory"] + 1}  # on a device
+    assert counts[3] == {**loops, ("train", "memory"): loops["train", "memory"] + 1}  # Once more on a device.
     in_memory = {("sample", "memory"): 1, ("convert", "memory"): 12, ("to_device", "memory"): 7}
     assert counts[4] == {**{("sample", name): 1 for name in names}, **in_memory}
     preloads = {("preload", name): 1 for name in names}
@@ -125,7 +125,7 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
         "test_train_step[parquet-cpu-on_demand]",
     } <= {row["name"] for track in range(7) for row in rows(results, track)}
 
-    # Results present have no influence on the data, and the stored run is compared with.
+    # Existing results do not change the data, and the stored run is the one compared with.
     made = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
     again = run(
         "--formats",
@@ -143,8 +143,8 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
 
 
 def check_conversions(found: list[dict[str, object]]) -> None:
-    """Every row has all times of what it measures, and of a batch at once a sample has less than of its own."""
-    times = ("p50_us", "p95_us", "mean_us", "samples_per_s")  # there is a p99 of enough rounds alone
+    """Check that every row has all times, and that a sample takes less time in a batch than by itself."""
+    times = ("p50_us", "p95_us", "mean_us", "samples_per_s")  # Only tables with enough rounds have a p99.
     for row in (row for row in found if row["operation"] != "to_device"):
         sample = row["operation"] == "sample"
         beside = [f"{of}_{name}" for of in ("numpy", "from_numpy", "copy", "batch") for name in times]
@@ -158,7 +158,7 @@ def check_conversions(found: list[dict[str, object]]) -> None:
 
 
 def check_stages(found: list[dict[str, object]]) -> None:
-    """Every figure is there; an epoch of these few images takes no second, and its clocks not all of it."""
+    """Check that every value exists; an epoch of these few images takes less than a second in all stages."""
     for row in found:
         if row["operation"] == "epoch":
             times = {stage: float(str(row[stage_column(stage)])) for stage in STAGES}
@@ -173,7 +173,7 @@ POOLS = [workers for workers in (1, 2) if workers <= len(os.sched_getaffinity(0)
 
 
 def check_limits(results: Path, formats: tuple[str, ...]) -> None:
-    """Every ratio is there for every format, with no target for images of this size; peers that are missing say so."""
+    """Check the ratios of every format, which have no target at this size; missing libraries are reported."""
     missing = {peer.name for peer in PEERS if peer.missing}
     missing |= {"MONAI's SpatialCrop"} if find_spec("monai") is None else set()
     reference, memory = rows(results, "reference"), rows(results, "memory")
@@ -225,11 +225,11 @@ def test_limits_of_own_images_whatever_their_shape(run: Run, workplace: Path) ->
     for number in range(3):
         tifffile.imwrite(folder / f"{number}.tif", np.arange(40 * (30 + number), dtype=np.uint16).reshape(40, -1))
     files = ("benchmarks/test_reference.py", "benchmarks/test_memory.py")
-    # Without what starts processes of its own whatever the images are, where one that does is left.
+    # The images do not affect the start of processes, so one benchmark that starts some is enough.
     words = ("--images", str(folder), "--results", str(results), "--formats", "arrow", "-k", "not test_write")
     done = run(*words, files=files, workload=())
     assert done.returncode == 0, done.stdout
-    assert "Name (time in" not in done.stdout  # pytest-benchmark's own tables, which -v shows
+    assert "Name (time in" not in done.stdout  # Tables of pytest-benchmark itself, which -v shows.
     for row in rows(results, "reference"):
         ragged = row["operation"] in ("preload", "random_batch", "random_image")
         assert row["status"] == ("ok" if ragged else "skipped"), row
@@ -291,7 +291,7 @@ runpy.run_module("benchmarks.report", run_name="__main__")
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A copy of the benchmarks, with a track that has a file more."""
+    """A copy of the benchmarks that has a track with an additional file."""
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
@@ -407,7 +407,7 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_wrong_options_are_usage_errors(words: tuple[str, ...], said: str, runs: Runs) -> None:
-    # The options belong to every pytest run here; one without benchmarks has less to import.
+    # The options belong to every pytest run here; a run without benchmarks imports less.
     done = runs.run("tests/__init__.py", *words)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert said in done.stdout

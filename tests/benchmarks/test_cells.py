@@ -1,4 +1,4 @@
-"""What single cells are measured on: a plate's own fields, objects and masks, or made ones; and what comes of it."""
+"""Data of single-cell benchmarks, a user's or a synthetic plate with objects and masks, and the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CENTRES = [(45.0, 50.0), (44.6, 60.0), (2.0, 3.0), (50.0, 70.0)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two fields of two channels with masks, and a table of their cells, as CellProfiler leaves them."""
+    """Two fields of two channels with masks, and a table of their cells as written by CellProfiler."""
     folder = tmp_path_factory.mktemp("plate")
     draw = np.random.default_rng(1)
     (folder / "masks").mkdir()
@@ -74,7 +74,7 @@ def test_a_made_mask_has_its_objects_number_at_its_centre():
     fields, centres = plate.places()
     for number, mask in enumerate(plate.masks()):
         found = [mask[0, 0, 0, y, x] for y, x in np.rint(centres[fields == number]).astype(int)]
-        # Of two that overlap the later one lies on top.
+        # If two overlap, the later one covers the earlier one.
         assert np.mean(found == np.arange(1, len(found) + 1)) > 0.9
 
 

@@ -1,4 +1,4 @@
-"""Comparing with a stored run: no other machine or workload unsaid, and no pass where nothing was compared."""
+"""Comparison with a stored run: another machine or workload is reported, and an empty comparison does not pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_first_run_is_stored_and_the_second_compared_with_it(suite):
     assert suite.table_says("(NOW)")
     assert [path.name[:5] for path in suite.stored()] == ["0001_", "0002_"]
 
-    # The last is that of the highest number, whatever order their names have.
+    # The latest run has the highest number, independent of the order of names.
     second = suite.stored()[1]
     second.rename(second.with_name(second.name.replace("0002_", "10000_")))
     assert suite.run(SAVE, COMPARE) == OK
@@ -67,7 +67,7 @@ def test_another_machine_is_never_taken_by_itself(suite):
     assert not suite.table_says("(NOW)")
     assert not suite.measured()
 
-    # Nor one that was copied into this machine's folder, nor the one that stands in the folder of all.
+    # Neither a run copied into this machine's folder nor one in the folder of all machines is used.
     (stored,) = suite.stored()
     mine = Setting(suite.real, "", "", "").machine_id
     for folder in (stored.parent.with_name(mine), stored.parents[1]):
@@ -220,7 +220,7 @@ def test_long_lists_are_cut_with_a_count(suite):
 
 @pytest.mark.parametrize("words", [("--num-images", "11"), ("--num-images", "10"), ("--profile", "full")], ids=" ".join)
 def test_other_workload_is_never_compared_with(words, suite):
-    """Ten images asked for are another workload than ten by default: benchmarks of memory differ."""
+    """Ten images by request are another workload than ten by default: benchmarks of memory differ."""
     suite.save()
     assert suite.run(SAVE, *words) == OK
     first, second = suite.stored()

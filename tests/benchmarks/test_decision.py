@@ -1,4 +1,4 @@
-"""The gate's rule, on constructed data: what is said of ratios, and what never changes it."""
+"""The decision rule of the gate, on constructed data: verdicts on ratios, and changes that must not affect them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmarks.gate.decision import (
 from tests.support.errors import raises
 
 THRESHOLD = 0.05
-NEAR = 1e-9  # how near to a limit rounding may decide
+NEAR = 1e-9  # Distance from a limit within which rounding may decide.
 
 ratios = st.lists(st.floats(0.5, 2.0), min_size=LEAST_ROUNDS, max_size=MOST_ROUNDS)
 turns = st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=24)
@@ -44,9 +44,9 @@ def far_from_limits(change):
     [
         ([1.0, 1.01, 0.99, 1.02, 0.98], Verdict.OK),
         ([1.10, 1.15, 1.12, 1.13, 1.11], Verdict.REGRESSION),
-        ([1.058, 1.059, 1.047, 1.119, 1.051], Verdict.NOT_RESOLVED),  # an unchanged tree once: by chance, in all rounds
-        ([1.09, 1.11, 1.10, 1.12, 1.08] * 2, Verdict.REGRESSION),  # what five rounds leave open, ten may show
-        ([1.3, 1.4, 1.0, 1.01, 0.99], Verdict.NOT_RESOLVED),  # two disturbed rounds of five
+        ([1.058, 1.059, 1.047, 1.119, 1.051], Verdict.NOT_RESOLVED),  # an unchanged tree, slower by chance
+        ([1.09, 1.11, 1.10, 1.12, 1.08] * 2, Verdict.REGRESSION),  # ten rounds may show more than five
+        ([1.3, 1.4, 1.0, 1.01, 0.99], Verdict.NOT_RESOLVED),  # Two disturbed rounds of five.
         ([1.3, 0.7, *[1.0, 1.01, 0.99] * 2], Verdict.NOT_RESOLVED),
         ([1.04, 1.03, 1.02, 1.01, 1.049], Verdict.NOT_RESOLVED),
         ([1.01, 1.02, 1.015, 1.02, 1.01], Verdict.OK),
@@ -69,7 +69,7 @@ def test_what_seems_slower_is_no_regression_yet():
 
 @given(ratios)
 def test_the_interval_is_that_of_a_moderated_t_statistic(values):
-    """Beside scipy's own: the usual noise counts as so many observations more of the variance, and of no mean."""
+    """Compare with scipy: usual noise adds `USUAL_ROUNDS` observations of the variance, not of the mean."""
     logs, change = np.log(values), Change.of(values)
     free = len(logs) - 1 + USUAL_ROUNDS
     variance = (logs.var(ddof=1) * (len(logs) - 1) + USUAL_NOISE**2 * USUAL_ROUNDS) / free
@@ -149,7 +149,7 @@ def ratios_of(record):
     "record", RECORDED, ids=[f"{one['kind']}-{one['benchmark']}-{one['level']:.0%}" for one in RECORDED]
 )
 def test_recorded_rounds(record):
-    """Rounds of real gates: of an unchanged tree, also beside a busy program, and of slowdowns that were planted."""
+    """Rounds of real gates: an unchanged tree, with and without a busy program, and deliberate slowdowns."""
     change = Change.of(ratios_of(record))
     verdict = change.verdict(THRESHOLD)
     if record["level"] >= 0.1:
@@ -161,7 +161,7 @@ def test_recorded_rounds(record):
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
 def test_a_look_after_each_round_alarms_falsely_in_less_than_three_of_a_thousand_gates(noise):
-    """In gates of seventy benchmarks, all as noisy as that, with tails; 27 looks at each, as if none were resolved."""
+    """Gates have 70 benchmarks, all with this noise and heavy tails, and 27 looks at each, as if none were resolved."""
     draw = np.random.default_rng(0)
     logs = noise * draw.standard_t(8, (70 * 400, MOST_ROUNDS)) / math.sqrt(8 / 6)
     count = np.arange(1, MOST_ROUNDS + 1)
@@ -171,7 +171,7 @@ def test_a_look_after_each_round_alarms_falsely_in_less_than_three_of_a_thousand
     low = middle - np.sqrt(squares / free / count) * [quantile(int(each), ALARM) for each in free]
     looks = slice(LEAST_ROUNDS - 1, None)
     alarms = ((low > 0) & (middle > math.log1p(THRESHOLD)))[:, looks].any(1)
-    for place in draw.integers(0, len(logs), 20):  # the arithmetic above is the gate's
+    for place in draw.integers(0, len(logs), 20):  # The calculation above equals that of the gate.
         rounds = int(draw.integers(LEAST_ROUNDS, MOST_ROUNDS + 1))
         change = Change.of(np.exp(logs[place, :rounds]).tolist())
         assert math.log(change.surely_low) == pytest.approx(low[place, rounds - 1])

@@ -1,4 +1,4 @@
-"""Slow drift: what is planted is found in time, and nothing else of a history is called slower code."""
+"""Slow drift: deliberate drift is found in time, and no other change of a history is called slower code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def history(runs=80, noise=0.02, seed=0, waited=0.05):
 
 
 def slowed(runs, names, factor, first, control=1.0, last=None):
-    """Return runs of which those from the first on take longer."""
+    """Return runs that take longer from run ``first`` until before run ``last``."""
     made = list(runs)
     for at in range(first, len(runs) if last is None else last):
         figures = {n: (kind, s * factor if n in names else s) for n, (kind, s) in made[at].figures.items()}
@@ -41,10 +41,10 @@ def slowed(runs, names, factor, first, control=1.0, last=None):
 
 
 def test_sums_of_ranks_are_those_of_scipy():
-    from scipy import stats  # takes more than a second, which every process would spend on collecting
+    from scipy import stats  # The import takes more than a second in every process that collects tests.
 
     values = np.random.default_rng(0).integers(0, 1000, (3, WINDOW)).astype(float)
-    values += np.random.default_rng(1).random(values.shape)  # no two alike: ties narrow what scipy expects
+    values += np.random.default_rng(1).random(values.shape)  # Values must differ, because ties narrow scipy's interval.
     for at, division in enumerate(DIVISIONS):
         before, after = division.of(values)
         assert (before.shape[1], after.shape[1]) == (division.before, division.after)
@@ -166,7 +166,7 @@ def test_too_few_runs_are_said(runs):
 
 
 def test_least_runs_that_can_show_anything_do():
-    values = np.arange(NEEDED) % 2 + 0.001 * np.arange(NEEDED)  # successive runs have nothing in common
+    values = np.arange(NEEDED) % 2 + 0.001 * np.arange(NEEDED)  # Successive runs are independent.
     values *= 0.01
     values[-12:] += 1
     assert any(division.runs == NEEDED for division in DIVISIONS)

@@ -35,7 +35,7 @@ UNCLEAR, LEANING = [0.99, 1.06, 1.07, 1.08, 1.2], [1.0, 0.98, 0.99, 0.9, 0.97]
 
 
 def times(ratios, clock=None):
-    """Return one process's times for each ratio; those by the clock are as much longer, unless they are told apart."""
+    """Return one process's times for each ratio; ``clock`` has the ratios of elapsed times if these differ."""
     return [
         Times(1e-3 * ratio, 2e-3 * ratio, 3e-3, 8, [1e-3 * ratio, 1.1e-3 * ratio], [1e-3 * by, 1.1e-3 * by])
         for ratio, by in zip(ratios, clock or ratios, strict=True)
@@ -58,7 +58,7 @@ def comparison(*rows, control=SAME, **others):
         ([SAME, FASTER], {}, 0, "No regression: none of 2 benchmarks is slower by more than 5%."),
         ([SAME, SLOWER], {}, 1, "Regression: work1[arrow] (+12.4%) slower by more than 5%."),
         ([SAME, UNCLEAR], {}, 3, "Too noisy to judge work1[arrow] (+7.8%)"),
-        ([SAME, LEANING], {}, 0, "No regression"),  # faster or the same: no slowdown in either case
+        ([SAME, LEANING], {}, 0, "No regression"),  # Faster or equal, so not slower.
         ([SLOWER, UNCLEAR], {}, 1, "Regression: work0[arrow]"),
         ([SLOWER], {"control": SLOWER}, 3, "control (+12.4%) changed"),
         ([SAME], {"control": FASTER}, 3, "control (-12.0%) changed"),
@@ -98,7 +98,7 @@ def test_code_that_waits_is_slower_by_the_clock_and_a_busy_machine_is_not():
     assert found.exit_status(strict=False) == 0
     assert not busy.is_open(0.05)
     seems = Row.of("test_gate.py::test_seems", times(SAME), times(SAME, clock=[1.07, 1.12, 1.05, 1.13, 1.08]))
-    assert seems.is_open(0.05)  # more rounds tell which of the two it is
+    assert seems.is_open(0.05)  # More rounds would decide between the two.
     assert not seems.is_unresolved(0.05)
 
 
@@ -139,7 +139,7 @@ def test_the_record_holds_every_round():
 
 
 def test_gate_and_report_need_neither_torch_nor_the_package():
-    """The gate must tell that the working tree is broken, not break with it; the others start in no time."""
+    """The gate must report a broken working tree, not break with it; the others must start fast."""
     code = (
         "import sys, benchmarks.gate.__main__, benchmarks.gate.selftest, benchmarks.gate.figure\n"
         "import benchmarks.report.results, benchmarks.report.__main__\n"
@@ -233,7 +233,7 @@ def test_files_of_equal_bytes_become_one(tmp_path):
         for name, text in texts.items():
             (tmp_path / side / "deep" / name).write_text(text)
     (tmp_path / "base" / "other").mkdir()
-    (tmp_path / "base" / "other" / "a").write_text("same")  # the same image in another collection
+    (tmp_path / "base" / "other" / "a").write_text("same")  # The same image in another collection.
     assert share_equal_files(tmp_path / "base", tmp_path / "head") == 1
     inodes = {str(path.relative_to(tmp_path)): path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
     assert inodes["base/deep/a"] == inodes["head/deep/a"]
@@ -265,7 +265,7 @@ def test_an_environment_meets_pins_or_does_not():
     def met(*lines):
         return meets(frozenset(map(Requirement, lines)))
 
-    assert met("pytest>=8", "no-such-package==1.0")  # a pin of what is not installed binds nothing
+    assert met("pytest>=8", "no-such-package==1.0")  # A pin of a missing package has no effect.
     assert met('no-such-package>=1; python_version < "3"')
     assert not met("no-such-package>=1")
     assert not met("pytest==1.0")
@@ -274,7 +274,7 @@ def test_an_environment_meets_pins_or_does_not():
 def test_one_environment_serves_both_where_pins_agree_or_it_meets_both(tmp_path):
     here = (Path(sys.executable), Path(sys.executable))
     base, head = tree(tmp_path / "base", "pytest==1.0\n"), tree(tmp_path / "head", "pytest==1.0\n")
-    assert environments(base, head, tmp_path) == here  # neither is met, as the user chose
+    assert environments(base, head, tmp_path) == here  # Neither requirement is met, by the user's choice.
     other = tree(tmp_path / "other", "no-such-package==1.0\n")
     assert environments(other, tree(tmp_path / "more", ""), tmp_path) == here
 
@@ -321,7 +321,7 @@ def test_what_both_sides_are_compared_in_reads_every_workload_in_every_way(tmp_p
 
 
 def gated(runs):
-    """The names of the gated benchmarks."""
+    """Return the names of the gated benchmarks."""
     done = runs.run("benchmarks", "-m", "gate", "--collect-only", "-q")
     assert done.returncode == 0, done.stdout
     return [line.rpartition("::test_")[2] for line in done.stdout.splitlines() if "::test_" in line]
@@ -336,7 +336,7 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
         assert {name for name in names if name.startswith(f"{operation}[")} == {
             f"{operation}[{each}" for each in formats
         }
-    for name in formats:  # as the folder says that it is stored in
+    for name in formats:  # A place names the stored encoding.
         assert place_of(f"preload[{name}").split()[2] == encodings(get_format(name[:-1]))[0]
     with pytest.raises(KeyError):
         place_of("unheard[arrow]")
@@ -352,7 +352,7 @@ def test_every_benchmark_calls_what_would_be_slowed(tmp_path, runs):
     words = ["-m", "pytest", "benchmarks", "-m", "gate", "-q", "-p", "no:cacheprovider", "--data=data"]
     subprocess.run([sys.executable, *words], cwd=tmp_path / "tree", env=environment, check=True)
     called = (tmp_path / "tree/called").read_text().splitlines()
-    elsewhere = {"control_compute", "control_memory", "memory[arrow]", "batch_worker[arrow]"}  # the last in a worker
+    elsewhere = {"control_compute", "control_memory", "memory[arrow]", "batch_worker[arrow]"}  # last: in a worker
     assert [name for name in gated(runs) if name not in elsewhere and place_of(name) not in called] == []
 
 

@@ -1,4 +1,4 @@
-"""The whole gate on a tiny repository: what it says of slower, broken and renamed code, and what it leaves behind."""
+"""The whole gate on a tiny repository: verdicts on slower, broken and renamed code, and no leftovers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ MORE = '\n\n@pytest.mark.gate(1, "{name}")\ndef test_{name}(benchmark):\n    {bo
 
 
 class Repository:
-    """A tiny package with a suite, under git."""
+    """A tiny package with a suite, in a git repository."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,7 +137,7 @@ class Repository:
         self.git("commit", "--quiet", "--message", "a state")
 
     def state(self) -> tuple[str, ...]:
-        """Everything of the user's that the gate must leave alone."""
+        """State of the user's repository that the gate must not change."""
         seen = ("worktree", "list"), ("branch", "--all"), ("status", "--porcelain"), ("diff",), ("stash", "list")
         return tuple(self.git(*words) for words in seen)
 
@@ -149,7 +149,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made, to see that none is left."""
+    """Folder for temporary folders, in which none may be left."""
     folder = tmp_path / "room"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -159,16 +159,16 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the environment of these tests from the gates' processes; what users add to it has no say."""
+    """Hide the environment of these tests from the gates' processes, with any additions of users."""
     for name in [name for name in os.environ if name.startswith(("PYTEST_", "COV_"))]:
-        if name != "PYTEST_CURRENT_TEST":  # pytest's own, which it takes out again
+        if name != "PYTEST_CURRENT_TEST":  # pytest removes this one itself.
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-x -k nothing --benchmark-disable")
 
 
 def words_of(repository: Repository, *words: str) -> list[str]:
-    # One round more than the fewest shows that what is open is measured again.
+    # One round more than the minimum shows that open benchmarks are measured again.
     few = ["--max-rounds", "6", "--threshold", "25"]
     return ["--base", "HEAD", "--head", str(repository.folder), *few, *words]
 
@@ -196,9 +196,9 @@ def in_process(repository: Repository, *words: str) -> tuple[int, str]:
 def gate(
     repository: Repository, *words: str, run: Callable[..., tuple[int, str]] = in_process, wanted: int | None = None
 ) -> tuple[int, str]:
-    """Run a gate; where the machine was too busy to judge, or for the status that is ``wanted``, run it again.
+    """Run a gate; repeat if the machine was too busy for a verdict, or until the status is ``wanted``.
 
-    A machine that others share may be faster for a whole round of one side: of benchmarks of 20 us, that is a change.
+    A shared machine may be faster during a whole round of one side, which shows as a change in benchmarks of 20 us.
     """
     before = repository.state()
     for _ in range(3):
@@ -210,7 +210,7 @@ def gate(
 
 
 def running() -> list[str]:
-    """The command lines of this machine's processes."""
+    """Return the command lines of this machine's processes."""
     return [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
 
 
@@ -221,7 +221,7 @@ def left_behind(room: Path) -> list[Path]:
 
 
 def _in_use(folder: Path) -> bool:
-    """Whether another test's gate is at work there."""
+    """Return whether the gate of another test uses the folder."""
     from filelock import FileLock, Timeout
 
     try:
@@ -234,7 +234,7 @@ def _in_use(folder: Path) -> bool:
 @pytest.mark.serial
 def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room: Path, tmp_path: Path) -> None:
     repository.package.write_text(repository.package.read_text() + "\n\nnewer = work\n")
-    repository.configure("-x")  # that base stops at the first failure would make the rest look new
+    repository.configure("-x")  # If base stopped at the first failure, the rest would look new.
     repository.add("newer", "measure(benchmark, tiny.newer)")
     repository.add("later")
     repository.add("skipped", "pytest.skip('not here')")
@@ -271,7 +271,7 @@ def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Reposi
 
 
 def test_what_is_open_is_measured_again_and_is_no_pass(repository: Repository) -> None:
-    """Six rounds are too few to say of 3 % that it is more than half a percent, however little they differ."""
+    """With only six rounds, a change of 3 % is not resolved against 0.5 %, however small the noise."""
     repository.write(count=2060)
     status, said = gate(repository, "--threshold", "0.5", wanted=3)
     assert status == 3, said

@@ -1,4 +1,4 @@
-"""The figures: every format in its place, units on the axes, and nothing over anything else."""
+"""The plots: the position of every format, units on the axes, and no overlaps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPERATIONS = {
 
 
 def table_of(track, absent=("lance",)):
-    """Return a track's table with every format but some, which are missing."""
+    """Return a track's table with every format except those that are missing."""
     finished, missing = [], []
     for operation in OPERATIONS[track]:
         for name, speed in SPEED.items():
@@ -73,7 +73,7 @@ def table_of(track, absent=("lance",)):
 
 @cache
 def drawn_of(track):
-    """Return a track's figure, laid out; tests only look at it."""
+    """Return a track's figure, laid out, which tests must not change."""
     drawn = figure(track, table_of(track), CONTEXT)
     FigureCanvasAgg(drawn).draw()
     return drawn
@@ -159,7 +159,7 @@ def test_without_a_row_every_format_is_not_run(track):
     assert all(texts(axes) == ["not run"] * len(axes.get_yticks()) for axes in drawn.axes)
 
 
-# Which track is drawn makes no difference to the file.
+# The file does not depend on the track.
 @pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(len(TRACKS)) if n != 1)])
 def test_png_is_a_picture(track, tmp_path):
     path = tmp_path / "any.tmp"
@@ -185,7 +185,7 @@ def test_marks_lie_at_their_values_in_their_colours():
     for name, speed in SPEED.items():
         colour = colours(LABELS)[name].upper()
         assert marks["o", colour] == pytest.approx(1.5e3 * speed)
-        assert ("^", colour) not in marks  # of three rounds there is no p99
+        assert ("^", colour) not in marks  # Three rounds have no p99.
 
 
 def test_a_failed_configuration_is_named_beside_those_that_worked():

@@ -1,4 +1,4 @@
-"""The proxy before a server: what its link carries."""
+"""The proxy of a server: rate of its link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_link_carries_what_it_says_and_never_more(tmp_path, at_once):
 
     with serving(tmp_path) as server, proxying(server.url) as proxy, ThreadPoolExecutor(at_once) as threads:
         proxy.set(link_bits=8 * LINK_BYTES)
-        time.sleep(0.2)  # what it does not carry is not made up for
+        time.sleep(0.2)  # Idle time does not increase the rate later.
         began_s = time.perf_counter()
         pieces = list(chain.from_iterable(threads.map(lambda number: list(came(number)), range(OBJECTS))))
     times_s, counts = zip(*sorted(pieces), strict=True)

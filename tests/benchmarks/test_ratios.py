@@ -1,4 +1,4 @@
-"""Ours against references and against memory: verdicts, tables, report and the README's section."""
+"""Ratios to references and to memory: verdicts, tables, report and the README's section."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ seconds = st.lists(st.floats(1e-6, 10), min_size=1, max_size=20)
 
 
 def timed(operation, ours_s, reference_s, name="arrow", shape=SMALL, case=None, **extra):
-    """Return a record of one unit a call, as a benchmark of `benchmarks.support.paired` leaves it."""
+    """Return a record of one unit per call, as `benchmarks.support.paired` writes it."""
     wanted = case if case is not None else name if TIMED[operation].of_formats else ""
     found = judged(operation, ours_s, reference_s, shape, wanted)
     row = bench(0, operation, ours_s, name, table="reference", reference_s=reference_s, **found, **extra)
@@ -45,7 +45,7 @@ def timed(operation, ours_s, reference_s, name="arrow", shape=SMALL, case=None, 
 
 
 def grown(operation, growth_bytes, decoded_bytes, name="arrow"):
-    """Return a record as a benchmark of memory leaves it."""
+    """Return a record as a benchmark of memory writes it."""
     sizes = {"growth_bytes": growth_bytes, "decoded_bytes": decoded_bytes, "mapped_bytes": 0, "resident_bytes": 0}
     extra = sizes | held_against(operation, growth_bytes, decoded_bytes) | {"images": 200, "image_shape": LARGE}
     row = bench(0, operation, [0.5], name, table="memory", **extra)
@@ -256,7 +256,7 @@ def test_summary_and_files_hold_the_limits(tmp_path):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Return the results of two runs: one of 100 x 100 images, one of 512 x 512 with a figure of memory."""
+    """Return the results of two runs: one of 100 x 100 images, one of 512 x 512 with a value of memory."""
     small = [
         timed("preload", [0.005], [0.001], engine="mapped"),
         epoch("zarr", 0.01),
@@ -343,7 +343,7 @@ def test_both_sides_go_through_the_same_indices():
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
 def test_memory_of_a_preload_is_the_block():
     workload = Workload(16, (1, 1, 1, 512, 512))
-    with tempfile.TemporaryDirectory() as folder:  # on the disk: what is mapped of a file in memory counts as memory
+    with tempfile.TemporaryDirectory() as folder:  # on disk: mapped files in memory count as memory
         path = Path(folder, "images.arrow")
         write_images(shifted(few_of(workload), 64), path)
         with Measured("preload", path, "arrow") as measured:

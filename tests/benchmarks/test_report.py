@@ -1,4 +1,4 @@
-"""The report: all that was measured is in it, as it was measured, and nothing of the network is."""
+"""The report: it contains all measurements unchanged, and nothing from the network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONTEXT = {
 
 
 def measured():
-    """Return a few benchmarks of every track and table, with every kind of absence."""
+    """Return a few benchmarks of every track and table, with every kind of missing result."""
     step = {"wait_s": [0.001, 0.02], "images": 32, "device": "cpu"}
     found = [
         bench(0, operation, [0.5 * slow, 0.7 * slow], name, encoding="bytes", size_bytes=10**7, raw_bytes=2 * 10**7)
@@ -87,7 +87,7 @@ def write(folder, context=CONTEXT):
 
 
 def store(storage, number, least_s, setting=SETTING, *, folder=None, name="t::getitem[arrow-on_demand]"):
-    """Store a run of one benchmark, as pytest-benchmark does."""
+    """Store a run of one benchmark in the form of pytest-benchmark."""
     file = storage / (folder or setting.machine_id) / f"{number:04}_run.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     stats = dict.fromkeys(("min", "max", "mean", "stddev", "median", "iqr"), least_s) | {"median": 1.5 * least_s}
@@ -452,7 +452,7 @@ ODD = 1, [1], "word", None
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # Two values of each name, every value with every other name: each takes half a second.
+        # Two values of each name in all combinations; each takes half a second.
         pytest.param(name, value, marks=() if (at + number) % 2 == 0 else pytest.mark.slow)
         for at, name in enumerate(NAMES)
         for number, value in enumerate(ODD)
@@ -489,7 +489,7 @@ def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
     assert ("9 Papyrus" in names, "- Clay tablets" in names) == (True, True)
     assert "Lance" in page.one("section", id="absent").text
     assert problems(page) == []
-    # Of a table that says nothing of formats, as earlier versions wrote it, those of its rows are known.
+    # A table without a list of formats, as earlier versions wrote it, lists those of its rows.
     file = tmp_path / "seven" / "pytest_benchmark_track9.parquet"
     pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
     assert "Clay tablets" not in report(tmp_path / "seven", storage).text

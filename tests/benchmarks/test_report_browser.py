@@ -21,7 +21,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAM
 QUIET = ("--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
 QUIET += ("--disable-sync", "--disable-extensions", "--hide-scrollbars", "--virtual-time-budget=5000")
 WIDE, PHONE = 1200, 360
-# In a copy of the report whose policy lets a script run: what a page without one cannot tell.
+# A copy of the report has a policy that allows a script, which measures the page.
 PROBE = """<script>addEventListener("load", () => {
   document.querySelectorAll("details").forEach(each => each.open = true);
   const shown = each => each.getBoundingClientRect().height > 0;
@@ -58,10 +58,10 @@ def folder(tmp_path_factory):
 
 
 def browse(page, *words):
-    """Open a page; return its elements as they are in the end, and the lines of its console."""
+    """Open a page; return its elements after loading, and the lines of its console."""
     words = [CHROMIUM, "--headless", *QUIET, *words, "--enable-logging=stderr", page.as_uri()]
     if os.geteuid() == 0:
-        words.insert(1, "--no-sandbox")  # which root cannot have
+        words.insert(1, "--no-sandbox")  # root needs this option.
     profile = page.with_name("profile")
     try:
         done = subprocess.run(
@@ -119,4 +119,4 @@ def test_it_is_light_or_dark_as_its_reader_prefers(folder, dark):
     paper = colours(style.partition("@media (prefers-color-scheme: dark)")[2 if dark else 0])["paper"]
     pixels = (imread(shot)[..., :3] * 255).round().astype(np.uint8)
     assert "#" + bytes(pixels[5, 5]).hex() == paper
-    assert len(np.unique(pixels[::2, ::2].reshape(-1, 3), axis=0)) > 50  # text and figures, not paper alone
+    assert len(np.unique(pixels[::2, ::2].reshape(-1, 3), axis=0)) > 50  # The page has text and figures.

@@ -1,4 +1,4 @@
-"""What the gate's self-test counts, with exact intervals, and what it estimates of gates drawn from recorded pairs."""
+"""Counts of the gate's self-test, with exact intervals, and estimates from gates drawn from recorded pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.test_gate import comparison
 
 @pytest.mark.parametrize("hits", [0, 1, 7, 39, 40])
 def test_an_interval_holds_what_is_not_improbable(hits):
-    """Its ends are where so many hits, or more, or fewer, have a probability of 2.5 %."""
+    """At the ends, the hits and more, or the hits and fewer, have a probability of 2.5 %."""
     low, high = interval(hits, 40)
 
     def probability(share, those):
@@ -30,7 +30,7 @@ def test_an_interval_holds_what_is_not_improbable(hits):
 
 
 def recorded(**ratios):
-    """Return a recording: of each benchmark, and of the control, the ratio of each round."""
+    """Return a recording with the ratio of each round, per benchmark and for the control."""
     controls = {name: found for name, found in ratios.items() if name == "control"} or {"control": [1.0] * 25}
     rows = {name: found for name, found in ratios.items() if name != "control"}
     found = as_json(Comparison("a", "a", 0.05, (), (), {}, {}, {}, seconds=1.0))
@@ -54,7 +54,7 @@ def test_gates_drawn_of_noise_are_undecided_and_of_one_recording_at_a_time():
     noisy = resample.estimate([recorded(one=apart, still=[1.0] * 25)], 0.0, 200)
     assert noisy.exits[3] > 20
     assert noisy.share("still", Verdict.OK) == 1.0
-    # rounds of two recordings together would be as noisy: 0.8 and 1.25 by turns
+    # Mixed rounds of two recordings would be as noisy, with 0.8 and 1.25 in turn.
     two = resample.estimate([recorded(one=[0.8] * 25), recorded(one=[1.25] * 25)], 0.0, 200)
     assert set(two.verdicts["one"]) == {Verdict.IMPROVED, Verdict.REGRESSION}
 
@@ -64,7 +64,7 @@ def test_a_control_that_moves_is_no_verdict_in_a_drawn_gate():
 
 
 def test_a_drawn_gate_takes_as_many_rounds_as_the_rule():
-    """What leans to faster is left after the first rounds, and what may be slower is measured until decided."""
+    """Benchmarks that lean to faster stop after the minimum of rounds; others are measured until decided."""
     leaning = recorded(one=[0.9] * 25, wide=[0.9, 1.1] * 12 + [1.0])
     taken = set()
     for seed in range(20):
@@ -81,7 +81,7 @@ def test_a_drawn_gate_takes_as_many_rounds_as_the_rule():
 
 @pytest.fixture
 def few_gates(monkeypatch):
-    """Have few gates drawn for a summary, where the recordings have no noise or a test looks at no rate."""
+    """Draw few gates for a summary, for recordings without noise and for tests that check no rate."""
     monkeypatch.setattr(resample, "GATES", 10)
 
 

@@ -53,7 +53,7 @@ def gone(track, operation, name="lance", status="missing", reason="pylance is no
 
 
 def written_fast(*results):
-    """Write results with figures that are drawn in no time: what they show is for other tests."""
+    """Write results with figures that are drawn fast; other tests check their content."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw", lambda _, table, path, context: Figure((1, 1)).savefig(path, format="png"))
         return write_results(*results)
@@ -65,7 +65,7 @@ def row_of(benchmark):
 
 
 def getitems(times, **changes):
-    """Return one getitem benchmark a format, one sample each."""
+    """Return one getitem benchmark per format, one sample each."""
     return [bench(1, "getitem", [time], name, **{**RANDOM, **changes}) for name, time in times.items()]
 
 
@@ -145,7 +145,7 @@ def test_dataloader_metrics():
     row = row_of(
         bench(2, "load", [0.1, 0.3, 0.1], batch_size=16, workers=2, access="preloaded", images=40, first_batch_ms=7.5)
     )
-    assert row["samples_per_s"] == pytest.approx(80)  # the last batch is short: images, not rounds x batch size
+    assert row["samples_per_s"] == pytest.approx(80)  # The last batch is short: images, not rounds x batch size.
     assert (row["p50_batch_ms"], row["first_batch_ms"], row["workers"]) == (100.0, 7.5, 2)
 
 
@@ -236,7 +236,7 @@ def test_stages_of_an_epoch_add_up_to_it_for_each_image():
     stage_s = {"read": [1.0, 3.0], "read+decode": [0.5, 0.5], "forward": [0.25, 0.75]}
     row = row_of(bench(5, "epoch", [2.0, 4.0], access="on_demand", images=10, stage_s=stage_s))
     assert (row["read_us"], row["read_decode_us"], row["decode_us"]) == (2e5, 5e4, 0.0)
-    assert row["other_us"] == pytest.approx(5e4)  # what has no column of its own
+    assert row["other_us"] == pytest.approx(5e4)  # Values without their own column.
     assert sum(row[stage_column(stage)] for stage in STAGES) * 10 == pytest.approx(1e6 * 3.0)
     assert row["break_even_epochs"] is row["reading"] is row["on_demand_ms"] is None
 
@@ -377,7 +377,7 @@ def test_report_has_the_best_first_and_the_absent_last():
 
 
 def reading(**rounds):
-    """Return the reading of formats with these seconds of rounds, without its beginning and period."""
+    """Return the reading of formats with these round times in seconds, without prefix and period."""
     (headline,) = headlines(tidy([bench(1, "getitem", data, name, **RANDOM) for name, data in rounds.items()], []))
     return headline.reading.removeprefix("Reading: ").removesuffix(".")
 
@@ -433,7 +433,7 @@ class TestReading:
                 assert ratio * half <= boundary * (1 + 1e-9)
 
     def test_runs_agree_although_their_ranks_differ(self):
-        """Use measured rates of batches on demand, with the noise of runs."""
+        """The rates are measured rates of batches on demand, with the noise of runs."""
         rates = {"parquet": 273077, "parquet_duck": 384320, "lance": 311440, "arrow": 401726, "ome_arrow": 135821}
         rates |= {"vortex": 56526, "duckdb": 8834, "tiff": 77701, "ome_zarr": 22928}
         random = np.random.default_rng(0)
@@ -482,7 +482,7 @@ def test_report_keeps_to_its_width(width):
 
 
 def of_track_9():
-    """Return what the benchmarks of a track are that nobody described: one has no result."""
+    """Return benchmarks of a track without a description, one of them without a result."""
     finished = [
         bench(9, "resize", [1e-3 * at, 2e-3 * at, 6e-3 * at], name, size=size, sharp=0.5)
         | {"params": {"format_name": name, "size": size, "filter": None}}
@@ -516,7 +516,7 @@ def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp
     (track,) = json.loads(written[1].read_text())["tracks"].values()
     assert [ranking["best_first"][-1]["format"] for ranking in track["rankings"][:2]] == ["papyrus", "papyrus"]
     assert [len(ranking["absent"]) for ranking in track["rankings"]] == [0, 1]
-    # What is read again is the same track, with the same report.
+    # Results that are read again have the same track and report.
     report = terminal_report(read_inputs(tmp_path).tables)
     assert "Track 9: not described yet, ms · resize · size 10" in report
     assert "9  Papyrus" in report

@@ -1,4 +1,4 @@
-"""The workflows: what they run can be run by hand, nothing in them floats, and the end of the gate reaches GitHub."""
+"""The workflows: their commands can be run by hand, versions are pinned, and the gate's result reaches GitHub."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEPENDABOT = ROOT / ".github" / "dependabot.yml"
 PINS = [ROOT / "constraints.txt", ROOT / "constraints-lowest.txt"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
-# Jobs that may do more than read: to PyPI and to Pages they say who they are.
+# Jobs with more than read permission: they identify themselves to PyPI and to Pages.
 WRITING = {"publish": {"id-token": "write"}, "pages": {"pages": "write", "id-token": "write"}}
 
 workflows = pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOWS)
 
-# Stands in for `python -m benchmarks.gate`: notes its arguments, writes the report and ends as it is told.
+# Replaces `python -m benchmarks.gate`: records its arguments, writes the report and exits with $STATUS.
 FAKE = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >arguments
 echo run >>runs
@@ -95,7 +95,7 @@ def test_what_may_write_runs_nothing_of_the_repository(workflow):
 
 def test_only_a_tag_is_released_and_nothing_stops_it_half_way():
     release = WORKFLOWS["release"]
-    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 takes `on` for true
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true.
     assert release["concurrency"]["cancel-in-progress"] is False
     assert release["jobs"]["publish"]["needs"] == "build"
     assert {"run": "make dist"} in release["jobs"]["build"]["steps"]
@@ -140,7 +140,7 @@ def clone(tmp_path):
 
 
 def bare():
-    """Return the environment without what GitHub, make or a hook of git may have put there."""
+    """Return the environment without variables that GitHub, make or a git hook may have set."""
     foreign = re.compile(r"BASE$|GIT_|GITHUB_")
     return {name: value for name, value in os.environ.items() if not foreign.match(name)}
 
@@ -152,7 +152,7 @@ def git(folder, *words):
 
 
 def commit(folder, message):
-    """Commit nothing but the message."""
+    """Commit only a message."""
     git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
 
 

@@ -29,7 +29,7 @@ BY_NAME = {fmt.name: fmt for fmt in FORMATS}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three fields of 10 x 12, whose pixels number themselves; a2 sorts before a10."""
+    """Return three fields of 10 x 12 whose pixels are numbered; a2 sorts before a10."""
     folder = tmp_path / "fields"
     folder.mkdir()
     for number, name in enumerate(("a1", "a2", "a10")):
@@ -47,7 +47,7 @@ def test_files_are_cold_or_it_is_said_why_not(tmp_path: Path, monkeypatch: pytes
     reason = cold.why_not(files)
     assert reason is None or "page cache" in reason or "posix_fadvise" in reason
     monkeypatch.setattr(cold, "drop", lambda files: None)
-    assert "reads nothing anew" in str(cold.why_not(files))  # they were just read: not cold
+    assert "reads nothing anew" in str(cold.why_not(files))  # They were just read, so they are not cold.
 
 
 AGAIN = ", so few that rounds read the same ones again and again"
@@ -279,7 +279,7 @@ class TestDataCache:
         size_bytes = sum(image.nbytes for image in expected)
         monkeypatch.setattr(data_module, "_KEPT_BYTES", size_bytes - (not kept))
         with DataCache(tmp_path, Counted()) as cache:
-            next(cache.images())  # a stream that is not gone through keeps nothing
+            next(cache.images())  # An incomplete iteration caches nothing.
             made.clear()
             for name in ("arrow", "tiff"):
                 with open_images(cache.path(BY_NAME[name], encodings(BY_NAME[name])[0]), name) as source:

@@ -1,4 +1,4 @@
-"""One suite that every format passes, in every encoding."""
+"""One suite that every format must pass, in every encoding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.strategies import (
 formats = pytest.mark.parametrize("name", NAMES)
 encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
 PAIRS = [pytest.param(each.values, id="-".join(each.values), marks=each.marks) for each in ENCODED_OR_LONG]
-# Each format is read, and written, twice: in all pairs, what reads and what writes are the same.
+# Each format is read and written twice, because all pairs would repeat the same readers and writers.
 CONVERSIONS = [
     pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.slow)
     for src, dst in product(NAMES, NAMES)
@@ -60,7 +60,7 @@ def test_a_source_promises_what_users_need_and_no_more():
 
 
 class TestEveryFormat(FormatConformance):
-    """What is asked of the formats of other packages too."""
+    """Suite for all formats, including those of other packages."""
 
     @pytest.fixture(params=PAIRS)
     def stored_as(self, request):
@@ -81,7 +81,7 @@ found.write_bytes(pickle.dumps(images))
 
 
 def _of_columns(name, path, images):
-    """Return an open source of two columns joined, where one has a null, and its images."""
+    """Return an open source that joins two columns, one of them with a null, and its images."""
     below = [image + image.dtype.type(1) for image in images]
     first = struct_of([[images[0]], [images[1]], [images[1]], [images[2]]])
     second = struct_of([[below[0]], None, [below[1]], [below[2]]])
@@ -116,7 +116,7 @@ def test_pickles_open_in_another_process(programs, tmp_path):
 
 
 def misaligned(array):
-    """Return an array of the same values whose buffers lie at odd addresses, as in a mapped file they may."""
+    """Return an array of equal values whose buffers are at odd addresses, as is possible in a mapped file."""
     buffers = [None if each is None else pa.py_buffer(b"?" + each.to_pybytes())[1:] for each in array.buffers()]
     assert any(each.address % 2 for each in buffers if each is not None)
     return pa.Array.from_buffers(array.type, len(array), buffers)
@@ -125,7 +125,7 @@ def misaligned(array):
 @pytest.mark.parametrize("count", [1, 3])
 @encoded
 def test_what_lies_at_odd_addresses(stored, name, encoding, count):
-    """Lance panics over it. A single image of Parquet comes as a view of the mapped file."""
+    """Lance panics on such data. Parquet returns a single image as a view of the mapped file."""
     pixels = np.frombuffer(b"?" + np.arange(60, dtype=np.uint16).tobytes(), np.uint8)[1:].view(np.uint16)
     images = [pixels.reshape(1, 1, 1, 6, 10)] * count
     assert not images[0].flags.aligned
@@ -224,7 +224,7 @@ REFUSED_COLUMNS = {
 
 @formats
 def test_no_column_name_gets_in_the_way(stored, name):
-    """Of all in one table; what a format cannot hold it refuses, saying so."""
+    """One table has all columns. A format must reject unsupported names with an error."""
     images = images_of([((1, 1, 1, 2, 3), "uint16")] * 3)
     columns = {each: [f"{each} {row}" for row in range(3)] for each in ODD_COLUMNS}
     refused, path = [], None

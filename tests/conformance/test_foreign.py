@@ -1,4 +1,4 @@
-"""Files that others wrote: ome-arrow's exporters, bioio, tifffile, ImageJ, zarr and plain Arrow tools."""
+"""Files written by other software: ome-arrow's exporters, bioio, tifffile, ImageJ, zarr and plain Arrow tools."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_ome_arrows_vortex(tmp_path, build):
 def test_ome_arrows_vortex_export_of_bytes_has_no_pixels(tmp_path):
     needs("vortex")
     scalar = scalar_of(image_of(SHAPE), chunk_encoding="bytes")
-    to_ome_vortex(scalar, str(tmp_path / "image.vortex"))  # ome-arrow 0.1.0 casts to lists, and the bytes are lost
+    to_ome_vortex(scalar, str(tmp_path / "image.vortex"))  # ome-arrow 0.1.0 casts to lists, and the bytes are lost.
     with raises(DecodeError, path=tmp_path / "image.vortex", mentions=("image 0", "null"), remedy=False):
         open_images(tmp_path / "image.vortex").read(0)
 
@@ -370,7 +370,7 @@ def test_ngff_levels_are_listed_from_the_finest_on(tmp_path, version, zarr_forma
         path = write(f"wrong{wrong}", ("half", wrong), ("full", [0.25, 0.25]))
         with raises(FormatError, path=path / "image.zarr", mentions=("'half'", "'full'", "scale")):
             open_images(path)
-    for levels in ([("full", [1, 1]), ("half", [1, 1])], [("full", None), ("half", [0.5, 0.5])]):  # which tell nothing
+    for levels in ([("full", [1, 1]), ("half", [1, 1])], [("full", None), ("half", [0.5, 0.5])]):  # no usable scales
         assert same(open_images(write(f"{levels}", *levels)).read(0)[0, 0, 0], image)
 
 
@@ -384,7 +384,6 @@ def test_a_zarr_array_of_unknown_axes_is_refused(tmp_path):
 
 
 def table_of(images, name="picture", encoding="bytes"):
-    """Return a table with the images between other columns."""
     records = [
         record_of(image, whole_chunks(image, encoding), [], id=f"id {number}") for number, image in enumerate(images)
     ]
@@ -493,7 +492,7 @@ def test_duckdb_of_others(tmp_path, relation):
 
 @pytest.mark.parametrize("page", range(3))
 def test_an_ome_tiff_that_lost_planes_is_refused(tmp_path, page):
-    """tifffile gives zeros for planes that the chain of pages does not lead to any more."""
+    """tifffile returns zeros for planes that the chain of pages does not reach."""
     path = tmp_path / "image.ome.tif"
     pixels = np.arange(1, 4 * 8 * 9 + 1, dtype=np.uint16).reshape(4, 8, 9)
     tifffile.imwrite(path, pixels, ome=True, metadata={"axes": "CYX"}, photometric="minisblack")
@@ -527,7 +526,7 @@ OME_XML = (
 
 
 def write_planes(path, planes, odd, options, xml):
-    """Write planes one by one, number ``odd`` of them with other options."""
+    """Write planes one by one; plane ``odd`` gets other options."""
     with tifffile.TiffWriter(path, ome=False) as writer:
         for number, plane in enumerate(planes):
             description = xml if number == 0 else None
@@ -541,7 +540,7 @@ def write_planes(path, planes, odd, options, xml):
 @pytest.mark.parametrize("odd", range(1, 12))
 @pytest.mark.parametrize("xml", [None, OME_XML.format("<TiffData/>")], ids=["plain", "ome"])
 def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, odd, xml):
-    """Tifffile reads all of them as it does the first: compressed bytes would be pixels."""
+    """tifffile reads all of them like the first one, so compressed bytes would be returned as pixels."""
     planes = image_of((12, 8, 8))
     write_planes(tmp_path / "a.tif", planes, odd, options, xml)
     with raises(FormatError, path=tmp_path / "a.tif"):

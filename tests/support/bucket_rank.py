@@ -1,4 +1,4 @@
-"""What each rank of a training run from a bucket does, under ``torchrun``: two epochs, every image compared.
+"""Program of each rank that trains from a bucket under ``torchrun``: two epochs, every image compared.
 
 ``python -m tests.support.bucket_rank URL FOLDER PLATE`` writes ``FOLDER/RANK.json``. Parts are kept in
 ``FOLDER/HOST``; PLATE is the folder of the TIFF files that the collection was made of.
@@ -22,7 +22,7 @@ EPOCHS = 2
 
 
 def fields(plate: Path) -> dict[str, dict[str, Path]]:
-    """Return the files of each field of NF1, by its id and the channels in their order."""
+    """Return the files of each field of NF1 by its id, with channels in order."""
     found: dict[str, dict[str, Path]] = {}
     for file in sorted(plate.glob("*.tif")):
         well, _, _, site, channel, _ = file.stem.split("_")
@@ -31,7 +31,6 @@ def fields(plate: Path) -> dict[str, dict[str, Path]]:
 
 
 def main(url: str, folder: Path, plate: Path) -> None:
-    """Train."""
     torch.distributed.init_process_group("gloo")
     files, cache = fields(plate), folder / socket.gethostname()
     dataset = OMEArrowDataset(url, preload=False, return_ids=True, part_cache=cache, part_cache_bytes=2**26)

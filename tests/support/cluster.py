@@ -1,8 +1,8 @@
-"""Hosts on one machine: each has a network link, a host name, processes and shared memory of its own; files they share.
+"""Hosts on one machine: each has its own network link, host name, processes and shared memory; files are shared.
 
-A node is a process in namespaces of its own, which waits for the end of its input. That ends when who started it ends,
-in whatever way; with the first process of its namespaces the kernel ends all others there, and removes links and
-mounts. Nothing of it has a name outside, so nothing can be left.
+A node is a process in its own namespaces that waits for the end of its input, which comes when the parent process ends
+for any reason. With the first process of the namespaces, the kernel ends all others in them and removes links and
+mounts. Nothing has a name outside, so nothing can be left over.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Node:
     Parameters
     ----------
     name, address
-        Its own; every node knows those of the others.
+        Its host name and address, which all nodes know.
     init, switch
-        Numbers of the first processes of its namespaces and of the switch's.
+        Process ids of the first processes of its namespaces and of those of the switch.
     """
 
     def __init__(self, name: str, address: str, init: int, switch: int) -> None:
@@ -50,7 +50,7 @@ class Node:
     def start(
         self, command: Sequence[object], env: Mapping[str, str] | None = None, **options: object
     ) -> subprocess.Popen[str]:
-        """Start a program here, at the repository's root; what it says can be read unless ``options`` say otherwise."""
+        """Start a program on this node, in the repository root; its output is piped unless ``options`` change this."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         words = [*self._enter, *map(str, command)]
         env = os.environ | {"PYTHONFAULTHANDLER": "1"} | (env or {})
@@ -58,12 +58,12 @@ class Node:
         return self._started[-1]
 
     def run(self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
-        """Run a program here, and return what it said.
+        """Run a program on this node, and return its output.
 
         Raises
         ------
         AssertionError
-            If it fails; with what it said.
+            If it fails, with its output.
         """
         process = self.start(command, env)
         said = outcome(process, timeout_s)
@@ -71,24 +71,24 @@ class Node:
         return said
 
     def link(self, state: str) -> None:
-        """Cut this node off from all others (``"down"``), or join it again (``"up"``): its cable at the switch."""
+        """Disconnect this node from all others (``"down"``), or reconnect it (``"up"``), at the switch."""
         subprocess.run([*self._switch, "ip", "link", "set", self.name, state], check=True, capture_output=True)
 
     def end(self) -> None:
-        """Let go of what was started here, once the node is gone."""
+        """Kill the processes that were started here, after the node has ended."""
         for process in self._started:
             with process:
                 process.kill()
 
 
 def outcome(process: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return what a program said, which then has ended; one that is late has said where each of its processes was."""
+    """Return the output of a program that has ended; after a timeout, end it, with the stacks of its processes."""
     try:
         return process.communicate(timeout=timeout_s)[0]
     except subprocess.TimeoutExpired as late:
         with suppress(psutil.NoSuchProcess):
             for each in psutil.Process(process.pid).children(recursive=True)[::-1]:
-                each.send_signal(signal.SIGABRT)  # of which Python tells where it was
+                each.send_signal(signal.SIGABRT)  # Python writes its stack.
         with suppress(subprocess.TimeoutExpired):
             process.wait(5)
         kill(process)
@@ -96,7 +96,7 @@ def outcome(process: subprocess.Popen[str], timeout_s: float) -> str:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kill a program that was started on a node, and what it started itself."""
+    """Kill a program that was started on a node, and its child processes."""
     with suppress(psutil.NoSuchProcess):
         for each in [*psutil.Process(process.pid).children(recursive=True), process]:
             each.kill()
@@ -104,7 +104,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def cluster(nodes: int = 2) -> Iterator[list[Node]]:
-    """Give so many nodes, ``node1`` and so on, on one switch; skip the test where none can be made, and say why."""
+    """Yield nodes, ``node1`` and so on, on one switch; skip the test, with the reason, without namespaces."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         names = {f"node{number}": f"10.77.0.{number}" for number in range(1, nodes + 1)}
@@ -125,7 +125,7 @@ def cluster(nodes: int = 2) -> Iterator[list[Node]]:
 
 @contextmanager
 def _namespaces(own: Sequence[str], script: str, *words: object) -> Iterator[int]:
-    """Give the number of the first process of new namespaces, which has prepared them by ``script``."""
+    """Yield the id of the first process of new namespaces, which ``script`` has prepared."""
     command = [*own, "sh", "-c", script, "sh", *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
@@ -138,11 +138,11 @@ def _namespaces(own: Sequence[str], script: str, *words: object) -> Iterator[int
         try:
             yield psutil.Process(process.pid).children()[0].pid
         finally:
-            process.kill()  # and the kernel its first process, by --kill-child
+            process.kill()  # The kernel kills its first process, because of --kill-child.
 
 
 def _plug(switch: int, node: int, name: str, address: str) -> None:
-    """Join a node with the switch by a pair of links."""
+    """Connect a node to the switch by a pair of links."""
     into = [*_NSENTER, "--user", "--net", "--target", str(switch), "ip", "link"]
     within = [*_NSENTER, "--user", "--net", "--target", str(node), "ip"]
     for command in (

@@ -1,4 +1,4 @@
-"""The code of the package and of the benchmarks as trees, for tests of what stands in it."""
+"""Syntax trees of the package and of the benchmarks, for tests of their code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tests
 
 
 class Trees(Mapping[str, ast.Module]):
-    """The modules of a folder by their names in it, each parsed when it is asked for: all of them take seconds."""
+    """Modules of a folder by their names in it. Each is parsed on first access, because all take seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ TEST_TREES = Trees(Path(tests.__file__).parent)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the dotted names that a module imports, wherever in it, for types too."""
+    """Yield the dotted names that a module imports anywhere, also for types."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

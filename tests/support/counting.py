@@ -1,4 +1,4 @@
-"""Counts of work that do not depend on the clock: memory allocated, functions called, what a store is asked for."""
+"""Counts of work that do not depend on the clock: allocated memory, function calls, requests to a store."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity
 import omearrow_ds
 
 PACKAGE = str(Path(omearrow_ds.__file__).parent)
-LEAST_BYTES = 4096  # smaller arrays hold offsets and places, no pixels
+LEAST_BYTES = 4096  # Smaller arrays hold offsets and positions, not pixels.
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
-# Functions that read a store, and the argument that tells what of it.
+# Functions that read a store, and the argument that names the requested data.
 _ASKING = {
     "ParquetFile.read": "columns",
     "ParquetFile.read_row_group": "columns",
@@ -43,11 +43,11 @@ _VORTEX_CALLS = ("scalar_at", "take", "to_arrow_array")
 
 
 class Memory(NamedTuple):
-    """Bytes that an operation allocates in all, by NumPy and by Arrow, and the most that NumPy and Python hold at once.
+    """Bytes that NumPy and Arrow allocate in one operation, and the peak bytes of NumPy and Python.
 
-    NumPy's are those of arrays of `LEAST_BYTES` or more, in the calling thread. Every pixel that is copied lands in
-    memory that was allocated for it, or that the caller gave: so these bytes bound the bytes copied. What DuckDB, Lance
-    and Vortex allocate for themselves nobody tells.
+    NumPy's bytes are those of arrays of `LEAST_BYTES` or more, in the calling thread. Pixels are copied only to
+    allocated memory or to the caller's memory, so these bytes limit the copied bytes. Internal allocations of DuckDB,
+    Lance and Vortex are not counted.
     """
 
     numpy_bytes: int
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What an operation calls in its thread: the package's own functions, a store, and what that is asked for."""
+    """Calls of an operation in its thread: the package's own functions, calls into a store, and requests to it."""
 
     own: int
     store: dict[str, int]
@@ -65,7 +65,7 @@ class Calls(NamedTuple):
 
 
 def memory_of(operation: Callable[[], Any]) -> Memory:
-    """Count the memory of an ``operation`` that was done before."""
+    """Count the memory of an ``operation`` that ran before."""
     pool = pa.default_memory_pool()
     with _steady():
         before_bytes = pool.total_bytes_allocated()
@@ -83,14 +83,14 @@ def memory_of(operation: Callable[[], Any]) -> Memory:
 
 
 def torch_bytes_of(operation: Callable[[], Any]) -> int:
-    """Count the bytes that torch allocates for an ``operation``, not those of NumPy that it wraps."""
+    """Count the bytes that torch allocates for an ``operation``, without NumPy memory that it wraps."""
     with _steady(), torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profile:
         operation()
     return sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
 
 
 def calls_of(operation: Callable[[], Any]) -> Calls:
-    """Count the calls of an ``operation``; those of the interpreter and of the backends among themselves are not seen.
+    """Count the calls of an ``operation``, without calls of the interpreter and within the backends.
 
     A comprehension is a function only before Python 3.12, so it never counts.
     """
@@ -121,7 +121,7 @@ def calls_of(operation: Callable[[], Any]) -> Calls:
 
 
 def _text(asked: Any) -> str:
-    """Return what is asked for in short: names of columns, what a query selects, the path of a Vortex expression."""
+    """Return a request in short: names of columns, the selection of a query, or the path of a Vortex expression."""
     if isinstance(asked, list):
         return ", ".join(asked)
     selected = re.match("SELECT (.*?) FROM", str(asked))
@@ -130,14 +130,14 @@ def _text(asked: Any) -> str:
 
 
 def _of_store(called: Any) -> bool:
-    """Whether a builtin function reads: of the system, or of Vortex, whose arrays are read when they are decoded."""
+    """Return whether a builtin function reads: a system call, or a call that decodes Vortex arrays."""
     if called.__module__ == os.open.__module__:
         return called.__name__ in _SYSTEM_CALLS
     return type(called.__self__).__module__.startswith("vortex") and called.__name__ in _VORTEX_CALLS
 
 
 class SpiedConnection:
-    """A DuckDB connection whose queries show as calls of Python functions, which DuckDB's own may not be."""
+    """A DuckDB connection whose queries are calls of Python functions, so that they can be counted."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -163,7 +163,7 @@ class SpiedConnection:
 
 @contextmanager
 def _steady() -> Iterator[None]:
-    """Collect no garbage meanwhile, and use no threads, whose allocations and calls would not be seen."""
+    """Disable garbage collection and threads, whose allocations and calls would not be counted."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.disable()
@@ -197,7 +197,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, _POINTER, ctypes.c_char_p, _P
 
 
 class _Counting:
-    """NumPy's own allocator, which notes sizes besides; what frees the memory is NumPy's, so arrays may outlive it."""
+    """NumPy's own allocator, which also records sizes. NumPy frees the memory, so arrays may outlive this."""
 
     def __init__(self) -> None:
         table = ctypes.cast(_capsule_pointer(np._core.multiarray._ARRAY_API, None), ctypes.POINTER(_POINTER))
@@ -224,7 +224,7 @@ class _Counting:
         for name, function in zip(("malloc", "calloc", "realloc"), self._kept, strict=True):
             setattr(allocator, name, ctypes.cast(function, _POINTER).value)
         self.capsule = _new_capsule(ctypes.addressof(self._handler), b"mem_handler", None)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # never freed: arrays are freed by it as late as at exit
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # It is never freed, because it frees arrays until exit.
 
 
 _counting = _Counting()
@@ -232,7 +232,7 @@ _counting = _Counting()
 
 @contextmanager
 def _numpy_allocations() -> Iterator[list[int]]:
-    """Give the list of the bytes of each array that NumPy allocates in this thread."""
+    """Yield the list of the bytes of each array that NumPy allocates in this thread."""
     sizes = _counting.sizes = []
     before = _counting.set(_counting.capsule)
     try:

@@ -1,4 +1,4 @@
-"""A stand-in for a CUDA device, where there is none: the same code on the CPU, by torch's operations."""
+"""CPU replacement of a missing CUDA device: the same code with torch's operations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FREE_BYTES = 10**9
 
 
 def examples(count):
-    """Return how many examples to try, fewer where ``EXAMPLES`` says so: for a GPU each kind of window is compiled."""
+    """Return the number of examples. ``EXAMPLES`` may lower it, because a GPU compiles each kind of window."""
     return min(count, int(os.environ.get("EXAMPLES", count)))
 
 
 def stand_in(monkeypatch, which):
-    """Have ``"cuda"`` mean the CPU unless ``which`` is ``"cuda"``; return the device that it means."""
+    """Redirect ``"cuda"`` to the CPU unless ``which`` is ``"cuda"``; return the device in use."""
     if which == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     cpu = torch.device("cpu")

@@ -23,7 +23,7 @@ Epochs = Iterator[list[list[int]]]
 
 
 def store(folder: Path) -> None:
-    """Write images whose pixels and column say their number, in one file and in parts."""
+    """Write images whose pixels and column encode their number, in one file and in parts."""
     images = [np.full((1, 4, 4), number, np.uint16) for number in range(COUNT)]
     write_images(images, folder / STORES[0], axes="CYX", columns={"number": list(range(COUNT))})
     convert(folder / STORES[0], folder / STORES[1], part_bytes=4 * 4 * 2 * 5)
@@ -50,7 +50,7 @@ def numbers_of(batch: dict[str, torch.Tensor]) -> list[int]:
 
 
 def plainly(loader: Any) -> Epochs:
-    """Iterate as a program of torchrun does."""
+    """Iterate like a program under torchrun."""
     for _ in range(EPOCHS):
         yield [numbers_of(batch) for batch in loader]
 
@@ -101,7 +101,7 @@ def recreated(loader: Loader, sampler: Any) -> Loader:
 
 
 def with_sampler(loader: Loader, *, always: bool) -> Loader:
-    """Divide the samples as Lightning and Fabric do, or ``always``, even if they are divided."""
+    """Divide the samples like Lightning and Fabric: ``always``, or only if they are not divided."""
     if isinstance(loader.sampler, DistributedSampler) and not always:
         return loader
     if isinstance(loader.sampler, RandomSampler | SequentialSampler):
@@ -235,7 +235,7 @@ class Dispatcher:
 
 
 def as_dispatched(loader: Loader, skipped: int = 0) -> Epochs:
-    """Iterate as the loader of Accelerate does where one rank loads for all."""
+    """Iterate like the loader of Accelerate when one rank loads for all."""
     sampler = Skip(loader.batch_sampler, skipped) if skipped else loader.batch_sampler
     own = Dispatcher(DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn))
     for epoch in range(EPOCHS):
@@ -246,7 +246,7 @@ def as_dispatched(loader: Loader, skipped: int = 0) -> Epochs:
 
 
 def as_skipped(loader: Loader) -> Epochs:
-    """Iterate as the loader does that ``skip_first_batches`` makes of one that was not prepared."""
+    """Iterate like the loader that ``skip_first_batches`` makes of an unprepared one."""
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
         batches_of_rank = [numbers_of(batch) for batch in loader]
@@ -257,7 +257,7 @@ def as_skipped(loader: Loader) -> Epochs:
 
 
 def as_looked_at(loader: Loader) -> Epochs:
-    """Iterate as a program of torchrun does whose first rank looks at a batch before each epoch."""
+    """Iterate like a program under torchrun whose first rank reads a batch before each epoch."""
     for _ in range(EPOCHS):
         if dist.get_rank() == 0:
             next(iter(loader))

@@ -1,4 +1,4 @@
-"""A Dask cluster on nodes, as a lab starts it: a scheduler on the first, a worker on the first two, and drivers."""
+"""A Dask cluster on nodes: a scheduler on the first, a worker on each of the first two, and drivers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.numbered import PATTERN
 
 PORT = 8786
 _ENV = {
-    "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s",  # of silence, after which a node is taken for gone; 30 s otherwise
-    "DASK_TEMPORARY_DIRECTORY": "/dev/shm",  # a node's own, which goes with it
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s",  # A node is lost after this silence; 30 s by default.
+    "DASK_TEMPORARY_DIRECTORY": "/dev/shm",  # Each node has its own, which disappears with it.
     "OMP_NUM_THREADS": "1",
 }
 _DRIVER = """
@@ -30,14 +30,14 @@ with Client(address) as client:
 
 
 class Engine:
-    """A scheduler and two workers, each with one that starts it again (Dask calls that a nanny).
+    """A scheduler and two workers, each with a nanny that restarts it.
 
     Attributes
     ----------
     address
-        Of the scheduler.
+        Address of the scheduler.
     workers
-        The programs, in the order of the nodes.
+        Programs of the workers, in the order of the nodes.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""Runs of pytest, each a program of `tests.support.programs`: plugins and conftest.py are its own."""
+"""Runs of pytest, each a program of `tests.support.programs` with its own plugins and conftest.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.support.programs import ROOT, Programs
 
-PLUGINS = ("pytest_benchmark.plugin", "pytest_timeout")  # of those installed, others import hypothesis and zarr
-_TIMEOUT_S = 240  # ends a run that hangs; pytest-timeout, which is for one test, would take the alarm back
+PLUGINS = ("pytest_benchmark.plugin", "pytest_timeout")  # Other installed plugins import hypothesis and zarr.
+_TIMEOUT_S = 240  # Ends a hanging run. pytest-timeout is for single tests, and would reset the alarm.
 _RUN = """
 import os, sys
 
@@ -34,13 +34,13 @@ sys.exit(pytest.main(words, plugins=[Plugin()]))
 
 
 class Runs:
-    """Where runs are asked for."""
+    """Starts runs of pytest."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
 
     def run(self, *words: str, path: Path | None = None, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Run ``pytest WORDS`` at the repository's root, or at that of a copy; modules are found in ``path`` too."""
+        """Run ``pytest WORDS`` in the repository root or a copy of it; modules are also found in ``path``."""
         plugins = PLUGINS if "no:benchmark" not in words else PLUGINS[1:]
         told = [f"-p{plugin}" for plugin in plugins] + ["-pno:cacheprovider", "-otimeout=0", *words]
         return self._programs.run(_RUN, root, path or "", *told, timeout_s=_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A page as tests look at it: a tree of elements, parsed strictly enough that a tag left open is an error."""
+"""A page as a tree of elements, parsed strictly enough to reject an unclosed tag."""
 
 from __future__ import annotations
 

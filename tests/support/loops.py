@@ -1,4 +1,4 @@
-"""Whether compiled loops make samples, or NumPy: in tests it is NumPy unless they say otherwise."""
+"""Choice of compiled loops or NumPy for making samples; tests use NumPy by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omearrow_ds.kernels import compiled
 
 @contextmanager
 def made_by(which: str) -> Iterator[None]:
-    """Have samples made by ``"numba"``, and skip the test where it is not installed, or by ``"numpy"``."""
+    """Make samples with ``"numba"``, skipping the test if it is not installed, or with ``"numpy"``."""
     if which == "numba":
         pytest.importorskip("numba")
     counted = compiled.tally()

@@ -1,4 +1,4 @@
-"""Images that say which they are: the first pixel has the number, the others follow from it."""
+"""Images that encode their number: the first pixel is the number, the others follow from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def image(number: int, height: int = 24, width: int = 20) -> Array:
 
 
 def number_of(found: Array) -> int:
-    """Return the number of an image, after comparing all its pixels; it may have more axes of length 1."""
+    """Return the number of an image, after comparing all its pixels; additional axes of length 1 are allowed."""
     found = found.reshape(len(CHANNELS), *found.shape[-2:])
     number = int(found[0, 0, 0])
     np.testing.assert_array_equal(found, image(number, *found.shape[-2:]))
@@ -29,12 +29,12 @@ def number_of(found: Array) -> int:
 
 
 def place(number: int) -> tuple[str, int]:
-    """Return the well and site of an image, four a well."""
+    """Return the well and site of an image, with four sites per well."""
     return f"{'ABCDEFGH'[number // 48]}{number // 4 % 12 + 1:02d}", number % 4 + 1
 
 
 def write_plate(folder: Path, count: int, height: int = 24, width: int = 20) -> Path:
-    """Write ``count`` images as a plate of TIFF files, by tifffile: one a channel."""
+    """Write ``count`` images as a plate of TIFF files, one per channel, with tifffile."""
     import tifffile
 
     folder.mkdir()
@@ -46,7 +46,7 @@ def write_plate(folder: Path, count: int, height: int = 24, width: int = 20) -> 
 
 
 def wait_for_parts(folder: Path, least: int) -> int:
-    """Return how many parts are made of what is being converted, once these are."""
+    """Wait for a number of parts of a running conversion, and return how many exist."""
     end_s = time.monotonic() + 60
     while (made := len(list((folder / "jobs").glob("[0-9]*.json")))) < least:
         assert time.monotonic() < end_s, f"{made} parts of {folder} are made after a minute"
@@ -55,7 +55,7 @@ def wait_for_parts(folder: Path, least: int) -> int:
 
 
 def check_parts(folder: Path, count: int) -> list[int]:
-    """Return how many images each part has, after comparing all; pyarrow counts what the files hold, if it can."""
+    """Return the number of images per part, after comparing all; pyarrow counts the rows if it can read the format."""
     import pyarrow as pa
 
     from omearrow_ds import open_images

@@ -1,6 +1,6 @@
-"""A small server of objects: the files of a folder over HTTP, counted, and broken off as a test wants it.
+"""A small object store: the files of a folder over HTTP, with counters and failures on request.
 
-As S3 has it, a folder in it is a bucket, which can be listed: ``s3://BUCKET`` with the server as anonymous endpoint.
+As in S3, a folder in it is a bucket that can be listed: ``s3://BUCKET`` with the server as anonymous endpoint.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FAULTS = ("503", "reset", "cut", "empty")
 
 
 class ObjectServer(ThreadingHTTPServer):
-    """Serves a folder: whole objects, ranges, heads.
+    """Serves a folder: GET of objects or byte ranges, and HEAD.
 
     Attributes
     ----------
     requests, sent_bytes
-        How often each path was asked for, and how many bytes of it were given.
+        Number of requests and of sent bytes per path.
     faults
-        The share of requests that fail, each in one of `FAULTS`.
+        Share of requests that fail, each by one of `FAULTS`.
     latency_s, stalled
-        What comes before an answer; whether none comes at all after its head.
+        Delay before a response; whether no body follows the head of a response.
     status
-        What all requests are answered with, where it is not 0.
+        Status of all responses, unless it is 0.
     ranges
-        Whether it gives ranges; else whole objects, whatever is asked for.
+        Whether it supports byte ranges; otherwise it always sends whole objects.
     """
 
     daemon_threads = True
@@ -55,15 +55,15 @@ class ObjectServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def answering(self, path: str) -> None:
-        """Do what a test wants before an answer."""
+        """Run before each response; tests override it."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that went away, or were sent away."""
+        """Ignore disconnected clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each body waits 40 ms, until its head has been acknowledged
+    disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for the acknowledgment of its head.
     server: ObjectServer
 
     def log_message(self, *args: object) -> None:
@@ -140,7 +140,7 @@ def _tag(file: Path) -> str:
 
 
 def _listing(bucket: Path, prefix: str) -> str:
-    """Return what S3 says of the objects of a bucket whose names begin with a prefix."""
+    """Return the S3 listing of the objects of a bucket whose names start with a prefix."""
     files = ((str(each.relative_to(bucket)), each) for each in sorted(bucket.rglob("*")) if each.is_file())
     found = "".join(
         f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-23T10:00:00.000Z</LastModified>"
@@ -153,7 +153,7 @@ def _listing(bucket: Path, prefix: str) -> str:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[ObjectServer]:
-    """Serve a folder until the end."""
+    """Serve a folder while the context is active."""
     server = ObjectServer(folder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The code blocks of the project's Markdown, and the small data that they speak of."""
+"""Code blocks of the project's Markdown, and the small data that they use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WELLS, SITES = ("B02", "B03", "C02", "C03", "D02"), (1, 2)
 
 
 class Block(NamedTuple):
-    """A fenced block: ``why`` says why it is not run, if it is not; ``line`` is that of its first line of code."""
+    """A fenced block; ``why`` is the reason for not running it, or None; ``line`` is its first line of code."""
 
     section: str
     language: str
@@ -41,7 +41,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def field(number: int, size: int = 160) -> np.ndarray[Any, Any]:
-    """Return field ``number``, (C, Y, X) uint16, of which every pixel says where it is."""
+    """Return field ``number``, (C, Y, X) uint16, in which every pixel encodes its position."""
     return (np.arange(2 * size * size, dtype=np.uint32) % 60_000 + number).astype(np.uint16).reshape(2, size, size)
 
 
@@ -50,7 +50,7 @@ def places() -> list[tuple[str, int]]:
 
 
 def plate_of_files(folder: Path, masks: Path | None = None) -> None:
-    """Write a plate as a Phenix-like microscope does, with a platemap; ``masks`` get a label image a field."""
+    """Write a plate like a Phenix microscope, with a platemap; with ``masks``, each field gets a label image."""
     import tifffile
 
     folder.mkdir(parents=True)
@@ -86,7 +86,7 @@ def plate_of_images(path: Path, **more: Any) -> None:
 
 
 def cells(path: Path) -> None:
-    """Write a table of two cells a field, named as CellProfiler names them."""
+    """Write a table of two cells per field, with CellProfiler's names."""
     import pyarrow as pa
     import pyarrow.csv as pc
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""A format of another package: one file, installed as Python installs packages; nothing of this project is changed."""
+"""A format of another package: one file, installed as Python installs packages, without changes to this project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(arrow.Source):
 
 
 def install_papyrus(site: Path, module: str = PAPYRUS, leads_to: str = "papyrus:FORMAT") -> None:
-    """Install the format in a folder that modules are found in, with an entry point that leads to it."""
+    """Install the format, with its entry point, in a folder on the module path."""
     (site / "papyrus.py").write_text(module)
     told = site / "papyrus_format-1.0.dist-info"
     told.mkdir()

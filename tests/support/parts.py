@@ -1,4 +1,4 @@
-"""Collections in parts, made by nothing of what makes them for users."""
+"""Collections in parts, made without the code that makes them for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OME-Zarr plates as their specification has them (https://ngff.openmicroscopy.org), written by zarr alone."""
+"""OME-Zarr plates as in their specification (https://ngff.openmicroscopy.org), written with zarr only."""
 
 from __future__ import annotations
 

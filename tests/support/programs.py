@@ -1,7 +1,7 @@
-"""Programs that are processes of their own, forked from one that has imported what most of them would import.
+"""Programs in their own processes, forked from one that has imported their common modules.
 
-``python -m tests.support.programs`` reads a program a line, and starts each at once. A program is what ``python -c``
-takes: its names are those of ``__main__``, and what it uses first (threads, libraries of formats) is its own.
+``python -m tests.support.programs`` reads one program per line, and starts each at once. A program is code for ``python
+-c``: its names are in ``__main__``, and it starts threads and libraries of formats itself.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Programs:
-    """Where programs are asked for: the process that forks them, and a folder for what they say."""
+    """Starts programs: has the process that forks them, and a folder for their output."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process, self._folder, self._numbers = process, folder, count()
 
     def start(self, code: str, *words: object, timeout_s: int = 120, env: Mapping[str, str] | None = None) -> Program:
-        """Start a program with ``words`` as its arguments; SIGALRM ends it when its time is up."""
+        """Start a program with ``words`` as its arguments; SIGALRM ends it after ``timeout_s``."""
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         for name in ("pid", "status"):
@@ -48,21 +48,21 @@ class Programs:
         self._process.stdin.flush()
 
     def prepare(self, module: str) -> None:
-        """Import a module that several programs will, once for those that are started from here on."""
+        """Import a module once for all programs that start later."""
         self._ask({"module": module})
 
     def run(self, code: str, *words: object, timeout_s: int = 120) -> subprocess.CompletedProcess[str]:
-        """Run a program, and return its exit status and what it said."""
+        """Run a program, and return its exit status and output."""
         return self.start(code, *words, timeout_s=timeout_s).wait()
 
 
 class Program:
-    """A program that was started; its folder has what it says.
+    """A started program, whose output is in its folder.
 
     Attributes
     ----------
     pid
-        Its number, for signals; it is no child of who started it.
+        Its process id, for signals. It is not a child of the caller.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,14 +70,14 @@ class Program:
         self.pid = int((folder / "pid").read_text())
 
     def first_line(self, timeout_s: float = 120) -> str:
-        """Return the first line that it prints, once it has; what it has printed, once it has ended or time is up."""
+        """Return the first line of the output; without one at exit or timeout, return the output."""
         end_s = time.monotonic() + timeout_s
         while "\n" not in (said := self._said("out")) and psutil.pid_exists(self.pid) and time.monotonic() < end_s:
             time.sleep(0.01)
         return said.partition("\n")[0]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        """Return its exit status and what it said, once it has ended."""
+        """Return the exit status and output, after the program has ended."""
         status = int((self._folder / "status").read_text())
         return subprocess.CompletedProcess([], status, self._said("out"), self._said("err"))
 
@@ -88,20 +88,20 @@ class Program:
 
 @contextmanager
 def forked_programs(folder: Path) -> Iterator[Programs]:
-    """Give the programs of one process, which ends on leaving."""
+    """Yield the process that starts programs, which ends on leaving."""
     command = [sys.executable, "-W", "ignore", "-m", __name__]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
         yield Programs(process, folder)
 
 
 def main() -> None:
-    """Fork a program a line; nobody waits for who waits for it."""
+    """Fork one program per line, without waiting for any."""
     import matplotlib.figure  # noqa: F401  # this and pytest for runs of the benchmarks
     import pytest  # noqa: F401
 
     import omearrow_ds.loader.dataloader  # noqa: F401
 
-    gc.freeze()  # or each program would go through all that is imported here once more at its end: half a second
+    gc.freeze()  # Otherwise each program would collect the imports of this process at its end, for half a second.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while line := sys.stdin.readline():
         asked = json.loads(line)
@@ -111,7 +111,7 @@ def main() -> None:
         elif not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run(**asked)
-    os._exit(0)  # what torch and others do at an end takes a second, and there is nothing to keep
+    os._exit(0)  # Skip the cleanup of torch and others, which takes a second.
 
 
 def _run(code: str, words: list[str], folder: str, timeout_s: int, env: dict[str, str]) -> None:

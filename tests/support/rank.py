@@ -1,4 +1,4 @@
-"""What each rank of a run under ``torchrun`` does in the tests: batches of `tests.support.numbered` images, looked at.
+"""Program of each rank under ``torchrun`` in the tests: reads and checks batches of `tests.support.numbered` images.
 
 ``python -m tests.support.rank COLLECTION FOLDER [--batches N] [--resume FILE]`` writes ``FOLDER/RANK.json``; rank 0
 also ``FOLDER/state``, once it has its batches.
@@ -22,14 +22,14 @@ from tests.support.programs import Programs
 
 
 def as_torchrun(programs: Programs, code: str, *words: object, ranks: int) -> None:
-    """Run a program on ranks of this host, told what torchrun tells them; none has to import torch, for seconds.
+    """Run a program on ranks of this host in torchrun's environment, without importing torch per rank (seconds).
 
     Raises
     ------
     AssertionError
-        If one fails; with what it said.
+        If one fails, with its output.
     """
-    programs.prepare("torch._dynamo")  # DistributedDataParallel does
+    programs.prepare("torch._dynamo")  # DistributedDataParallel imports it.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -42,7 +42,7 @@ def as_torchrun(programs: Programs, code: str, *words: object, ranks: int) -> No
 
 
 def main() -> None:
-    """Go through the epoch, or so many batches of it."""
+    """Run one epoch, or ``--batches`` batches of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("collection", type=Path)
     parser.add_argument("folder", type=Path)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _held(collection: Path) -> set[str]:
-    """Return the names of the parts of a collection that this rank or a worker of it has open or mapped."""
+    """Return the names of the parts of a collection that this rank or one of its workers has open or mapped."""
     found = set()
     for process in [own := psutil.Process(os.getpid()), *own.children(recursive=True)]:
         for each in [*process.memory_maps(), *process.open_files()]:

@@ -1,4 +1,4 @@
-"""Tables as the formats' own libraries write and read them, without any code of the package."""
+"""Tables written and read by the formats' own libraries, without code of the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def raw_table(name: str, path: Path) -> pa.Table:
 
 
 def store_table(name: str, table: pa.Table, path: Path, compression: str | None = None) -> Path:
-    """Write any table with the format's own library, in groups of three rows where it has a say."""
+    """Store any table with the format's own library, in groups of three rows if it supports them."""
     needs(name)
     if name in ("parquet", "parquet_duck"):
         pq.write_table(table, path, row_group_size=3, compression=compression or "snappy")
@@ -57,7 +57,7 @@ def store_table(name: str, table: pa.Table, path: Path, compression: str | None 
 
 
 def struct_of(images, encoding="bytes", **fields):
-    from ome_arrow import meta  # takes seconds, which programs that only read need not spend
+    from ome_arrow import meta  # The import takes seconds, which programs that only read do not need.
 
     records = [image and record_of(image[0], whole_chunks(image[0], encoding), [], **fields) for image in images]
     return pa.array(records, meta.OME_ARROW_BYTE_STRUCT if encoding == "bytes" else meta.OME_ARROW_STRUCT)

@@ -1,4 +1,4 @@
-"""A suite of four benchmarks, for the tests of what becomes of its runs."""
+"""A suite of four benchmarks, for tests of the results of its runs."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ BENCHMARKS = dedent("""
 """)
 
 
-_SAVED = {}  # what runs stored, by their words: the file's name and text
+_SAVED = {}  # Stored runs by their arguments: name and text of the file.
 
 
 class Suite:
-    """Four benchmarks in a folder of their own, run in this process."""
+    """Four benchmarks in their own folder, run in this process."""
 
     def __init__(self, pytester, monkeypatch):
         self.pytester, self.monkeypatch = pytester, monkeypatch
         self.real = environment.fingerprint(available_cores())
-        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "CI"):  # the environment of the tests, not of these runs
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "CI"):  # set by the tests' own run
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each run would import them all again
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # Otherwise each run would import all plugins again.
         monkeypatch.setattr(baselines, "FOLDER", pytester.path / "baseline")
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(test_some=BENCHMARKS)
@@ -82,7 +82,7 @@ class Suite:
         return done.ret
 
     def save(self, *words):
-        """Have a run stored that ended well: the first time by making it, then by writing what that stored."""
+        """Store a successful run: the first call makes it, later calls write the same file."""
         if words not in _SAVED:
             assert self.run("--benchmark-autosave", *words) == 0, self.said
             (file,) = self.stored()

@@ -1,4 +1,4 @@
-"""All that a source gives, held against what was written."""
+"""Comparison of all results of a source with the written images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.strategies import all_same
 
 
 def scanned(source):
-    """Return copies of the images of a scan, which come in order."""
+    """Return copies of the images of a scan, after checking their order."""
     images = []
     for start, part in source.blocks():
         assert start == len(images)
@@ -19,12 +19,12 @@ def scanned(source):
 
 
 def all_read(source, images):
-    """Whether images that are read one by one are these."""
+    """Return whether single reads return these images."""
     return all_same([source.read(index) for index in range(len(source))], images)
 
 
 def boxes_of(shape, drawn):
-    """Return the whole of an image, one pixel of it, and two boxes between."""
+    """Return four boxes of an image: all of it, one pixel, and two random ones."""
     found = [tuple(slice(0, size) for size in shape), tuple(slice(size - 1, size) for size in shape)]
     for _ in range(2):
         starts = [drawn.randrange(size) for size in shape]
@@ -34,7 +34,7 @@ def boxes_of(shape, drawn):
 
 
 def windows_are_cut(source, images, seed=0):
-    """Whether parts of images, asked for in any order, are what slices of the images are."""
+    """Return whether regions, in any order, equal slices of the images."""
     drawn = random.Random(seed)
     wanted = [(index, box) for index, image in enumerate(images) for box in boxes_of(image.shape, drawn)]
     drawn.shuffle(wanted)
@@ -42,13 +42,13 @@ def windows_are_cut(source, images, seed=0):
 
 
 def read_boxes(source, wanted):
-    """Return regions of a source, which are given as pairs of an image and five slices."""
+    """Return regions of a source, given as pairs of an image and five slices."""
     regions = [[*(cut.start for cut in box), *(cut.stop for cut in box)] for _, box in wanted]
     return source.read_regions([index for index, _ in wanted], regions)
 
 
 def check(source, images, indices):
-    """Compare everything that a source gives with what was written."""
+    """Compare all results of a source with the written images."""
     wanted = [images[index] for index in indices]
     distinct = np.unique(np.array(indices, np.int64) % len(images))
     assert all_same(source.take(indices), wanted)

@@ -1,4 +1,4 @@
-"""Images whose pixels encode where they stand, hypothesis strategies over them, and OME-Arrow records built by hand."""
+"""Images whose pixels encode their positions, hypothesis strategies over them, and OME-Arrow records built by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omearrow_ds import FORMATS
 from omearrow_ds.codec import schema
 from omearrow_ds.testing.conformance import METADATA, RAGGED, all_same, image_of, images_of, same
 
-__all__ = ["METADATA", "RAGGED", "all_same", "image_of", "images_of", "same"]  # and all that is below
+__all__ = ["METADATA", "RAGGED", "all_same", "image_of", "images_of", "same"]  # All names below, too.
 
 Array = np.ndarray[Any, Any]
 Record = dict[str, Any]
@@ -30,7 +30,7 @@ ENCODED = [
     *((name, encoding) for name in TABLES for encoding in schema.ENCODINGS),
     *((name, "bytes") for name in FOLDERS),
 ]
-# Lists of all formats are read with datasets; where the encoding hardly counts, those of two formats stand for all.
+# Datasets read lists of all formats. If the encoding matters little, two formats are enough.
 ENCODED_OR_LONG = [
     pytest.param(*pair, marks=() if pair[1] == "bytes" or pair[0] in ("parquet", "arrow") else pytest.mark.slow)
     for pair in ENCODED
@@ -125,7 +125,7 @@ def whole_chunks(image: Array, encoding: str) -> list[Record]:
 
 
 def retyped(kind: pa.DataType, names: dict[str, Any]) -> pa.DataType:
-    """Return ``kind`` with the fields called as in ``names`` made by those functions of their type."""
+    """Return ``kind`` with the types of the fields in ``names`` replaced by the results of those functions."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(names.get(field.name, _same)(retyped(field.type, names))) for field in kind])
     if pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""TIFF files whose pages, descriptions and tags are chosen one by one."""
+"""TIFF files with chosen pages, descriptions and tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import tifffile
 
 Array = np.ndarray[Any, Any]
-SIDE = (12, 16)  # large enough that a header cannot pass for a plane
+SIDE = (12, 16)  # A header is too small to pass for a plane.
 ENCODERS = {
     1: bytes,
     5: imagecodecs.lzw_encode,
@@ -34,7 +34,7 @@ def planes_of(num_planes: int, side: Sequence[int] = SIDE) -> Array:
 def write_pages(
     file: Path, planes: Sequence[Array], description: str | None, *, every: bool = False, **options: Any
 ) -> None:
-    """Write each plane as a page, the first one (or every one) with a description, which tifffile leaves as it is."""
+    """Write each plane as a page; the first one (or every one) has a description, which tifffile does not change."""
     options = {"photometric": "minisblack", "contiguous": False} | options
     with tifffile.TiffWriter(file, byteorder=options.pop("byteorder", "<"), ome=False) as writer:
         for number, plane in enumerate(planes):
@@ -60,7 +60,7 @@ def tiff_data(*assigned: tuple[int, str, int]) -> str:
 
 
 def imagej(**values: object) -> str:
-    """Return a description as ImageJ writes it."""
+    """Return a description in ImageJ's format."""
     return "ImageJ=1.53t\n" + "".join(f"{name}={value}\n" for name, value in values.items())
 
 
@@ -84,7 +84,7 @@ def write_raw(
 ) -> None:
     """Write a page tag by tag, in combinations that no library writes, with random stored numbers.
 
-    What these mean is up to the reader: tifffile is the oracle.
+    The oracle for their meaning is tifffile.
     """
     random, (height, width) = np.random.default_rng(seed), side
     if tile is None:
@@ -123,7 +123,7 @@ def write_raw(
 
 
 def write_micro_manager(file: Path, planes: Array, index: Sequence[Sequence[int]], lengths: str, xml: str) -> None:
-    """Write planes as Micro-Manager does: an index of their C, Z, T and position, and OME-XML, beside the pages.
+    """Write planes like Micro-Manager: an index of their C, Z, T and position, and OME-XML, in addition to the pages.
 
     ``lengths`` are those of the acquisition, such as ``"C2 Z3 T1"``.
     """
@@ -143,7 +143,7 @@ def write_micro_manager(file: Path, planes: Array, index: Sequence[Sequence[int]
         entries = {tag: (4, 1, value) for tag, value in long_tags.items()}
         entries |= {tag: (3, 1, value) for tag, value in short_tags.items()}
         entries |= {51123: (2, len(settings), end + len(description))}
-        if number == 0:  # all pages have as many tags
+        if number == 0:  # All pages have equally many tags.
             del entries[282]
             entries[270] = (2, len(description), end)
         pages += struct.pack("<H", len(entries))

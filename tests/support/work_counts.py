@@ -1,22 +1,22 @@
-"""The work of the hot paths as it is counted now; `test_work_counts` holds the package to it, and says what to do."""
+"""Current counts of work on the hot paths; `test_work_counts` compares the package with them, and states the remedy."""
 
 from __future__ import annotations
 
 from omearrow_ds import OMEArrowDataset, OMEArrowDatasetNumpy
 from tests.support.strategies import ENCODED
 
-SIDES = {100: 32, 512: 8}  # the images' height and width, and how many; every second one is a batch
+SIDES = {100: 32, 512: 8}  # Height and width of the images, and their number; every second one is in a batch.
 SLOW_ENGINES = ["parquet bytes by pyarrow", "parquet_duck bytes by duckdb", "lance bytes by lance"]
 CASES = [*map(" ".join, ENCODED), *SLOW_ENGINES]
 
-# Images as stored that NumPy allocates for each image read, of 100 x 100 and of 512 x 512: for a sample, a batch,
-# `take`, and decoding all into memory at hand. A float32 sample is two; a batch that is gathered before it is scaled,
-# one more. Batches from 1 MiB on are made in memory that was a batch before.
+# Images, in stored size, that NumPy allocates per image read, of 100 x 100 and of 512 x 512: for a sample, a batch,
+# `take`, and decoding all into existing memory. A float32 sample counts as two; a batch that is gathered before scaling
+# as one more. Batches from 1 MiB on reuse the memory of earlier batches.
 ALLOCATED = {
     "parquet bytes": ((2, 2, 1, 0), (2, 0, 1, 0)),
-    "parquet list": ((3, 3, 2, 1), (3, 1, 2, 1)),  # pixels are stored as int32, and cast
+    "parquet list": ((3, 3, 2, 1), (3, 1, 2, 1)),  # Pixels are stored as int32, and cast.
     "parquet_duck bytes": ((2, 2, 1, 0), (2, 0, 1, 0)),
-    "parquet_duck list": ((3, 3, 2, 1), (3, 1, 2, 1)),  # as above
+    "parquet_duck list": ((3, 3, 2, 1), (3, 1, 2, 1)),  # Pixels are stored as int32, and cast.
     "lance bytes": ((2, 2, 1, 0), (2, 0, 1, 0)),
     "lance list": ((2, 2, 1, 0), (2, 0, 1, 0)),
     "vortex bytes": ((2, 2, 1, 0), (2, 0, 1, 0)),
@@ -33,8 +33,8 @@ ALLOCATED = {
     "lance bytes by lance": ((1, 0), (1, 0)),
 }
 
-# Images of 512 x 512 that NumPy and Python hold at the most, above what was held before: for a sample, a batch of 4,
-# `take` of 4, and decoding all 8.
+# Peak number of images of 512 x 512 that NumPy and Python hold in addition to earlier ones: for a sample, a batch of
+# 4, `take` of 4, and decoding all 8.
 HELD = {
     "parquet bytes": (2, 0, 4, 0),
     "parquet list": (3, 4, 8, 2),
@@ -56,11 +56,11 @@ HELD = {
     "lance bytes by lance": (4, 0),
 }
 
-# Images of 512 x 512 that Arrow allocates for `take` of 4 and for decoding all 8: what its readers decode.
+# Images of 512 x 512 that Arrow allocates for `take` of 4 and for decoding all 8, which its readers decode.
 ARROW = {"parquet bytes by pyarrow": (8, 8)}
 
-# Functions of this package that are called for a sample, a batch of 16, `take` of 16, and decoding all 32, 100 x 100.
-# One an access looks whether a mapped file was cut short.
+# Calls of this package's functions for a sample, a batch of 16, `take` of 16, and decoding all 32, 100 x 100.
+# One call per access checks whether a mapped file was truncated.
 CALLED = {
     "parquet bytes": (8, 27, 60, 12),
     "parquet list": (19, 103, 61, 19),
@@ -82,10 +82,10 @@ CALLED = {
     "lance bytes by lance": (35, 26),
 }
 
-# Calls into the store for a batch of 16 (of an engine: `take`) and for decoding all 32; those not listed read mapped
-# memory without any.
-# A file is looked at after it was asked, as a writer may replace it meanwhile; of a scan also at each batch. So are the
-# files of DuckDB's log, there or not.
+# Calls into the store for a batch of 16 (engines: `take`) and for decoding all 32. Formats that are not listed read
+# mapped memory without calls.
+# After each request, and in scans after each batch, a file is checked, as a writer may have replaced it. So are the
+# files of DuckDB's log, whether they exist or not.
 QUERY = {"stat": 1, "SpiedConnection.sql": 1}
 SCAN = {**QUERY, "stat": 2}
 LOGGED = {**QUERY, "stat": 3}, {**SCAN, "stat": 6}
@@ -107,8 +107,8 @@ STORE = {
     "lance bytes by lance": ({"FragmentSession.take": 1}, {"FragmentSession.take": 1}),
 }
 
-# What tables that are not read in place are asked for by `take` and by reading all: the pixel leaf alone, where the
-# library can.
+# Columns that `take` and reading all request from tables that are not memory-mapped: only the pixel leaf, if the
+# library supports this.
 CHUNKS = '"ome_image"."chunks" AS pixels'
 ASKED = {
     "lance list": {"ome_image.chunks.item.pixels"},
@@ -121,7 +121,7 @@ ASKED = {
     "lance bytes by lance": {"ome_image.chunks.item.pixel_bytes"},
 }
 
-# How often a store is asked for columns by opening; none of it may be pixels.
+# Number of column requests to a store while opening; none may be for pixels.
 OPENED = {
     "parquet": 2,
     "parquet_duck": 2,
@@ -131,10 +131,10 @@ OPENED = {
     "arrow": 0,
     "parquet_duck bytes by duckdb": 5,
 }
-VERIFIED = "lance bytes"  # one image more is asked for: cut out of its page, it is compared to what Lance reads
+VERIFIED = "lance bytes"  # One more image is requested, and compared with its pixels cut out of the page.
 
-# Of preloaded pixels, for a sample and a batch: images allocated for each, as above, and functions of this package
-# that are called.
+# Preloaded pixels: allocated images per image read, as in ALLOCATED, and calls of this package's functions, for a
+# sample and a batch.
 PRELOADED = {
     (OMEArrowDataset, 100): ((2, 3), (6, 10)),
     (OMEArrowDataset, 512): ((2, 0), (6, 19)),

@@ -64,7 +64,7 @@ def save_manifest(told: dict[str, dict[str, Any]], folder: Path = GOLDEN) -> Non
 
 
 def differences(folder: Path = GOLDEN) -> list[str]:
-    """Return the differences between the manifest and the archives, an empty list if there are none."""
+    """Return the differences between the manifest and the archives; the list may be empty."""
     wanted = {
         f"{name}/{file}": digest for name, told in manifest(folder).items() for file, digest in told["files"].items()
     }

@@ -28,11 +28,11 @@ class Case(Protocol):
 
     @property
     def format(self) -> str:
-        """Name of the format that must be detected."""
+        """Name of the format that opening must detect."""
 
     @property
     def content(self) -> Content:
-        """What it holds."""
+        """Content of the collection."""
 
     @property
     def needs(self) -> tuple[str, ...]:
