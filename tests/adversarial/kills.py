@@ -3,8 +3,8 @@
 ``python -m tests.adversarial.kills --kills 200`` (``make kills KILLS=200``) divides the kills among all formats and
 kinds of work, prints a table, and exits with 1 after any failure. Forks of a process that has imported the libraries
 but used none do the work, so a kill costs a fraction of a second. After SIGKILL another fork checks the files. The
-clock starts when the fork says that it begins the work, and moments are drawn over the time of a whole run. ``--runs
-5`` kills runs of ``pytest benchmarks`` as well.
+clock starts when the fork says that it begins the work, and moments are drawn over the time of a whole run.
+``--runs 5`` kills runs of ``pytest benchmarks`` as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs in their own processes, forked from one that has imported their common modules.
 
-``python -m tests.support.programs`` reads one program per line, and starts each at once. A program is code for ``python
--c``: its names are in ``__main__``, and it starts threads and libraries of formats itself.
+``python -m tests.support.programs`` reads one program per line, and starts each at once. A program is code
+for ``python -c``: its names are in ``__main__``, and it starts threads and libraries of formats itself.
 """
 
 from __future__ import annotations
