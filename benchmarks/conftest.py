@@ -1,9 +1,9 @@
-"""Format x parameter fixtures, and what becomes of the results.
+"""Fixtures and parameters of benchmarks, and recording of their results.
 
-A benchmark carries ``@pytest.mark.track(number, operation)``, or ``@pytest.mark.limit(table, operation)`` where it is
-measured against a reference or against memory, or ``@pytest.mark.gate(track, operation)`` where the gate measures it.
-Its parameters, by name, are the columns of its table; ``format_name``, ``encoding``, ``engine`` and ``device`` are
-given by this file, the others by ``parametrize``.
+A benchmark has the marker ``@pytest.mark.track(number, operation)``, ``@pytest.mark.limit(table, operation)`` if it is
+compared with a reference or with memory, or ``@pytest.mark.gate(track, operation)`` if the gate measures it.
+Its parameters, by name, are the columns of its table. This file sets ``format_name``, ``encoding``, ``engine`` and
+``device``, and ``batch_size`` and ``workers`` unless ``parametrize`` does; ``parametrize`` sets the others.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from benchmarks.support.workload import NAMED, NO_BATCH, PROFILES, Profile, Work
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 _FORMATS = {fmt.name: fmt for fmt in formats()}
-_BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
+_BY_ENGINE = (("parquet_duck", "duckdb"),)  # Formats read by another engine than their default.
 _BATCH_SIZES, _WORKERS = (1, 4, 16), (0, 2, 4)
-_HOLDER = "arrow"  # from which pixels in memory come, where it is measured: they are the same from each
-_HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
+_HOLDER = "arrow"  # Source of preloaded pixels, which are equal for all formats.
+_HELD_BYTES = 2**30  # Limit of preloaded datasets kept for the next benchmarks.
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, the comparison with stored runs, and the recorder where benchmarks are measured."""
+    """Register the markers, the comparison with stored runs and, if benchmarks are measured, the recorder."""
     for option in ("model", "transform"):
-        _imported(config, option)  # what is not there is said before anything is measured
+        _imported(config, option)  # Refuse missing modules before anything is measured.
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "full: left out of the quick profile.")
     # A filter, since the versions that the gate compares may lack the warning. Workloads may have 12-bit pixels.
     config.addinivalue_line("filterwarnings", "ignore:.*pixels have at most 12 bits:UserWarning")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
-    if config.get_verbosity() <= 0:  # its tables are hundreds of lines, of which ours, at the end, have the figures
+    if config.get_verbosity() <= 0:  # Our tables at the end replace its hundreds of lines.
         config.option.benchmark_quiet = True
     workload = _workload(config)
     comparison.register(config, partial(setting_now, config, workload))
@@ -62,13 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the files without gated benchmarks to others: what they import may be missing in the gate's base."""
+    """Ignore files without gated benchmarks for the gate, as its base may lack modules that they import."""
     asked = config.getoption("markexpr") == "gate" and collection_path.match("test_*.py")
     return True if asked and "mark.gate" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give every benchmark all formats, in their order."""
+    """Parametrize each benchmark with the formats, encodings, engines, batch sizes, workers and device it asks for."""
     fixed = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "encoding" in metafunc.fixturenames:
         pairs = [(fmt.name, encoding) for fmt in formats() for encoding in encodings(fmt)]
@@ -92,7 +92,7 @@ def _names(argument: str | Sequence[str]) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other formats and what the quick profile leaves out, and measure a format's benchmarks together."""
+    """Deselect benchmarks that the options exclude, and sort the others by module and format."""
     _refuse_empty_workload(config)
     _refuse_what_has_no_table(items)
     wanted = config.getoption("formats") or list(_FORMATS)
@@ -115,8 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    # A preloaded data set serves its format's benchmarks, so a module's run format by format. Those that are pinned to
-    # one core come last: a library that starts its threads meanwhile would have one for good.
+    # Benchmarks of a format share a preloaded dataset, so they run one after another. Benchmarks pinned to one core
+    # run last, because a library that starts its threads meanwhile would stay on one core.
     order = {name: place for place, name in enumerate(_FORMATS)}
     modules = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(
@@ -138,7 +138,7 @@ def _refuse_empty_workload(config: pytest.Config) -> None:
 
 
 def _refuse_what_has_no_table(items: Sequence[pytest.Item]) -> None:
-    """Refuse before anything is measured what no result could be written of when all is."""
+    """Refuse benchmarks without a table for their results before anything is measured."""
     for item in items:
         family = family_of(item)
         if "track" in family and not isinstance(family["track"], int):
@@ -149,7 +149,7 @@ def _refuse_what_has_no_table(items: Sequence[pytest.Item]) -> None:
 
 
 def _for_full(params: dict[str, Any], config: pytest.Config) -> bool:
-    """Whether a benchmark is left to the full profile: starting workers takes longer than measuring them."""
+    """Whether only the full profile has a benchmark, as starting its workers takes longer than measuring them."""
     workers, batch_size = params.get("workers", 0), params.get("batch_size", _BATCH_SIZES[-1])
     many = workers > 2 and config.getoption("workers") is None
     small = workers > 0 and batch_size != _BATCH_SIZES[-1] and config.getoption("batch_sizes") is None
@@ -169,7 +169,7 @@ def _workload(config: pytest.Config) -> Workload:
 
 @pytest.fixture(autouse=True)
 def _described(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> None:
-    """Say in ``extra_info`` what a benchmark measures, and compare it with the other formats."""
+    """Describe a benchmark in its ``extra_info``, and group it with the same benchmark of other formats."""
     family, params = family_of(request.node), params_of(request.node)
     held = {name: value for name, value in params.items() if name != "format_name" and value is not None}
     benchmark.extra_info.update(**family, **label_of(request.node), **held)
@@ -179,7 +179,7 @@ def _described(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> N
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread."""
+    """Limit torch to one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -188,13 +188,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _loops_compiled() -> None:
-    """Measure what a process comes to that makes samples for longer than a benchmark does."""
+    """Put this process in the state after some epochs, with compiled loops."""
     as_after_some_epochs()
 
 
 @pytest.fixture
 def one_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep every thread of this process on one core, where the system can, and torch to one thread."""
+    """Pin all threads of this process to one core if the system can, and limit torch to one thread."""
     request.getfixturevalue("one_thread")
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
     _pin({max(allowed)} if allowed else allowed)
@@ -203,21 +203,21 @@ def one_core(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _pin(cores: set[int]) -> None:
-    # A thread keeps what it inherited from the one that started it, so each is told.
-    for thread in os.listdir("/proc/self/task") if cores else ():  # noqa: PTH208  # only the names
+    # Running threads do not inherit a change of affinity, so set it for each one.
+    for thread in os.listdir("/proc/self/task") if cores else ():  # noqa: PTH208  # Only names are needed.
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)
 
 
 @pytest.fixture(scope="session")
 def profile(pytestconfig: pytest.Config) -> Profile:
-    """Return how long to measure."""
+    """Return the profile, which sets how long to measure."""
     return next(known for known in PROFILES if known.name == pytestconfig.getoption("profile"))
 
 
 @pytest.fixture
 def compare(benchmark: BenchmarkFixture, profile: Profile) -> Compare:
-    """Return what measures a benchmark and a reference in turns."""
+    """Return a function that measures a benchmark and a reference alternately."""
     return Compare(benchmark, profile)
 
 
@@ -229,18 +229,18 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def steps(pytestconfig: pytest.Config) -> int:
-    """Return how many steps a loop of track 3 has."""
+    """Return the number of steps in a loop of track 3."""
     return int(pytestconfig.getoption("steps"))
 
 
 @pytest.fixture(scope="session")
 def model(pytestconfig: pytest.Config) -> Any:
-    """Return what makes the model of track 3, given the shape of a sample."""
+    """Return the factory of the model of track 3, which takes the shape of a sample."""
     return _imported(pytestconfig, "model") or Embedder
 
 
 def _imported(config: pytest.Config, option: str) -> Any:
-    """Return what an option names as MODULE:NAME, or None where it is not given."""
+    """Return the object that an option names as MODULE:NAME, or None without the option."""
     said = config.getoption(option)
     if said is None:
         return None
@@ -253,20 +253,20 @@ def _imported(config: pytest.Config, option: str) -> Any:
 
 @pytest.fixture(scope="session")
 def workload(pytestconfig: pytest.Config) -> Workload:
-    """Return what is measured."""
+    """Return the workload that the options select."""
     return _workload(pytestconfig)
 
 
 @pytest.fixture(scope="session")
 def data(pytestconfig: pytest.Config, workload: Workload) -> Iterator[DataCache]:
-    """Give the collections, made once."""
+    """Yield the cache of generated collections."""
     with DataCache(pytestconfig.getoption("data").absolute(), workload) as cache:
         yield cache
 
 
 @pytest.fixture(scope="session")
 def cells(pytestconfig: pytest.Config, workload: Workload) -> Iterator[Cells]:
-    """Give fields with objects and masks."""
+    """Yield the cache of fields with objects and masks."""
     with Cells(pytestconfig.getoption("data").absolute(), workload) as made:
         yield made
 
@@ -279,14 +279,14 @@ def images(data: DataCache) -> list[Any]:
 
 @pytest.fixture
 def scratch(data: DataCache) -> Iterator[Path]:
-    """Give an empty folder on the disk of the data, gone afterwards."""
+    """Yield an empty folder on the disk of the data, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def fmt(format_name: str) -> Format:
-    """Return the storage format; without its backend the benchmark is a row that says so."""
+    """Return the storage format, or skip the benchmark if its backend is missing."""
     found = _FORMATS[format_name]
     if found.missing_backend:
         pytest.skip(found.missing_backend)
@@ -294,13 +294,13 @@ def fmt(format_name: str) -> Format:
 
 
 class Datasets:
-    """Data sets of the workload; preloaded ones are kept for the next benchmarks while they take little memory."""
+    """Datasets of the workload; preloaded ones are cached up to `_HELD_BYTES`."""
 
     def __init__(self, data: DataCache, seed: int, augment: Any = None) -> None:
-        """Take the transform of those that augment; where there is none, `Augment`."""
+        """Use ``augment`` as the transform of augmenting datasets, by default `Augment`."""
         self._augment = augment or Augment(seed)
         self._data = data
-        self._known_shapes: Any = None  # the same in every format
+        self._known_shapes: Any = None  # All formats have the same shapes.
         self._held: OrderedDict[tuple[str, str], OMEArrowDataset] = OrderedDict()
 
     def path(self, fmt: Format) -> Path:
@@ -308,11 +308,11 @@ class Datasets:
         return self._data.path(fmt, encodings(fmt)[0])
 
     def axes(self, fmt: Format) -> str:
-        """Return the axes of a sample: ``"CYX"``, unless an image has several T or Z."""
+        """Return the axes of a sample: ``"TCZYX"`` if an image has several T or Z, else ``"CYX"``."""
         return "CYX" if (self._shapes(fmt)[:, [0, 2]] == 1).all() else "TCZYX"
 
     def image_shape(self, fmt: Format) -> str:
-        """Write the shape that all images have, or `benchmarks.support.workload.DIFFERING`."""
+        """Return the common shape of all images as text, or `benchmarks.support.workload.DIFFERING`."""
         return common_size(self._shapes(fmt).tolist())
 
     def _shapes(self, fmt: Format) -> Any:
@@ -322,7 +322,7 @@ class Datasets:
         return self._known_shapes
 
     def get(self, fmt: Format, access: str, transform: str = "normalize") -> OMEArrowDataset:
-        """Return a data set of the format's default encoding, ``"preloaded"`` or ``"on_demand"``.
+        """Return a dataset of the format's default encoding, ``"preloaded"`` or ``"on_demand"``.
 
         The transform is ``"none"``, ``"normalize"``, or ``"augment"``, which normalizes too.
         """
@@ -336,7 +336,7 @@ class Datasets:
         return self._held[key]
 
     def batched(self, fmt: Format, access: str) -> OMEArrowDataset:
-        """Return one whose samples make batches; skip where the images differ in shape."""
+        """Return a dataset whose samples can be batched; skip the benchmark if the images differ in shape."""
         dataset = self.get(fmt, access)
         if dataset.shape is None:
             pytest.skip(NO_BATCH)
@@ -355,13 +355,13 @@ class Datasets:
 
 @pytest.fixture(scope="session")
 def datasets(pytestconfig: pytest.Config, data: DataCache, seed: int) -> Datasets:
-    """Return the maker of data sets."""
+    """Return the factory of datasets."""
     return Datasets(data, seed, _imported(pytestconfig, "transform"))
 
 
 @pytest.fixture(scope="module")
 def preloaded(datasets: Datasets) -> Preloaded:
-    """Return the collection in memory: whatever format it comes from, it is held in one way."""
+    """Return the preloaded collection, which is the same for all formats."""
     fmt = _FORMATS["arrow"]
     dataset = datasets.batched(fmt, "preloaded")
     with open_images(datasets.path(fmt), fmt.name) as source:

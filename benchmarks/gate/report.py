@@ -1,4 +1,4 @@
-"""The report of the gate as text, Markdown and JSON, and the exit status that it means."""
+"""Report of the gate as text, Markdown and JSON, and its exit status."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SHOWN = 20
 
 
 class Times(NamedTuple):
-    """One process's times of one benchmark, in seconds, and how many library calls one of its rounds makes.
+    """Times in seconds that one process measured of one benchmark, and its number of library calls per round.
 
-    ``worked_s`` and ``passed_s`` are of the quietest round of each turn: for how long cores worked for it, and how long
-    it took by the clock, as all others are. Of a benchmark of memory, they are all the bytes that it took.
+    ``worked_s`` and ``passed_s`` are the CPU time and the wall time of the fastest round of each turn. The other times
+    are wall times. For a memory benchmark, all values are bytes instead of seconds.
     """
 
     min_s: float
@@ -39,20 +39,20 @@ class Times(NamedTuple):
 
 
 def short_name(name: str) -> str:
-    """Return a benchmark's pytest node id without file and ``test_``."""
+    """Return the pytest node id of a benchmark without file and ``test_``."""
     return name.rpartition("::")[2].removeprefix("test_")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One benchmark that both sides ran, by its pytest node id, and the times of each round.
+    """Benchmark that both sides ran: its pytest node id and the times of each round.
 
     Attributes
     ----------
     worked, passed : tuple of float
-        Head's ratio to base in each round: of the time that cores worked, and of that which passed by the clock.
+        Ratio of head to base in each round, for CPU time and for wall time.
     in_bytes : bool
-        Whether bytes are judged, not seconds.
+        Whether bytes are judged instead of seconds.
     """
 
     name: str
@@ -73,49 +73,49 @@ class Row:
 
     @property
     def change(self) -> Change:
-        """How the time compares that cores worked, by which it is judged."""
+        """Change of the CPU time, which decides the verdict."""
         return Change.of(self.worked)
 
     @property
     def clock(self) -> Change:
-        """How the time by the clock does: it may show a slowdown, as of code that waits, and excludes none.
+        """Change of the wall time. It can show a slowdown, for example of code that waits, but not exclude one.
 
-        Other programs lengthen it.
+        Other programs lengthen the wall time.
         """
         return Change.of(self.passed)
 
     @property
     def short(self) -> str:
-        """Its name as `short_name` has it."""
+        """Result of `short_name`."""
         return short_name(self.name)
 
     def change_of(self, statistic: str) -> Change:
-        """Compare another statistic, which is shown and not judged."""
+        """Return the change of another statistic, which is shown but not judged."""
         pairs = zip(self.base, self.head, strict=True)
         return Change.of([getattr(head, statistic) / getattr(base, statistic) for base, head in pairs])
 
     def verdict(self, threshold: float) -> Verdict:
-        """Judge it."""
+        """Return the verdict: a regression of the wall time, or else the verdict of the CPU time."""
         if self.clock.verdict(threshold) is Verdict.REGRESSION:
             return Verdict.REGRESSION
         return self.change.verdict(threshold)
 
     def is_unresolved(self, threshold: float) -> bool:
-        """Whether a regression is neither shown nor excluded."""
+        """Whether a regression is neither confirmed nor excluded."""
         return self.verdict(threshold) is not Verdict.REGRESSION and self.change.may_be_slower(threshold)
 
     def is_open(self, threshold: float) -> bool:
-        """Whether another round of it is wanted."""
+        """Whether the benchmark needs another round."""
         shown = self.verdict(threshold) is Verdict.REGRESSION
         return not shown and (self.change.may_be_slower(threshold) or self.clock.seems_slower(threshold))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Base against head: what they are, for people, and how all benchmarks compare that both ran.
+    """Comparison of head with base: their labels, and the rows of all benchmarks that both ran.
 
-    The threshold is 0.05 for 5 %. Controls run no code of the project. What only head ran, only base ran, or neither,
-    is ``new``, ``gone`` or ``skipped``, by name, each with the reason, if one is known.
+    The threshold is 0.05 for 5 %. Controls run no code of the project. ``new`` (only run by head), ``gone`` (only run
+    by base) and ``skipped`` (run by neither) map names of benchmarks to the reason, or to an empty string.
     """
 
     base: str
@@ -129,31 +129,31 @@ class Comparison:
     seconds: float
 
     def verdict(self, row: Row) -> Verdict:
-        """Judge one benchmark."""
+        """Return the verdict of one benchmark."""
         return row.verdict(self.threshold)
 
     def of(self, verdict: Verdict) -> list[Row]:
-        """Return the benchmarks of one verdict."""
+        """Return the benchmarks with a verdict."""
         return [row for row in self.rows if self.verdict(row) is verdict]
 
     @property
     def moved(self) -> list[Row]:
-        """The controls that moved: where there are any, the machine itself did, and nothing can be said."""
+        """Controls that changed. If there are any, the machine changed and no verdict is reliable."""
         return [row for row in self.controls if row.change.verdict(CONTROL_LIMIT) in _CHANGED]
 
     @property
     def moved_medians(self) -> list[Row]:
-        """The benchmarks whose shortest time is no regression, and whose median is slower in nearly every round."""
+        """Benchmarks without a regression whose median is nevertheless slower by more than the threshold."""
         rows = [row for row in self.rows if self.verdict(row) is not Verdict.REGRESSION]
         return [row for row in rows if row.change_of("median_s").low > 1 + self.threshold]
 
     @property
     def unresolved(self) -> list[Row]:
-        """The benchmarks of which a regression is neither shown nor excluded."""
+        """Benchmarks whose regression is neither confirmed nor excluded."""
         return [row for row in self.rows if row.is_unresolved(self.threshold)]
 
     def exit_status(self, *, strict: bool) -> int:
-        """Return 0 no regression, 1 a confirmed one, 2 gone benchmarks under ``strict``, 3 too noisy to judge."""
+        """Return 0 without a regression, 1 with one, 2 if ``strict`` and benchmarks are gone, 3 if too noisy."""
         if self.moved:
             return 3
         if self.of(Verdict.REGRESSION):
@@ -163,7 +163,7 @@ class Comparison:
         return 3 if self.unresolved else 0
 
     def conclusion(self, *, strict: bool) -> str:
-        """Say in a sentence what the exit status means."""
+        """Return one sentence that explains the exit status."""
         limit = f"{self.threshold:.0%}" if self.threshold >= 0.01 else f"{self.threshold:.2%}"
         if self.moved:
             return (
@@ -182,7 +182,7 @@ class Comparison:
 
 
 def as_text(comparison: Comparison, *, strict: bool = False) -> str:
-    """Lay the result out for a terminal or a log: a table, what could not be compared, and the conclusion."""
+    """Return the report for a terminal or a log: a table, the benchmarks not compared, and the conclusion."""
     headings, *lines = aligned([_HEADINGS, *_cells(comparison)])
     rule = "-" * max(map(len, (headings, *lines)))
     head = f"head {comparison.head} compared with base {comparison.base}"
@@ -191,7 +191,7 @@ def as_text(comparison: Comparison, *, strict: bool = False) -> str:
 
 
 def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
-    """Lay the result out for a job summary: the conclusion first, what is ok folded away."""
+    """Return the report for a job summary: the conclusion first, and benchmarks without a change collapsed."""
     cells = _cells(comparison)
     quiet = [line for line in cells if line[-1] == Verdict.OK]
     loud = [line for line in cells if line[-1] != Verdict.OK]
@@ -207,7 +207,7 @@ def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
 
 
 def as_json(comparison: Comparison, *, strict: bool = False) -> dict[str, Any]:
-    """Return everything that was found, each round's times included, as JSON can hold it."""
+    """Return the whole result as JSON values, including the times of each round."""
     return {
         "exit": comparison.exit_status(strict=strict),
         "conclusion": comparison.conclusion(strict=strict),
@@ -242,7 +242,7 @@ def _record(row: Row, verdict: str) -> dict[str, Any]:
 
 
 def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return one line of words a benchmark, what matters first, the controls last."""
+    """Return the cells of one line per benchmark, sorted by verdict and ratio, with the controls last."""
     ordered = sorted(
         comparison.rows, key=lambda row: (ORDER.index(comparison.verdict(row)), -row.change.ratio, row.name)
     )
@@ -269,7 +269,7 @@ def _percent(ratio: float) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """Name what was not compared."""
+    """Return notes on slower medians and on benchmarks that were not compared."""
     notes = []
     if moved := comparison.moved_medians:
         said = ", ".join(f"{row.short} ({_percent(row.change_of('median_s').ratio)})" for row in moved)
@@ -285,7 +285,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _listed(rows: Sequence[Row], threshold: float = math.inf) -> str:
-    """Name benchmarks; a change that the clock alone shows to be above the threshold is told as such."""
+    """Return names and changes of up to 5 benchmarks; a regression of only the wall time is marked."""
     told = []
     for row in rows:
         waits = row.change.verdict(threshold) is not Verdict.REGRESSION is row.clock.verdict(threshold)

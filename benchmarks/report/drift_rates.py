@@ -27,16 +27,16 @@ from benchmarks.report.record_baseline import Spread, last_runs
 Noise = Callable[[np.random.Generator, int, int], Array]
 
 _BENCHMARKS = 300
-_WIDTHS = 0.028, 0.77  # of a run's noise: median of the benchmarks, standard deviation of its logarithm
-_STANDS = 40  # runs for which an alarm that was counted is not counted again
+_WIDTHS = 0.028, 0.77  # Noise of a run: median of the benchmarks, standard deviation of its logarithm.
+_STANDS = 40  # A counted alarm is not counted again for this many runs.
 _DRIFT = math.log(1.1)
-_USED = 40  # runs before the drift
+_USED = 40  # Runs before the drift.
 _SERIES = 300
-_NEIGHBOURS = 100  # as many tell what successive runs have in common
+_NEIGHBOURS = 100  # Series from which the correlation of successive runs is estimated.
 
 
 def gaussian(random: np.random.Generator, series: int, runs: int) -> Array:
-    """Draw noise of one standard deviation, as all here do."""
+    """Draw Gaussian noise with standard deviation 1."""
     return random.standard_normal((series, runs))
 
 
@@ -51,18 +51,18 @@ def student(random: np.random.Generator, series: int, runs: int) -> Array:
 
 
 def outliers(random: np.random.Generator, series: int, runs: int) -> Array:
-    """Draw noise of which one run in ten is slower by up to twenty deviations in half of the benchmarks."""
+    """Draw noise in which one run in ten is slower by up to 20 standard deviations in half of the benchmarks."""
     slow = (random.random(runs) < 0.1) & (random.random((series, runs)) < 0.5)
     return gaussian(random, series, runs) + slow * random.uniform(0, 20, (series, runs))
 
 
 def modes(random: np.random.Generator, series: int, runs: int) -> Array:
-    """Draw one of two levels."""
+    """Draw noise around two levels, -0.98 and 0.98."""
     return np.sign(random.standard_normal((series, runs))) * 0.98 + 0.2 * gaussian(random, series, runs)
 
 
 def correlated(random: np.random.Generator, series: int, runs: int, *, common: float) -> Array:
-    """Draw noise of which neighbours have so much in common (autoregressive)."""
+    """Draw autoregressive noise in which successive runs have the correlation ``common``."""
     noise = gaussian(random, series, runs)
     for run in range(1, runs):
         noise[:, run] = common * noise[:, run - 1] + math.sqrt(1 - common**2) * noise[:, run]
@@ -70,7 +70,7 @@ def correlated(random: np.random.Generator, series: int, runs: int, *, common: f
 
 
 def some_correlated(random: np.random.Generator, series: int, runs: int) -> Array:
-    """Draw independent noise, of which one series in ten is correlated: the middle one tells nothing of it."""
+    """Draw noise in which one series in ten is correlated, so the median correlation does not show it."""
     noise = gaussian(random, series, runs)
     noise[::10] = correlated(random, len(noise[::10]), runs, common=0.5)
     return noise
@@ -89,7 +89,7 @@ NOISES: MappingProxyType[str, Noise] = MappingProxyType(
     }
 )
 
-# How much of it is there, by the share of the runs that it takes.
+# Share of the drift that is reached, by the elapsed share of its runs.
 SHAPES: MappingProxyType[str, Callable[[Array], Array]] = MappingProxyType(
     {"one step": np.ceil, "bit by bit": lambda share: share, "four steps": lambda share: np.ceil(4 * share) / 4}
 )
@@ -104,10 +104,10 @@ def alarmed(histories: Array) -> int:
 
 
 def found(noise: Array, shape: str, over: int, used: int = _USED) -> int:
-    """Count the series in which a drift is found, that is planted over so many runs after those ``used``.
+    """Count the series in which a planted drift is found. It starts after ``used`` runs and takes ``over`` runs.
 
-    It may take `drift.PROMISE` runs more: the noise has ``used + over + drift.PROMISE`` runs. The benchmarks beside it
-    have noise alone.
+    An alarm up to `drift.PROMISE` runs later counts, so the noise has ``used + over + drift.PROMISE`` runs. The
+    correlation of successive runs is estimated from noise without drift.
     """
     share = np.clip((np.arange(noise.shape[1]) - used + 1) / over, 0, 1)
     slower = _DRIFT * SHAPES[shape](share)
@@ -119,7 +119,7 @@ def found(noise: Array, shape: str, over: int, used: int = _USED) -> int:
 
 
 def _alarms(noise: Array, judged_from: Array, slower: Array | float) -> Iterator[tuple[int, int]]:
-    """Judge series after each run, each from a run on that may change; return after how many, and which alarmed."""
+    """Judge each series after every run from its ``judged_from`` on; yield number of runs and index of each alarm."""
     histories = noise + slower
     for runs in range(int(judged_from.min()), noise.shape[1] + 1):
         open_, seen = np.flatnonzero(judged_from <= runs), slice(max(runs - ranks.WINDOW, 0), runs)
@@ -132,7 +132,7 @@ def _alarms(noise: Array, judged_from: Array, slower: Array | float) -> Iterator
 
 
 def false_alarms(runs: int) -> list[list[str]]:
-    """Return a line for each noise: alarms in so many runs of 300 benchmarks, as wide as real ones, and all wider."""
+    """Return one line per noise: alarms per 1,000 runs of 300 benchmarks, with realistic and with wide noise."""
     lines = []
     for at, (name, noise) in enumerate(NOISES.items()):
         random = np.random.default_rng(at)
@@ -144,11 +144,11 @@ def false_alarms(runs: int) -> list[list[str]]:
 
 
 def resampled(measured: Sequence[Measured], runs: int) -> list[list[str]]:
-    """Return the line of runs drawn from real ones, each benchmark's noise its own, and of a drift planted there."""
+    """Return the line of runs resampled per benchmark from stored runs: alarms, and planted drifts that are found."""
     names = sorted(set.intersection(*(set(run.figures) for run in measured)))
     figures = np.log([[run.figures[name][1] for name in names] for run in measured])
     timed = np.array([measured[0].figures[name][0] == "times" for name in names])
-    few = math.sqrt(len(measured) / (len(measured) - 1))  # what the middle of few runs took of their spread
+    few = math.sqrt(len(measured) / (len(measured) - 1))  # The median of few runs reduces their spread.
     off = Spread.of(figures, timed).off * few
     random = np.random.default_rng(0)
     history = off[random.integers(0, len(off), runs)].T
@@ -162,7 +162,7 @@ def resampled(measured: Sequence[Measured], runs: int) -> list[list[str]]:
 
 
 def machines(changes: int) -> list[list[str]]:
-    """Return how often another machine of the class is taken for slower code, by whether a control moves."""
+    """Return how often another machine of the class is mistaken for slower code, if a control changes and if not."""
     lines = []
     for name, moved in (("a control 10 % off", 0.1), ("controls as before", 0.0)):
         random, alarms, called = np.random.default_rng(2), 0, 0
@@ -178,7 +178,7 @@ def machines(changes: int) -> list[list[str]]:
 
 
 def _other_machine(random: np.random.Generator, moved: float) -> list[Measured]:
-    """Make 80 runs, the last 40 on another machine."""
+    """Generate 80 runs, the last 40 of them on another machine."""
     off = 0.05 * random.standard_normal(_BENCHMARKS)
     widths = _WIDTHS[0] * np.exp(_WIDTHS[1] * random.standard_normal(_BENCHMARKS))
     runs = []
@@ -193,7 +193,7 @@ def _other_machine(random: np.random.Generator, moved: float) -> list[Measured]:
 
 
 def power() -> list[list[str]]:
-    """Return a line for each drift: how many are found within `drift.PROMISE` runs of their end, by width of noise."""
+    """Return one line per drift and noise: the share found up to `drift.PROMISE` runs after its end, by noise width."""
     lines = []
     for at, (shape, over) in enumerate(
         [("one step", 1), ("bit by bit", 10), ("bit by bit", 20), ("bit by bit", 40), ("four steps", 20)]

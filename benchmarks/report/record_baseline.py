@@ -26,28 +26,28 @@ from benchmarks.report.stored_runs import Setting, StoredRun, newest_first, read
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-_LEAST_RUNS = 5  # fewer say nothing of the spread
-_LEAST_LIMIT = 1.3  # a machine of the class that is another one may differ by as much
-_LEAST_WAITED = 0.05  # of a run's time, for a core: with twice what was usual, what makes it a busy machine
-MOST_WAITED = 0.15  # of a run's time, for a core: of more, it makes no baseline and shows no drift
-_SPREADS = (8.0, 10.0, 12.0, 16.0, 20.0)  # from usual to the limit, in standard deviations of the logarithm: the least
-_MOST_ALARMS = 0.01  # by which so many runs may be beyond a limit
-_PRIOR_RUNS = 4.0  # what all benchmarks say of one's spread counts as much as so many runs of it
-_TAIL = 0.02  # of the deviations: what the tail is fitted to
+_LEAST_RUNS = 5  # Fewer runs do not show the spread.
+_LEAST_LIMIT = 1.3  # Machines of the same class may differ by this factor.
+_LEAST_WAITED = 0.05  # Added to twice the usual share of time waiting for a core, above which a machine is busy.
+MOST_WAITED = 0.15  # Runs that waited for a core for a larger share of their time are left out.
+_SPREADS = (8.0, 10.0, 12.0, 16.0, 20.0)  # Candidate limits, in standard deviations of the logarithm.
+_MOST_ALARMS = 0.01  # The narrowest limit is used for which at most this share of runs raises an alarm.
+_PRIOR_RUNS = 4.0  # Weight of the spread of all benchmarks, in runs of one benchmark.
+_TAIL = 0.02  # Share of the deviations to which the tail is fitted.
 _RESAMPLED = 400
 _STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How runs of the same code are spread.
+    """Spread of runs of the same code.
 
     Attributes
     ----------
     usual : numpy.ndarray
-        Logarithm of each benchmark's usual figure, shape (benchmarks,).
+        Logarithm of the median figure of each benchmark, shape (benchmarks,).
     off : numpy.ndarray
-        How far each run was off, times at the run's pace, shape (runs, benchmarks).
+        Deviation of each run from it, with times divided by the run's pace, shape (runs, benchmarks).
     pace : numpy.ndarray
         Logarithm of each run's pace, shape (runs,).
     """
@@ -58,12 +58,12 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Array, timed: Array) -> Spread:
-        """Take the logarithms of figures, shape (runs, benchmarks), of which those that are ``timed`` have a pace.
+        """Estimate the spread from logarithms of figures, shape (runs, benchmarks), with a pace for ``timed`` ones.
 
-        NaN is what a run did not measure.
+        Figures that a run did not measure are NaN.
         """
         paced, pace = figures, np.zeros(len(figures))
-        for _ in range(_STEPS):  # what is usual is known at the runs' paces, and they by what is usual
+        for _ in range(_STEPS):  # Medians depend on the paces, and paces on the medians.
             usual = np.nanmedian(paced, axis=0)
             pace = np.nanmedian((figures - usual)[:, timed], axis=1)
             paced = figures - np.outer(pace, timed)
@@ -72,22 +72,22 @@ class Spread:
 
     @property
     def deviation(self) -> Array:
-        """Each benchmark's standard deviation, drawn to the middle of all as far as the runs are few."""
+        """Standard deviation of each benchmark, shrunk to the median of all, more so for few runs."""
         runs = len(self.off)
         own = (self.off**2).sum(axis=0)
         shared = np.median(own / (runs - 1))
         return np.asarray(np.sqrt((own + _PRIOR_RUNS * shared) / (runs - 1 + _PRIOR_RUNS)))
 
     def limit(self, spreads: float) -> Array:
-        """By what factor each benchmark may be slower than usual, so many standard deviations away."""
+        """Return the largest allowed slowdown factor of each benchmark, ``spreads`` standard deviations from usual."""
         return np.asarray(np.maximum(np.exp(spreads * self.deviation), _LEAST_LIMIT))
 
 
 class Alarms(NamedTuple):
-    """How often a run of the same code is beyond limits so far away before anything is measured again.
+    """Rate at which runs of the same code exceed a limit of ``spreads`` standard deviations, without measuring again.
 
-    ``runs`` counts those that are, by limits from the others alone. ``rate`` is by a Pareto tail, each benchmark's
-    added up as if no two were ever beyond together, and ``most`` the 95th percentile of that rate over resampled runs.
+    ``runs`` counts runs that exceed limits made of the other runs. ``rate`` is the sum over benchmarks of the rate by
+    a Pareto tail, and ``most`` is the 95th percentile of that rate over resampled runs.
     """
 
     spreads: float
@@ -97,13 +97,13 @@ class Alarms(NamedTuple):
 
 
 def narrowest(figures: Array, timed: Array) -> Alarms:
-    """Return the narrowest limits that are seldom enough exceeded, or the widest of `_SPREADS`."""
+    """Return the narrowest limits with a rate of at most `_MOST_ALARMS`, or the widest of `_SPREADS`."""
     tried = (false_alarms(figures, timed, spreads) for spreads in _SPREADS)
     return next(alarms for alarms in tried if alarms.most <= _MOST_ALARMS or alarms.spreads == _SPREADS[-1])
 
 
 def false_alarms(figures: Array, timed: Array, spreads: float) -> Alarms:
-    """Estimate how often a run of the same code is beyond limits that are so far away."""
+    """Estimate how often a run of the same code exceeds limits of ``spreads`` standard deviations."""
     alarmed, apart, room = 0, [], []
     for left_out in range(len(figures)):
         others = Spread.of(np.delete(figures, left_out, axis=0), timed)
@@ -132,12 +132,12 @@ def _rate(apart: Array, room: Array) -> float:
 
 
 def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = MOST_WAITED) -> Baseline:
-    """Return the baseline that runs of one setting make, of which those that waited more for a core are left out.
+    """Return the baseline of runs of one setting, without runs that waited for a core for more than ``most_waited``.
 
     Raises
     ------
     ValueError
-        If too few are left.
+        If too few runs are left.
     """
     runs = [run for run in stored if run.control and run.control["waited"] <= most_waited]
     controls = [run.control for run in runs if run.control]
@@ -152,7 +152,7 @@ def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = M
     timed = np.array([found[0][name][0] == "times" for name in names])
     figures = np.log([[figures[name][1] for name in names] for figures in found])
     spread = Spread.of(figures, timed)
-    # The pace of a run may be beyond what its controls explain by as much as it was in these runs, and no more.
+    # The limit of the pace follows from how far it exceeded the slowest control in these runs.
     control_s = {name: float(np.median([c["least_s"][name] for c in controls])) for name in controls[0]["least_s"]}
     slowest = np.max([[np.log(c["least_s"][name] / s) for c in controls] for name, s in control_s.items()], axis=0)
     alarms = narrowest(figures, timed)
@@ -189,12 +189,12 @@ def _figure(bench: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def last_runs(storage: Path, count: int) -> tuple[list[StoredRun], Setting]:
-    """Return the last stored runs like the very last one, and what they are of.
+    """Return the last runs with the setting and number of benchmarks of the very last one, and that setting.
 
     Raises
     ------
     ValueError
-        If no run is stored, or one is damaged.
+        If the storage is empty, or if a run is damaged or lacks its setting.
     """
     files = sorted(storage.glob("*/*.json"), key=lambda file: file.stat().st_mtime_ns)
     if not files:
@@ -220,12 +220,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--storage", type=Path, default=Path(".benchmarks"), help="default: %(default)s")
     parser.add_argument("--most-waited", type=float, default=MOST_WAITED, metavar="SHARE", help="default: %(default)s")
     chosen = parser.parse_args(words)
-    environ = {name: value for name, value in os.environ.items() if name != "CI"}  # nothing is judged here
+    environ = {name: value for name, value in os.environ.items() if name != "CI"}  # Runs are not judged here.
     command = [sys.executable, "-m", "pytest", "benchmarks", "-q", "--profile", chosen.profile, "--benchmark-compare"]
     for number in range(chosen.stored, chosen.runs):
         print(f"run {number + 1} of {chosen.runs}", flush=True)
         words_now = [*command, f"--benchmark-storage=file://{chosen.storage}"]
-        done = subprocess.run(words_now, stdout=subprocess.PIPE, env=environ, check=False)  # noqa: S603  # our own words
+        done = subprocess.run(words_now, stdout=subprocess.PIPE, env=environ, check=False)  # noqa: S603  # The arguments are our own.
         if done.returncode:
             print(done.stdout.decode(errors="replace")[-3000:], file=sys.stderr)
             return done.returncode

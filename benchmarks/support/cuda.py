@@ -43,7 +43,7 @@ _ROUND_S, _ROUNDS = 0.3, 5
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure, what it is of, and the least or most that it should be; without a value why there is none."""
+    """Named figure with its unit and target; without a value, ``note`` states the reason."""
 
     name: str
     value: float | None
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images, by their side, in batches of how many."""
+    """Number of images per side length, batch size, and sizes of copies, crops and training steps."""
 
     images: dict[int, int]
     batch: int
@@ -68,22 +68,22 @@ SMALL = Sizes({48: 24, 20: 40}, 8, 2**20, 8, 2)
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
-    """Return those of the packages that are not installed."""
+    """Return the packages that are not installed."""
     return [name for name in names if not _there(name)]
 
 
 def _there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package that it is of is not there
+    except ModuleNotFoundError:  # The parent package is not installed.
         return False
 
 
 class Bench:
-    """Measures on one device, until a moment of `monotonic`; of what then is left each row says so."""
+    """Measurements on one device; figures begun after the deadline (of `monotonic`) are noted as out of time."""
 
     def __init__(self, device: str, sizes: Sizes, folder: Path, deadline_s: float) -> None:
-        import torch  # noqa: PLC0415  # what is missing is said before
+        import torch  # noqa: PLC0415  # Missing packages are reported before.
 
         self.device, self.sizes, self._folder, self._deadline_s = torch.device(device), sizes, folder, deadline_s
         self.figures: list[Figure] = []
@@ -91,7 +91,7 @@ class Bench:
         self._round_s = _ROUND_S if self.device.type == "cuda" else 0.01
 
     def add(self, name: str, unit: str, measure: Callable[[], float], target: str = "", note: str = "") -> float | None:
-        """Note a figure, and return it."""
+        """Measure and record a figure. Return its value, or None if the time is up."""
         if monotonic() > self._deadline_s:
             self.figures.append(Figure(name, None, unit, target, "out of time"))
             return None
@@ -101,19 +101,19 @@ class Bench:
         return value
 
     def ratio(self, name: str, over: float | None, under: float | None, target: str) -> None:
-        """Note how often one figure goes into another."""
+        """Record the ratio ``over / under``."""
         value = None if over is None or not under else over / under
         self.figures.append(Figure(name, value, "x", target, "" if value is not None else "not measured"))
 
     def wait(self) -> None:
-        """Wait until the device has nothing to do."""
+        """Synchronize with the device."""
         import torch  # noqa: PLC0415
 
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def best_s(self, act: Callable[[], object], units: int = 1) -> float:
-        """Return the least seconds a unit of some rounds of calls; each ends when the device is done."""
+        """Return seconds per unit of the fastest round of calls; each round ends with a device synchronization."""
         act()
         self.wait()
         start = perf_counter()
@@ -130,7 +130,7 @@ class Bench:
         return min(found)
 
     def path(self, side: int) -> Path:
-        """Return a collection of images of a side, made once; no two are alike."""
+        """Return the collection of distinct square images with this side length, created on the first call."""
         import numpy as np  # noqa: PLC0415
 
         from omearrow_ds import write_images  # noqa: PLC0415
@@ -144,7 +144,7 @@ class Bench:
 
 
 def measure(bench: Bench) -> None:
-    """Measure everything."""
+    """Measure all figures of this module except the tests."""
     link, memory = _ceilings(bench)
     large, small = bench.sizes.images
     _resident(bench, large, memory, small=False)
@@ -156,7 +156,7 @@ def measure(bench: Bench) -> None:
 
 
 def _ceilings(bench: Bench) -> tuple[float | None, float | None]:
-    """Return bytes/s of a pinned copy to the device, and of a copy there, read and written."""
+    """Return GB/s of a pinned copy to the device, and of a copy on the device (bytes read plus bytes written)."""
     import torch  # noqa: PLC0415
 
     size = bench.sizes.copied_bytes
@@ -177,7 +177,7 @@ def _ceilings(bench: Bench) -> tuple[float | None, float | None]:
 
 
 def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> None:
-    """Measure batches of pixels that lie on the device, and the same by torch of float32, and by the CPU's loader."""
+    """Measure batches of pixels stored on the device, by our loader there and on the CPU, and by float32 indexing."""
     import torch  # noqa: PLC0415
 
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
@@ -210,7 +210,7 @@ def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> 
 
 
 def _streamed(bench: Bench, side: int, link: float | None) -> None:
-    """Measure batches that are sent to the device as raw pixels."""
+    """Measure batches that are copied to the device as stored pixels."""
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
 
     of = f"batch of {bench.sizes.batch} of {side} x {side}, sent as stored"
@@ -231,7 +231,7 @@ def _streamed(bench: Bench, side: int, link: float | None) -> None:
 
 
 def _crops(bench: Bench, side: int) -> None:
-    """Measure crops of pixels that lie on the device, and those that torchvision makes of float32 there."""
+    """Measure crops of pixels stored on the device, and torchvision crops of float32 images there."""
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
@@ -262,7 +262,7 @@ def _crops(bench: Bench, side: int) -> None:
 
 
 def _model_loop(bench: Bench, side: int, preload: Any) -> None:
-    """Measure the training steps of track 3, and how much of them is waiting for data."""
+    """Measure training steps of track 3, and the share of their time spent waiting for data."""
     from benchmarks.support.model import Trainer  # noqa: PLC0415
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
 
@@ -296,11 +296,11 @@ def _model_loop(bench: Bench, side: int, preload: Any) -> None:
 
 
 def run_tests(seconds: float) -> Figure:
-    """Run the tests that need a GPU, those beside them too, and say how it went."""
+    """Run the test files with GPU tests, and return the result as a figure."""
     absent = missing(TESTERS)
     if absent:
         return Figure("tests", None, "", "passed", f"not run: {', '.join(absent)} not installed")
-    plain = ["-o", "addopts=", "-o", "filterwarnings="]  # options and warnings of plugins that may not be there
+    plain = ["-o", "addopts=", "-o", "filterwarnings="]  # The configured plugins may be missing.
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *plain, *TESTS]
     env = {**os.environ, "EXAMPLES": "20"}
     try:
@@ -312,7 +312,7 @@ def run_tests(seconds: float) -> Figure:
 
 
 def machine() -> dict[str, str]:
-    """Return what was measured on, and with."""
+    """Return date, device, versions and missing packages."""
     import torch  # noqa: PLC0415
 
     found = {
@@ -332,7 +332,7 @@ def machine() -> dict[str, str]:
 
 
 def table(about: dict[str, str], figures: list[Figure]) -> str:
-    """Return the figures as Markdown."""
+    """Return the figures as a Markdown table."""
     said = "; ".join(f"{name}: {value}" for name, value in about.items())
     rows = ["# On a GPU", "", said, "", "| what | figure | target | |", "|---|---|---|---|"]
     for each in figures:
@@ -342,7 +342,7 @@ def table(about: dict[str, str], figures: list[Figure]) -> str:
 
 
 def _as_on_a_gpu(stack: ExitStack) -> None:
-    """Have ``"cuda"`` mean the CPU, for a rehearsal."""
+    """Patch the package so that ``"cuda"`` means the CPU, for a rehearsal."""
     import torch  # noqa: PLC0415
 
     cpu = torch.device("cpu")
@@ -353,7 +353,7 @@ def _as_on_a_gpu(stack: ExitStack) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run and measure; return 0 where all was there and passed, 1 where not, 2 without a device."""
+    """Run tests and benchmarks; return 1 if tests fail, time runs out or packages are missing, 2 without a GPU, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="at most; default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")

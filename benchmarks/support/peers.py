@@ -1,7 +1,7 @@
-"""Other libraries that load images, each as a loader of float32 [0, 1] batches (B, ...), no workers.
+"""Third-party image loaders, each as a loader of float32 batches (B, ...) in [0, 1], without workers.
 
-Each is set up as favourably as its documentation tells, and imported only when it is measured. What they hold differs:
-`benchmarks.report.targets.KINDS` says it of each.
+Each is set up for speed as its documentation recommends, and imported only when it is measured. They store different
+data: `benchmarks.report.targets.KINDS` describes each one.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LoaderOf = Callable[[Iterable[int]], DataLoader[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What a peer loads.
+    """Images that another library loads.
 
     Attributes
     ----------
     pixels, divisor : numpy.ndarray, numpy.float32
-        (N, ...) of the stored dtype, and what a pixel is divided by.
+        Pixels (N, ...) of the stored dtype, and the divisor that normalizes them.
     path : pathlib.Path or None
-        The same images, as this package stores them in the peer's format.
+        The same images, stored by this package in the format that the library reads.
     scratch : pathlib.Path
-        An empty folder on the disk of the data.
+        Empty folder on the disk of the data.
     batch_size : int
-        Images of a batch.
+        Images per batch.
     """
 
     pixels: Array
@@ -49,7 +49,7 @@ class Collection:
     batch_size: int
 
     def scale(self, images: Sequence[Any]) -> torch.Tensor:
-        """Return arrays of the stored dtype as a batch; the shape is that of `pixels`."""
+        """Return arrays of the stored dtype as a normalized batch of shape (B, *pixels.shape[1:])."""
         batch = np.empty((len(images), *self.pixels.shape[1:]), np.float32)
         for image, sample in zip(images, batch, strict=True):
             pixels = np.asarray(image).reshape(sample.shape)
@@ -57,28 +57,28 @@ class Collection:
         return torch.from_numpy(batch)
 
     def scale_bytes(self, images: Sequence[bytes]) -> torch.Tensor:
-        """Return the bytes of arrays as a batch."""
+        """Return the raw bytes of images as a normalized batch."""
         return self.scale([np.frombuffer(image, self.pixels.dtype) for image in images])
 
     def stream(self, loader: DataLoader[Any], sampler: Iterable[int], rewind: Callable[[], None] = lambda: None) -> Any:
-        """Return as many batches of a loader with an order of its own as a sampler's images make.
+        """Return an iterable over a loader with its own order, limited to the number of batches of a sampler.
 
         ``rewind`` is called at the start of each epoch.
         """
         return _Stream(loader, math.ceil(len(cast("Sized", sampler)) / self.batch_size), rewind)
 
     def loader_of(self, dataset: Any, loader: type[DataLoader[Any]] = DataLoader, **options: Any) -> LoaderOf:
-        """Return what makes the loader for a sampler's images."""
+        """Return a function that creates the loader for a sampler."""
         return lambda sampler: loader(dataset, batch_size=self.batch_size, sampler=sampler, num_workers=0, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library and how it is used: its key in the benchmark's name, its name in tables, and what is imported.
+    """Third-party library: its key in names of benchmarks, its name in tables, and its module.
 
-    Ours reads the same storage on demand in ``format``, or the nearest to it. ``make`` sets it up, given the module and
-    a `Collection`, on ``at_most`` so many images where each takes long. One that ``streams`` hands its images out in an
-    order of its own, and takes of a sampler only how many they are.
+    It is compared with this package reading ``format`` on demand, the same storage or the most similar one. ``make``
+    sets it up, given the module and a `Collection`. Slow libraries get ``at_most`` images. A library that ``streams``
+    has its own order of images, and uses only the length of a sampler.
     """
 
     key: str
@@ -91,19 +91,19 @@ class Peer:
 
     @property
     def missing(self) -> str | None:
-        """What to do where it is not installed, or None where it is."""
+        """How to install the library, or None if it is installed."""
         package = self.module.split(".", maxsplit=1)[0]
         if importlib.util.find_spec(package) is not None:
             return None
         return f"{package} is not installed: pip install 'omearrow-ds[peers]'"
 
     def set_up(self, collection: Collection) -> LoaderOf:
-        """Return what makes the loader for a sampler's images."""
+        """Return a function that creates the loader for a sampler."""
         return self.make(importlib.import_module(self.module), collection)
 
 
 class _Stream:
-    """An epoch of a loader with an order of its own, or its first batches."""
+    """First batches of an epoch of a loader with its own order."""
 
     def __init__(self, loader: DataLoader[Any], batches: int, rewind: Callable[[], None]) -> None:
         self._loader, self._batches, self._rewind = loader, batches, rewind
@@ -114,7 +114,7 @@ class _Stream:
 
 
 class _Batches(Dataset[Any]):
-    """Images that are read a batch at a time."""
+    """Dataset that reads a batch of images per call."""
 
     def __init__(self, read: Callable[[list[int]], Any]) -> None:
         self._read = read
@@ -124,7 +124,7 @@ class _Batches(Dataset[Any]):
 
 
 def _monai(data: Any, of: Collection) -> LoaderOf:
-    """Cache what a MONAI transform made of the arrays, as its tutorials do: tensors with metadata."""
+    """Cache the output of a MONAI transform, as its tutorials do: tensors with metadata."""
     transforms = importlib.import_module("monai.transforms")
     scale = transforms.ScaleIntensityRange(0, float(of.divisor), 0, 1)
     cached = data.CacheDataset(list(of.pixels.astype(np.float32)), transform=[scale], progress=False)
@@ -132,14 +132,14 @@ def _monai(data: Any, of: Collection) -> LoaderOf:
 
 
 def _monai_plain(data: Any, of: Collection) -> LoaderOf:
-    """Cache plain float32 tensors with no transform at all: the least that CacheDataset can do."""
+    """Cache plain float32 tensors without a transform, the minimal work of CacheDataset."""
     scaled = torch.from_numpy(of.pixels.astype(np.float32) / of.divisor)
     cached = data.CacheDataset(list(scaled.unbind(0)), transform=[], progress=False)
     return of.loader_of(cached, data.DataLoader)
 
 
 def _datasets(datasets: Any, of: Collection) -> LoaderOf:
-    """Map an Arrow file of fixed-size lists, its fastest column for pixels; a batch is asked for as one, and cast."""
+    """Memory-map an Arrow file of fixed-size lists, its fastest pixel column, and request and cast whole batches."""
     count = len(of.pixels)
     path = of.scratch / "datasets.arrow"
     column = pa.FixedSizeListArray.from_arrays(pa.array(of.pixels.reshape(-1)), of.pixels[0].size)
@@ -161,7 +161,7 @@ def _datasets(datasets: Any, of: Collection) -> LoaderOf:
 
 
 def _lance(lance: Any, of: Collection) -> LoaderOf:
-    """Use Lance's own map-style dataset on our file; it takes a batch's rows and hands them over as dicts."""
+    """Use Lance's map-style dataset on our file; it returns the rows of a batch as dicts."""
     dtype = of.pixels.dtype
 
     def scaled(rows: list[dict[str, Any]]) -> torch.Tensor:
@@ -174,7 +174,7 @@ def _lance(lance: Any, of: Collection) -> LoaderOf:
 
 
 def _lancedb_table(collection: Collection) -> Any:
-    """Open our Lance dataset as the table of LanceDB that it is in its folder."""
+    """Open our Lance dataset as a LanceDB table."""
     assert collection.path is not None
     return importlib.import_module("lancedb").connect(collection.path.parent).open_table(collection.path.stem)
 
@@ -189,16 +189,16 @@ def _lancedb_pixels(collection: Collection, batch: pa.RecordBatch) -> list[Array
 
 
 def _permutation(permutation: Any, collection: Collection) -> LoaderOf:
-    """Use LanceDB's map-style dataset on our file, in Arrow's format; a batch's rows are one request."""
+    """Use LanceDB's map-style dataset on our file, with one request and one Arrow record batch per batch."""
     rows = permutation.Permutation.identity(_lancedb_table(collection)).select_columns(["ome_image"])
     read = rows.with_transform(partial(_lancedb_pixels, collection))
     return collection.loader_of(read, collate_fn=collection.scale)
 
 
 def _streaming(streaming: Any, collection: Collection) -> LoaderOf:
-    """Stream shuffled rows of our file, decoded in its thread pool, batched by its own loader.
+    """Stream shuffled rows of our file, decoded in LanceDB's thread pool and batched by its loader.
 
-    Each epoch has the order of the first one, which spares it the table of another order.
+    All epochs have the order of the first one, so LanceDB does not compute another order.
     """
     transform = partial(_lancedb_pixels, collection)
     images = streaming.StreamingDataset(_lancedb_table(collection), columns=["ome_image"], transform=transform)
@@ -214,7 +214,7 @@ def _streaming(streaming: Any, collection: Collection) -> LoaderOf:
 
 
 def _ome_arrow(ome_arrow: Any, of: Collection) -> LoaderOf:
-    """Use ome-arrow's own reader on its own layout, one uncompressed chunk and row group an image."""
+    """Use ome-arrow's reader on its own layout, one uncompressed chunk and row group per image."""
     path = of.scratch / "ome_arrow"
     planes = of.pixels.reshape(len(of.pixels), -1, *of.pixels.shape[-2:])
     images = list(planes[:, None, :, None])
@@ -226,7 +226,7 @@ def _ome_arrow(ome_arrow: Any, of: Collection) -> LoaderOf:
 
 
 def _tensorstore(tensorstore: Any, of: Collection) -> LoaderOf:
-    """Keep every array of our OME-Zarr folder open; a batch is read all at once."""
+    """Keep all arrays of our OME-Zarr folder open, and read the images of a batch concurrently."""
     specs = [{"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}} for path in _arrays(of)]
     stores = [opening.result() for opening in [tensorstore.open(spec, open=True, read=True) for spec in specs]]
 
@@ -237,7 +237,7 @@ def _tensorstore(tensorstore: Any, of: Collection) -> LoaderOf:
 
 
 def _zarr(zarr: Any, of: Collection) -> LoaderOf:
-    """Keep every array of our OME-Zarr folder open."""
+    """Keep all arrays of our OME-Zarr folder open."""
     arrays = [zarr.open_array(path, mode="r") for path in _arrays(of)]
     read = _Batches(lambda indices: [arrays[index][...] for index in indices])
     return of.loader_of(read, collate_fn=of.scale)
@@ -252,7 +252,7 @@ def _tifffile(_: Any, of: Collection) -> LoaderOf:
 
 
 def _litdata(litdata: Any, of: Collection) -> LoaderOf:
-    """Stream shuffled chunks of 64 MB of raw bytes, its default size, with its own loader."""
+    """Stream shuffled chunks of raw bytes of 64 MB, the default size, with LitData's loader."""
     folder = str(of.scratch / "litdata")
     cache = importlib.import_module("litdata.streaming.cache").Cache(folder, chunk_bytes="64MB")
     for index, image in enumerate(of.pixels):

@@ -1,7 +1,7 @@
-"""A proxy in front of a server of objects: it counts, delays, limits and breaks what goes through it.
+"""HTTP proxy for an object store that counts, delays, limits and breaks requests.
 
-``python -m benchmarks.support.proxy URL`` is the program, a process of its own so that its work is not that of who is
-measured. It prints its port; of each line that it reads, JSON, it sets what is there, and prints its counts.
+``python -m benchmarks.support.proxy URL`` runs it as a separate process, so its work does not slow the measured one.
+It prints its port. Each line of JSON that it reads replaces its settings, and it answers with a line of its counts.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("503", "reset", "cut", "lost", "stall")
 _BLOCK_BYTES, _LEAST_BYTES = 2**17, 2**10
-_BLOCK_S = 0.05  # of a link: in larger blocks a slow one would be silent
-_QUEUED = 8  # blocks of a body that wait for the link
+_BLOCK_S = 0.05  # Time of one block on the link. With larger blocks a slow link would pause for long.
+_QUEUED = 8  # Blocks of a body that may wait for the link.
 _NO_BODY = (204, 304)
 
 
 @dataclass
 class Settings:
-    """What is done to requests.
+    """Delays, limits and failures that the proxy applies to requests.
 
     Attributes
     ----------
     latency_s, jitter_s
-        What comes before an answer, and what is drawn from 0 to that and comes too.
+        Fixed delay before a response, and the upper bound of a random delay added to it.
     link_bits
-        Of all bodies of answers together, a second, as a link with a short queue carries them; 0 is no limit.
+        Bandwidth in bits/s, shared by all response bodies, as on a link with a short queue; 0 means unlimited.
     share, kinds
-        How many of the requests fail, from 0 to 1, each in one of these ways: ``"503"`` asks to slow down, ``"reset"``
-        breaks off before the server was asked, ``"cut"`` after half of the answer's body, ``"lost"`` after the server
-        has done it and before its answer, ``"stall"`` does not answer.
+        Share of the requests that fail, from 0 to 1, and their kinds of failure: ``"503"`` asks to slow down,
+        ``"reset"`` disconnects before the request is forwarded, ``"cut"`` after half of the response body, ``"lost"``
+        after the server handled the request but before its response, ``"stall"`` does not respond.
     methods
-        Which requests are delayed or fail; none are all.
+        HTTP methods that are delayed or fail; empty means all.
     status, code
-        What all are answered with, where it is not 0.
+        HTTP status and error code of all responses, unless the status is 0.
     down
-        Whether all are broken off at once.
+        Whether all requests are disconnected immediately.
     seed
-        Of what is drawn.
+        Seed of the random delays and failures.
     """
 
     latency_s: float = 0.0
@@ -67,18 +67,18 @@ class Settings:
 
 @dataclass
 class Counts:
-    """What went through.
+    """Requests and bytes that the proxy counted.
 
     Attributes
     ----------
     requests, bytes
-        How many, and how many bytes of bodies of answers.
+        Number of requests, and number of bytes in response bodies.
     at_once
-        The most requests at the same time.
+        Largest number of concurrent requests.
     of
-        How many of each method and path.
+        Number of requests per method and path.
     failed
-        How many were made to fail, by how.
+        Number of requests that were made to fail, per kind of failure.
     """
 
     requests: int = 0
@@ -103,20 +103,20 @@ class _Head:
         return self.fields.get("transfer-encoding", "").lower() == "chunked"
 
 
-class _Broken(Exception):  # noqa: N818  # it was asked for
-    """A connection is to be broken off."""
+class _Broken(Exception):  # noqa: N818  # The settings ask for it, so it is not an error.
+    """The connection must be closed without a response."""
 
 
 class _Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self.settings, self.counts = Settings(), Counts()
-        self._random = random.Random(0)  # noqa: S311  # it decides what fails
+        self._random = random.Random(0)  # noqa: S311  # It only selects failures.
         self._now = 0
         self._free_s = 0.0
 
     def told(self, line: str) -> str:
-        """Do what a line asks for, and return the counts."""
+        """Apply a line of JSON settings, and return the counts as JSON."""
         asked: dict[str, Any] = json.loads(line)
         if asked.pop("anew", False):
             self.counts = Counts(at_once=self._now)
@@ -126,7 +126,7 @@ class _Proxy:
         return json.dumps(vars(self.counts))
 
     async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection."""
+        """Serve one client connection."""
         upward: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             while True:
@@ -155,7 +155,7 @@ class _Proxy:
         self.counts.at_once = max(self.counts.at_once, self._now)
 
     async def _answer(self, head: _Head, client: Any, server: Any) -> bool:
-        """Answer a request; True if the connection is to be broken off then."""
+        """Answer a request; return whether the connection must be closed afterwards."""
         (reader, writer), (server_reader, server_writer) = client, server
         settings, method = self.settings, head.first.partition(" ")[0]
         meant = method in (settings.methods or (method,))
@@ -199,7 +199,7 @@ class _Proxy:
         writer.write((head + text).encode())
 
     async def _through_link(self, blocks: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-        """Hand on each block of a body when the link has carried it; the next ones wait for the link meanwhile."""
+        """Forward each block of a body when the link has carried it, while the next blocks wait in a queue."""
         queue: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue(_QUEUED)
 
         async def fill() -> None:
@@ -218,7 +218,7 @@ class _Proxy:
                 await writer.drain()
 
     def _carried_s(self, size_bytes: int) -> float:
-        """Return when the link will have carried a block that comes now, after those that came before."""
+        """Return the time at which the link has carried a new block, after the blocks before it."""
         if not self.settings.link_bits:
             return 0.0
         self._free_s = max(self._free_s, time.monotonic()) + 8 * size_bytes / self.settings.link_bits
@@ -235,7 +235,7 @@ async def _head(reader: asyncio.StreamReader) -> _Head:
 async def _body(
     reader: asyncio.StreamReader, head: _Head, most: int | None = None, block_bytes: int = _BLOCK_BYTES
 ) -> AsyncIterator[bytes]:
-    """Yield a body in blocks, at most so much of it."""
+    """Yield a body in blocks, up to ``most`` bytes."""
     sent = 0
     while True:
         if head.chunked:
@@ -256,12 +256,12 @@ async def _body(
 
 
 class Proxy:
-    """The program that runs, as who uses it sees it.
+    """Handle of a running proxy process.
 
     Attributes
     ----------
     url
-        Where it answers.
+        Address of the proxy.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -271,11 +271,11 @@ class Proxy:
         self.url = f"http://127.0.0.1:{int(process.stdout.readline())}"
 
     def set(self, **settings: Any) -> None:
-        """Do this to all requests from now on, which are counted anew; what is not said is as in `Settings`."""
+        """Apply settings to all following requests and reset the counts; defaults are those of `Settings`."""
         self._told({"seed": 0, **settings, "anew": True})
 
     def counts(self) -> Counts:
-        """Return what went through."""
+        """Return the counts since the last `set`."""
         found = self._told({})
         return Counts(**{**found, "of": Counter(found["of"]), "failed": Counter(found["failed"])})
 
@@ -291,7 +291,7 @@ class Proxy:
 
 @contextmanager
 def proxying(url: str) -> Iterator[Proxy]:
-    """Give a proxy to a server, which ends on leaving, or with this process."""
+    """Yield a proxy for a server. It is stopped on leaving, or when this process ends."""
     command, pipe = [sys.executable, "-m", __name__, url], subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603
         try:
@@ -301,7 +301,7 @@ def proxying(url: str) -> Iterator[Proxy]:
 
 
 async def main(url: str) -> None:
-    """Run the proxy until nobody tells it anything any more."""
+    """Run the proxy until its standard input is closed."""
     upward = urlsplit(url)
     proxy = _Proxy(upward.hostname or "127.0.0.1", upward.port or 80)
     server = await asyncio.start_server(proxy.client, "127.0.0.1", 0, limit=2**20)
