@@ -1,9 +1,9 @@
 """Turns between the two processes of a gate's round: while one measures or sets up, the other waits.
 
-A shared machine is fast for some seconds and slow for others. Two processes that measure a benchmark one after the
-other meet it in different moods; two that measure it in turns of some milliseconds meet the same ones. Whoever has the
-baton runs; it is handed over by a message through a pipe. The other's end closes the pipe, after which there is no one
-to wait for. Outside of the gate there is no other, and handing over does nothing.
+The speed of a shared machine changes every few seconds. Two processes that measure a benchmark one after the other
+see different speeds, while two that alternate every few milliseconds see the same. The process with the baton runs,
+and passes it on by a message through a pipe. When a process ends, the pipe is closed and the other one stops waiting.
+Outside of the gate there is only one process, and passing the baton does nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VARIABLE = "OMEARROW_DS_GATE_BATON"  # "READ,WRITE,first" or "READ,WRITE,second": two file descriptors, and who begins
-TURNS = 24  # of each process in each benchmark, some 6 ms each
-_MESSAGE = Struct("<II")  # of which benchmark, and how many rounds of it
+VARIABLE = "OMEARROW_DS_GATE_BATON"  # "READ,WRITE,first" or "READ,WRITE,second": two file descriptors and the order.
+TURNS = 24  # Turns per process and benchmark, about 6 ms each.
+_MESSAGE = Struct("<II")  # Hash of the benchmark's name, and its number of rounds.
 
 
 class Baton:
-    """One process's end; ``said`` is the value of `VARIABLE`, empty where there is no other process."""
+    """One process's end of the pipes; ``said`` is the value of `VARIABLE`, empty without another process."""
 
     def __init__(self, said: str) -> None:
         self._ends: tuple[int, int] | None = None
@@ -34,13 +34,13 @@ class Baton:
             reads, writes, place = said.split(",")
             self._ends = int(reads), int(writes)
             for end in self._ends:
-                os.set_inheritable(end, False)  # a worker that held one would keep the pipe open
+                os.set_inheritable(end, False)  # A worker that inherits one would keep the pipe open.
             self._meet(first=place == "first")
 
     def agreed(self, name: str, rounds: int) -> int:
-        """Return how many rounds both processes make of a benchmark: as many as the one wants that begins.
+        """Return the number of rounds of a benchmark in both processes, which the beginning process chooses.
 
-        Were they to choose apart, one might make a thousand rounds, and the other one in each turn, with cold caches.
+        With separate choices, one process might run 1,000 rounds and the other one round per turn, with cold caches.
         """
         key = crc32(name.encode())
         rounds = self._heard[1] if self._heard[0] == key else rounds
@@ -48,14 +48,14 @@ class Baton:
         return rounds
 
     def hand_over(self) -> None:
-        """Let the other process have its turn, and wait for the next one of this process."""
+        """Pass the turn to the other process, and wait for the next turn of this process."""
         if self._ends and os.getppid() != self._gate:
-            os._exit(1)  # the gate was killed: nobody waits for what this would find
+            os._exit(1)  # The gate was killed, so the results are not needed.
         self._write()
         self._wait()
 
     def _meet(self, *, first: bool) -> None:
-        """Begin once both are there; the second one then waits for its turn."""
+        """Wait until both processes have started; the second one then waits for its turn."""
         if first:
             self._wait()
         else:
@@ -84,20 +84,20 @@ class Baton:
 
 @cache
 def baton() -> Baton:
-    """Return this process's end; the first call waits for the other process to be there."""
+    """Return this process's baton; the first call waits until the other process has started."""
     return Baton(os.environ.pop(VARIABLE, ""))
 
 
 def starts(rounds: int) -> list[int]:
-    """Return the rounds that turns begin with: `TURNS` of them, of one round at least."""
+    """Return the first round of each turn, for `TURNS` turns of at least one round."""
     turns = min(rounds, TURNS)
     return [rounds * turn // turns for turn in range(turns)]
 
 
 def in_turns(rounds: int, setup: Callable[[], Any] = tuple) -> Callable[[], Any]:
-    """Return a set-up for each of ``rounds`` rounds that hands over between their turns.
+    """Return a setup function, called before each of ``rounds`` rounds, that passes the turn after each turn's rounds.
 
-    After the last round `Baton.hand_over` is left to the caller, so that what follows is in the next turn.
+    After the last round the caller must call `Baton.hand_over`, so that its next work is in the next turn.
     """
     numbers, begin = count(), set(starts(rounds)[1:])
 
@@ -110,5 +110,5 @@ def in_turns(rounds: int, setup: Callable[[], Any] = tuple) -> Callable[[], Any]
 
 
 def least_of_turns(values: Sequence[float]) -> list[float]:
-    """Return the least value of each turn, of one value a round."""
+    """Return the least value of each turn, given one value per round."""
     return [min(values[first:after]) for first, after in pairwise([*starts(len(values)), len(values)])]

@@ -1,16 +1,16 @@
-"""The gate's rule: from paired rounds to a verdict. Pure arithmetic, symmetric in base and head.
+"""Decision rule of the gate: verdicts from paired rounds, symmetric in base and head.
 
-A round is a process of base and one of head that measure a benchmark in turns of some milliseconds. The least of each
-turn is what other programs disturb least; its ratio to that of the turn beside it knows of no mood of the machine that
-lasts longer than two turns; and the middle one of these ratios knows of none that lasts for less than half of them.
+In a round, a process of base and one of head measure a benchmark in turns of some milliseconds. Other programs disturb
+the least value of each turn least. Its ratio to that of the adjacent turn cancels changes of the machine that last
+longer than two turns, and the median of these ratios ignores changes that last for less than half of the turns.
 
-Processes differ by more than that, as by where their memory lies, so a round counts as one observation, however many
-calls it has. Of the logarithms of the rounds' ratios the mean is judged by a moderated t statistic (G. K. Smyth,
-Statistical Applications in Genetics and Molecular Biology 3, 2004, article 3): their variance is averaged with the
-usual one of benchmarks, so that five rounds that agree by chance look no more certain than they are.
+Processes differ further, for example in their memory layout, so a round counts as one observation regardless of its
+number of calls. The mean logarithm of the rounds' ratios is judged by a moderated t statistic (G. K. Smyth,
+Statistical Applications in Genetics and Molecular Biology 3, 2004, article 3): its variance is averaged with the
+usual variance of benchmarks, so five rounds that agree by chance do not look too certain.
 
-What is said of one of seventy benchmarks, and looked at after each round, must be far surer than what is said of one:
-a slowdown is shown at `ALARM`, where a single look at a single benchmark would be content with `EXCLUDED`.
+About seventy benchmarks are each judged after every round, so a single verdict needs a high confidence:
+a slowdown is confirmed at `ALARM`, while `EXCLUDED` would suffice to judge one benchmark once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scipy.special import stdtrit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXCLUDED = 0.05  # the probability left beyond each end of the interval that is shown, and excludes
-ALARM = 2e-6  # and beyond each end of the one that shows a change
-USUAL_NOISE = 0.03  # standard deviation of a round's logarithm that is usual among benchmarks on a busy machine, and
-USUAL_ROUNDS = 6  # as how many degrees of freedom that counts
-CONTROL_LIMIT = 0.03  # the control runs no code of the project: where it moves by more, the machine did
+EXCLUDED = 0.05  # Probability beyond each end of the reported interval, which excludes changes outside it.
+ALARM = 2e-6  # Probability beyond each end of the interval that confirms a change.
+USUAL_NOISE = 0.03  # Usual standard deviation of a round's logarithm on a busy machine.
+USUAL_ROUNDS = 6  # Weight of the usual noise, in degrees of freedom.
+CONTROL_LIMIT = 0.03  # A larger change of a control, which runs no project code, means that the machine changed.
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 31
 
 
 class Verdict(StrEnum):
-    """What is said of one benchmark."""
+    """Verdict on one benchmark."""
 
     REGRESSION = "regression"
     NOT_RESOLVED = "not resolved"
@@ -47,18 +47,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How head's time compares with base's.
+    """Change of head's time relative to base's.
 
     Attributes
     ----------
     ratio : float
         Geometric mean of the rounds' ratios head / base.
     low, high : float
-        Interval of it: slower than ``high``, or faster than ``low``, it is in one of twenty cases each.
+        Interval of the ratio: it is above ``high``, and below ``low``, with a probability of 5 % each.
     surely_low, surely_high : float
-        As wide an interval as a change must be outside of to be shown.
+        Wider interval, which must exclude 1 to confirm a change.
     rounds : int
-        How many ratios there were.
+        Number of ratios.
     """
 
     ratio: float
@@ -70,7 +70,7 @@ class Change:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Change:
-        """Judge the ratios of rounds.
+        """Return the change estimated from the ratios of rounds.
 
         Raises
         ------
@@ -96,10 +96,10 @@ class Change:
         )
 
     def verdict(self, threshold: float) -> Verdict:
-        """Judge by a threshold, 0.05 for 5 %.
+        """Return the verdict for a threshold, 0.05 for 5 %.
 
-        A regression is slower by more than the threshold, and surely slower; an improvement is its mirror image. What
-        is neither is ok only if the whole interval lies within the threshold, on both sides.
+        A regression is slower by more than the threshold, and ``surely_low`` is above 1; an improvement is the
+        inverse. Otherwise the verdict is ok only if the whole interval is within the threshold on both sides.
         """
         most = 1 + threshold
         if self.ratio > most and self.surely_low > 1:
@@ -113,20 +113,20 @@ class Change:
         return self.high > 1 + threshold
 
     def seems_slower(self, threshold: float) -> bool:
-        """Whether it is slower by more than the threshold, as sure as is asked of one benchmark."""
+        """Whether it is slower by more than the threshold, with the confidence for a single benchmark."""
         return self.ratio > 1 + threshold and self.low > 1
 
 
 @cache
 def quantile(free: int, tail: float) -> float:
-    """Return what Student's t of so many degrees of freedom exceeds with a probability."""
+    """Return the value that Student's t with ``free`` degrees of freedom exceeds with probability ``tail``."""
     return -float(stdtrit(free, tail))
 
 
 def ratio_of_round(base: Sequence[float], head: Sequence[float]) -> float:
-    """Return head's ratio to base in a round, of the least value of each turn, in their order.
+    """Return the median ratio of head to base in a round, given the least value of each turn in order.
 
-    Where one side had more turns, as of another version of the benchmarks, what they come to as a whole is compared.
+    If the numbers of turns differ, for example between versions of the benchmarks, the ratio of medians is returned.
     """
     if len(base) != len(head):
         return median(head) / median(base)

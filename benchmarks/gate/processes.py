@@ -1,4 +1,4 @@
-"""Processes of the gate: each in a group of its own that ends with the call that started it."""
+"""Processes of the gate, each in its own process group that ends with the call."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-_TIMEOUT_S = 1800.0  # of any process: more is a hang
-_GRACE_S = 5.0  # from asking a group to end to making it
+_TIMEOUT_S = 1800.0  # A process that takes longer hangs.
+_GRACE_S = 5.0  # Time from SIGTERM to SIGKILL.
 _SHOWN_LINES = 30
 
 
 class CannotCompareError(Exception):
-    """The sides cannot be compared; the message says why and what to do."""
+    """The sides cannot be compared; the message states the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A process to be: program and arguments, where it runs, and the file of all that it says.
+    """Command to run: program and arguments, working directory, and log file of its output.
 
-    It and its children are kept on the core, where the system can; None is all.
+    The process and its children are pinned to ``core`` if the system can; None means all cores.
     """
 
     words: Sequence[str]
@@ -52,7 +52,7 @@ def run(command: Command) -> int:
 
 
 def run_at_once(*commands: Command) -> list[int]:
-    """Run processes beside each other and return their exit statuses; what is raised is as of `run`."""
+    """Run processes concurrently and return their exit statuses; raises the errors of `run`."""
     until_s = monotonic() + _TIMEOUT_S
     with ExitStack() as stack:
         processes = [stack.enter_context(running(command)) for command in commands]
@@ -60,7 +60,7 @@ def run_at_once(*commands: Command) -> list[int]:
 
 
 def run_in_turns(first: Command, second: Command) -> tuple[int, int]:
-    """Run two processes at once that take turns by `benchmarks.gate.baton`; return their exit statuses.
+    """Run two processes that alternate by `benchmarks.gate.baton`, and return their exit statuses.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def run_in_turns(first: Command, second: Command) -> tuple[int, int]:
             two = stack.enter_context(running(second, (there[0], back[1], "second")))
         finally:
             for end in (*there, *back):
-                os.close(end)  # the processes have their own
+                os.close(end)  # The processes have inherited copies.
         return _status(one, first, until_s), _status(two, second, until_s)
 
 
@@ -89,21 +89,21 @@ def _status(process: subprocess.Popen[bytes], command: Command, until_s: float) 
 
 @contextmanager
 def running(command: Command, baton: tuple[int, int, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process; on leaving, end it and what it started.
+    """Start a process; on leaving, end its process group.
 
-    ``baton`` are the ends of its pipes and its place, for `benchmarks.gate.baton`.
+    ``baton`` has the ends of its pipes, and whether it is first or second, for `benchmarks.gate.baton`.
     """
     handed = {VARIABLE: ",".join(map(str, baton))} if baton else {}
     with command.log.open("wb") as output:
         with _kept_on(command.core):
-            process = subprocess.Popen(  # noqa: S603  # our own words
+            process = subprocess.Popen(  # noqa: S603  # The arguments are our own.
                 command.words,
                 cwd=command.folder,
                 env={**command.environment, **handed},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the group
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the group.
                 pass_fds=baton[:2] if baton else (),
             )
         try:
@@ -114,7 +114,7 @@ def running(command: Command, baton: tuple[int, int, str] | None = None) -> Iter
 
 @contextmanager
 def _kept_on(core: int | None) -> Iterator[None]:
-    """Keep this thread, and so what it starts, on a core."""
+    """Pin this thread, and so its child processes, to a core."""
     if core is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -127,7 +127,7 @@ def _kept_on(core: int | None) -> Iterator[None]:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process group: asked first, then made to."""
+    """End a process group, by SIGTERM first and then by SIGKILL."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
@@ -148,7 +148,7 @@ def end_of(log: Path) -> str:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Unwind on the signals that would end this process at once, so that what it started and made goes too."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so child processes and temporary files are cleaned up."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

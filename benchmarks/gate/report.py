@@ -191,7 +191,7 @@ def as_text(comparison: Comparison, *, strict: bool = False) -> str:
 
 
 def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
-    """Return the report for a job summary: the conclusion first, and benchmarks without a change collapsed."""
+    """Return the report for a job summary: the conclusion first, and benchmarks with the verdict ok collapsed."""
     cells = _cells(comparison)
     quiet = [line for line in cells if line[-1] == Verdict.OK]
     loud = [line for line in cells if line[-1] != Verdict.OK]

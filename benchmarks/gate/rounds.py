@@ -1,4 +1,4 @@
-"""Rounds of base and head: fresh processes in turns, until the rule has what it needs."""
+"""Rounds of base and head: fresh processes that run in turns, until the rule can decide."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 _CONTROL = "control"
-_MOST_S, _AGAIN = 600.0, 0.5  # no further round ends later than that, or than half as long again as those of all took
-_START = 12  # a process takes as long to start as so many benchmarks do
-_PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
+_MOST_S, _AGAIN = 600.0, 0.5  # Further rounds end within 600 s, or within 1.5 times the time of the regular rounds.
+_START = 12  # Starting a process takes about as long as this number of benchmarks.
+_PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # A base with older benchmark files has the latter.
 _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How many rounds of every benchmark, how many of those that look suspicious, and the threshold: 0.05 is 5 %."""
+    """Number of rounds of all benchmarks, largest number of rounds of open ones, and the threshold (0.05 is 5 %)."""
 
     rounds: int = LEAST_ROUNDS
     max_rounds: int = MOST_ROUNDS
@@ -41,7 +41,7 @@ class Rule:
 
 
 class Rounds:
-    """What was measured so far of two sides, round by round; their processes leave what they found in a folder."""
+    """Times of both sides, measured round by round; the processes write their results to a folder."""
 
     def __init__(self, base: Side, head: Side, folder: Path, say: Say) -> None:
         self._sides = {"base": base, "head": head}
@@ -54,9 +54,9 @@ class Rounds:
         self._in_bytes: set[str] = set()
 
     def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
-        """Run both sides once, each a fresh process, in turns; every other time the other one begins.
+        """Measure one round: a fresh process per side, in turns; the sides alternate in who begins.
 
-        ``of_rounds`` is how many rounds there will be, to say so, and ``names`` which benchmarks; None is all.
+        ``of_rounds`` is the planned number of rounds, for progress messages. ``names`` selects benchmarks; None is all.
         """
         number = len(self.times["base"]) + 1
         start_s = perf_counter()
@@ -84,10 +84,10 @@ class Rounds:
         )
 
     def _read(self, side: Side, file: Path, status: int) -> dict[str, Times]:
-        """Return what a process found."""
+        """Return the times that a process measured, and record its controls and absent benchmarks."""
         log, found = file.with_suffix(".log"), file.with_suffix(".json")
         self.absent[side.name] |= _absent(file.with_suffix(".xml"))
-        if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 opens it at once
+        if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 creates it empty.
             reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
             raise CannotCompareError(f"{side.name} ({side.label}) {reason}{_hint(side)}\n{end_of(log)}")
         if status and side.name == "head":
@@ -105,11 +105,11 @@ class Rounds:
                 raise CannotCompareError(f"{name} ran other benchmarks in round {number} than before: {lost}")
 
     def seconds_of(self, count: int) -> float:
-        """Estimate how long a round of so many benchmarks would take, by the last one."""
+        """Estimate the seconds of a round of ``count`` benchmarks from the last round."""
         return self._last_s * (count + _START) / (len(self.times["head"][-1]) + _START)
 
     def compared(self) -> dict[str, Row]:
-        """Return how every benchmark compares that both sides ran."""
+        """Return the row of each benchmark that both sides ran."""
         return {name: self._row(name) for name in self.times["head"][0] if name in self.times["base"][0]}
 
     def _row(self, name: str) -> Row:
@@ -118,7 +118,7 @@ class Rounds:
 
 
 def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:
-    """Check that both sides give the same pixels, then measure them in turns.
+    """Check that both sides read equal pixels, then measure them in turns.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
 
 
 def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
-    """Let each side write its data and read it back, and compare what they read."""
+    """Run the pixel check of each side, which writes and reads its data, and compare the checksums."""
     found: dict[str, dict[str, str]] = {}
     commands, files = [], []
     for side in (base, head):
@@ -186,21 +186,21 @@ def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
 
 
 def _hint(side: Side) -> str:
-    """Say what may help where a side fails by files that are not its own."""
+    """Return a hint if base may have failed because of head's benchmark files."""
     return _OWN if side.name == "base" and side.suite != side.tree else ""
 
 
 def last_core() -> int | None:
-    """Return the core that benchmark processes are kept on, the last that this one may use; None if it is unknown."""
+    """Return the core that benchmark processes are pinned to, the last one allowed for this process, or None."""
     return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _words(file: Path, side: Side, names: Collection[str] | None) -> list[str]:
     chosen = sorted(names) if names else ["benchmarks"]
     reports = [f"--benchmark-json={file.with_suffix('.json')}", f"--junitxml={file.with_suffix('.xml')}"]
-    # The whole of it, whatever the suite's own configuration says: what one side left out would look new.
+    # Override the suite's configuration: benchmarks that one side leaves out would look new.
     whole = ["--rootdir=.", "--maxfail=0", "-m", "gate"]
-    # Each option is one word: of others, pytest takes a folder for one to look for its configuration above.
+    # Each option is one word, because pytest searches for its configuration at separate words that are folders.
     return ["-m", "pytest", *chosen, *whole, "-q", "-p", "no:cacheprovider", f"--data={side.data}", *reports]
 
 
@@ -214,11 +214,11 @@ def _times(benchmark: Mapping[str, Any]) -> Times:
 
 
 def _absent(junit: Path) -> dict[str, str]:
-    """Return why benchmarks that were collected have no times, by name."""
+    """Return the reasons of collected benchmarks without times, by name."""
     if not junit.is_file():
         return {}
     absent = {}
-    for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # pytest wrote it
+    for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # The file comes from pytest.
         said = next((found for kind in ("failure", "error", "skipped") if (found := case.find(kind)) is not None), None)
         if said is not None:
             name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UNCHANGED, SLOWED, IN_FORMS, LOADED = "unchanged", "slowed", "in forms", "loaded"
-_PAIRS_AT_ONCE = 15  # of one recording: then both trees are copied, and their data written, anew
+_PAIRS_AT_ONCE = 15  # Pairs per recording. Each recording copies both trees and writes their data again.
 _KINDS = (UNCHANGED, SLOWED, IN_FORMS, SLOWED, LOADED)
 _LEVELS = (0.0, 0.05, 0.10, 0.20)
 _LOAD = """
@@ -49,7 +49,7 @@ while True:
 def run_once(repository: Path, kind: str, levels: Mapping[str, float], calls_s: Mapping[str, float]) -> Comparison:
     """Run a gate on two fresh copies of a tree; `LOADED` keeps its core busy meanwhile.
 
-    ``levels`` says how much slower head shall be, 0.1 for 10 %, by benchmark, and ``calls_s`` what a call takes in it.
+    ``levels`` maps benchmarks to the slowdown planted in head (0.1 for 10 %), and ``calls_s`` to the seconds of a call.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(workplace())
@@ -71,12 +71,12 @@ def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float
 
 
 def levels_of(names: Sequence[str], run: int) -> dict[str, float]:
-    """Return how much each benchmark is slowed in a run: over four runs, each has each level once."""
+    """Return the slowdown of each benchmark in a run; over four runs, each benchmark has each level once."""
     return {name: _LEVELS[(place + run) % len(_LEVELS)] for place, name in enumerate(sorted(names))}
 
 
 def calls_of(comparison: Comparison) -> dict[str, float]:
-    """Return the seconds of one call in each benchmark of base that has any."""
+    """Return the seconds per call in each benchmark of base that measures time."""
     rows = (row for row in comparison.rows if not row.in_bytes)
     return {row.short: median(median(times.worked_s) / times.calls for times in row.base) for row in rows}
 
@@ -90,7 +90,7 @@ def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> d
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run gates for as long as was asked for, and write what they found after each."""
+    """Run gates for the requested time, and write the results after each gate."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate.selftest", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: %(default)s")
     parser.add_argument("--summary", type=Path, default=Path("results/selftest.md"), help="Markdown of the rates")
@@ -101,14 +101,14 @@ def main(words: Sequence[str] | None = None) -> int:
     for file in (chosen.summary, chosen.json):
         file.parent.mkdir(parents=True, exist_ok=True)
     versions = {name: version for name, version in environment.versions().items() if name != "omearrow-ds"}
-    machine = {"machine": environment.machine(), "versions": versions}  # each run says which commit it was of
+    machine = {"machine": environment.machine(), "versions": versions}  # Each run records its commit.
     runs = _earlier(chosen.json, machine) if chosen.add else []
     with ended_in_order():
         return _run_all(chosen, machine, runs)
 
 
 def _earlier(file: Path, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the runs there are of this machine and these versions; what a file has of others is put aside."""
+    """Return the stored runs of this machine and these versions; move a file with other runs aside."""
 
     def aside(where: Mapping[str, Any]) -> Path:
         return file.with_stem(f"{file.stem}-{crc32(json.dumps(where, sort_keys=True).encode()):08x}")
@@ -131,7 +131,7 @@ def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any], runs: list[
     recordings = -(-chosen.pairs // _PAIRS_AT_ONCE) if chosen.pairs else 0
     for number, kind in enumerate(repeat(RECORDED, recordings) if recordings else cycle(_KINDS), 1):
         spent_s = monotonic() - begun_s
-        if number > 1 and spent_s * number / (number - 1) > chosen.minutes * 60:  # one more would not fit
+        if number > 1 and spent_s * number / (number - 1) > chosen.minutes * 60:  # Another gate would exceed the time.
             break
         levels = levels_of(list(calls_s), next(slowed)) if kind == SLOWED else {}
         try:

@@ -1,4 +1,4 @@
-"""The rates that the gate's self-test found, with their intervals, as Markdown."""
+"""Detection and false-alarm rates of the gate's self-test, with intervals, as Markdown."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     Run = Mapping[str, Any]
     Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-RECORDED = "recorded"  # the kind of a run that is no gate, but pairs to draw gates from
-_TAIL = 0.025  # beyond each end of a 95 % interval
-_PASSED, _ALARMS, _FOUND = 0.95, 0.003, 0.99  # targets: of unchanged gates, and of slowdowns of 10 % and more
-_WORST = 10  # benchmarks that are listed of drawn gates
+RECORDED = "recorded"  # Kind of a run that only records pairs, from which gates are drawn.
+_TAIL = 0.025  # Probability beyond each end of a 95 % interval.
+_PASSED, _ALARMS, _FOUND = 0.95, 0.003, 0.99  # Targets for unchanged gates, and for slowdowns of 10 % and more.
+_WORST = 10  # Number of benchmarks listed for drawn gates.
 _EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}
 
 
@@ -34,7 +34,7 @@ def interval(hits: int, trials: int) -> tuple[float, float]:
 
 
 def rate(hits: int, trials: int) -> str:
-    """Write a rate with its interval."""
+    """Return a rate and its interval as text."""
     if not trials:
         return "-"
     low, high = interval(hits, trials)
@@ -42,7 +42,7 @@ def rate(hits: int, trials: int) -> str:
 
 
 def missed_targets(runs: Sequence[Run]) -> list[str]:
-    """Return which targets the runs show to be missed: those that the interval of the measured rate excludes."""
+    """Return a line per missed target, that is, a target excluded by the interval of the measured rate."""
     missed = []
     for kind in ("unchanged", "loaded"):
         exits = [run["exit"] for run in runs if run["kind"] == kind]
@@ -63,13 +63,13 @@ def missed_targets(runs: Sequence[Run]) -> list[str]:
 
 
 def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
-    """Lay the rates out: of suites, of planted slowdowns, and of each benchmark."""
+    """Return the rates of suites, of planted slowdowns, and of each benchmark as Markdown."""
     tables = [markdown(heading, lines, ("---", *["---:"] * (len(heading) - 1))) for heading, lines in rates(runs)]
     return "\n\n".join([caption(runs, where), *tables]) + "\n"
 
 
 def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
-    """Say when and where how many gates were run."""
+    """Return the date, the machine, and the number and duration of gates."""
     machine, whole = where["machine"], [run["seconds"] for run in runs if run["kind"] != RECORDED]
     pairs = sum(run["controls"][0]["rounds"] for run in runs if run["kind"] == RECORDED)
     loads = [run["load"] for run in runs if run.get("load") is not None]
@@ -83,7 +83,7 @@ def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
 
 
 def rates(runs: Sequence[Run]) -> list[Table]:
-    """Return heading and lines of each table: of suites, of planted slowdowns, and of each benchmark."""
+    """Return heading and lines of the tables with lines: suites, planted slowdowns, drawn gates, benchmarks."""
     return [table for table in (_suites(runs), _found(runs), *_drawn(runs), _each(runs)) if table[1]]
 
 
@@ -119,7 +119,7 @@ def _found(runs: Sequence[Run]) -> Table:
 
 
 def _each(runs: Sequence[Run]) -> Table:
-    """Return a line for each benchmark: its noise without a change, and what was found of its slowdowns."""
+    """Return one line per benchmark: its noise without a change, and the rates of slowdowns found."""
     rows = [row for run in runs if run["kind"] in ("unchanged", "slowed") for row in run["benchmarks"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
     levels = sorted({row["level"] for row in rows} - {0.0})
@@ -141,7 +141,7 @@ def _each(runs: Sequence[Run]) -> Table:
 
 
 def _drawn(runs: Sequence[Run]) -> list[Table]:
-    """Return what drawn gates estimate, apart from what whole ones show: no intervals, as they share their rounds."""
+    """Return tables of rates estimated from drawn gates, without intervals because these gates share rounds."""
     recordings = [run for run in runs if run["kind"] == RECORDED]
     if not recordings:
         return []
@@ -166,6 +166,6 @@ def _drawn(runs: Sequence[Run]) -> list[Table]:
 
 
 def _doubt(still: resample.Estimate, slowed: Sequence[resample.Estimate], name: str) -> float:
-    """Return how often a benchmark has no right verdict: without a change, and with slowdowns of 10 % and more."""
+    """Return the sum of a benchmark's rates of wrong verdicts, without a change and for slowdowns of 10 % and more."""
     wrong = still.share(name, Verdict.NOT_RESOLVED) + still.share(name, Verdict.REGRESSION)
     return wrong + sum(1 - each.share(name, Verdict.REGRESSION) for each in slowed if each.level >= 0.1)

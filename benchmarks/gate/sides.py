@@ -1,4 +1,4 @@
-"""The two sides of the gate: their trees in a temporary folder, and that nothing of them stays behind."""
+"""The two sides of the gate: their trees in a temporary folder, and its removal."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ found = [importlib.util.find_spec(name).origin for name in sys.argv[2:]]
 pathlib.Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 """
 _PREFIX, _IN_USE = "omearrow-ds-gate-", ".in-use"
-_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # it asks nothing, and leaves the index as it is
-_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # a disk in memory: writing to it is the code's time alone
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # Git must not prompt or change the index.
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # In memory, so writes do not wait for a disk.
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One version: ``"base"`` or ``"head"``, and which commit or folder it is, for people.
+    """Version to compare: ``"base"`` or ``"head"``, and a readable label of its commit or folder.
 
-    Its files are in ``tree``, with the package in ``src``; it runs the benchmark files of ``suite`` with ``python``, on
-    the data that it writes itself.
+    Its files are in ``tree``, with the package in ``src``. It runs the benchmark files of ``suite`` with ``python``, on
+    data that it writes itself.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Side:
 
     def command(self, words: Sequence[str], log: Path, *, core: int | None = None) -> Command:
         """Return ``python WORDS`` as a process in the suite's folder, with the package of this side's tree."""
-        # Options of the user's in PYTEST_ADDOPTS would measure another thing, and perhaps on one side alone.
+        # The user's PYTEST_ADDOPTS would change the measurement, and perhaps for only one side.
         left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
         environment = {name: value for name, value in os.environ.items() if name not in left_out}
         mine = {"PYTHONPATH": str(self.tree / "src"), "PYTHONHASHSEED": "0", "TMPDIR": str(self.data.parent)}
         return Command([str(self.python), *words], self.suite, log, environment | mine, core)
 
     def check_import(self, log: Path) -> None:
-        """Make sure that its processes take the package from its tree, not an installed one.
+        """Check that its processes import the package from its tree, not an installed one.
 
         Raises
         ------
         CannotCompareError
-            If they do not, or there is no package.
+            If they do not, or if the tree does not have a package.
         """
         packages = sorted(file.parent.name for file in (self.tree / "src").glob("*/__init__.py"))
         if not packages:
@@ -75,9 +75,9 @@ class Side:
 
 @contextmanager
 def workplace(root: Path | None = None) -> Iterator[Path]:
-    """Give a folder that is gone afterwards, whatever happens; what killed runs left goes now.
+    """Yield a temporary folder and remove it afterwards; first remove folders left by killed runs.
 
-    Without a root it is in memory, if there is a gigabyte of room, else where temporary files are.
+    Without a root it is in memory if more than 1 GiB is free there, else in the folder of temporary files.
     """
     for lock_file in [file for each in {root or _MEMORY, _disk()} for file in each.glob(f"{_PREFIX}*/{_IN_USE}")]:
         _remove_if_left(lock_file)
@@ -98,39 +98,39 @@ def _disk() -> Path:
 
 def _remove_if_left(lock_file: Path) -> None:
     try:
-        if lock_file.parent.lstat().st_uid == os.getuid():  # what another user left there is not to be believed
+        if lock_file.parent.lstat().st_uid == os.getuid():  # Do not trust folders of other users.
             with FileLock(lock_file, timeout=0):
                 _remove(lock_file.parent)
-    except (Timeout, OSError):  # in use, or gone meanwhile
+    except (Timeout, OSError):  # In use, or already removed.
         return
 
 
 def _remove(folder: Path) -> None:
-    """Remove a workplace, and what git knows of worktrees in it."""
+    """Remove a workplace, and git's entries of worktrees in it."""
     for pointer in folder.glob("*/.git"):
         entry = Path(pointer.read_text(encoding="utf-8").removeprefix("gitdir:").strip())
-        if entry.parent.name == "worktrees":  # .git/worktrees/NAME, which is this worktree's alone
+        if entry.parent.name == "worktrees":  # .git/worktrees/NAME belongs to only this worktree.
             shutil.rmtree(entry, ignore_errors=True)
             with suppress(OSError):
-                entry.parent.rmdir()  # as git does with the last one
+                entry.parent.rmdir()  # Git also removes the empty folder.
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def git(repository: Path, *words: str) -> str:
-    """Return what a git command says.
+    """Return the output of a git command.
 
     Raises
     ------
     CannotCompareError
-        If it fails, with git's own words.
+        If git is missing or the command fails, with git's message.
     """
     program = shutil.which("git")
     if program is None:
         raise CannotCompareError("the gate needs git, and finds none")
-    # No hook of the user's runs in the temporary worktree, nor any command that waits for a password.
+    # The user's hooks must not run in the temporary worktree, and commands must not wait for a password.
     command = [program, "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(  # noqa: S603  # our own words
+    done = subprocess.run(  # noqa: S603  # The arguments are our own.
         command, capture_output=True, text=True, check=False, env=environment | _QUIET
     )
     if done.returncode:
@@ -139,21 +139,21 @@ def git(repository: Path, *words: str) -> str:
 
 
 def check_out(repository: Path, ref: str, folder: Path) -> str:
-    """Check a commit out into a temporary worktree; return which one, for people."""
+    """Check out a commit into a temporary worktree, and return a readable label."""
     commit = git(repository, "rev-parse", "--verify", f"{ref}^{{commit}}").strip()
     git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     return f"{ref} ({commit[:10]})" if not commit.startswith(ref) else commit[:10]
 
 
 def copy_tree(repository: Path, folder: Path) -> str:
-    """Copy a working tree as it is now, changes included, ignored files left out; return what it is, for people.
+    """Copy a working tree with its changes, but without ignored files, and return a readable label.
 
-    It is copied so that it may be worked on meanwhile, and so that both sides lie on the same disk.
+    With a copy, the tree can be edited meanwhile, and both sides are on the same disk.
     """
     listed = git(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in dict.fromkeys(filter(None, listed.split("\0"))):
         source, target = repository / name, folder / name
-        if source.is_file() or source.is_symlink():  # a deleted one is still listed
+        if source.is_file() or source.is_symlink():  # Deleted files are still listed.
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
     commit = git(repository, "rev-parse", "HEAD").strip()[:10]
@@ -161,9 +161,9 @@ def copy_tree(repository: Path, folder: Path) -> str:
 
 
 def share_equal_files(one: Path, other: Path) -> int:
-    """Make the files in ``other`` whose bytes a file in ``one`` has the same files; return how many.
+    """Replace files in ``other`` by hard links to equal files in ``one``, and return their number.
 
-    Where a file happens to lie in memory makes reading it up to a tenth slower or faster, in every round of a run.
+    The position of a file in memory changes its read time by up to 10 %, in all rounds of a run.
     """
     kept = {_identity(file, one): file for file in _files(one)}
     shared = 0
@@ -177,7 +177,7 @@ def share_equal_files(one: Path, other: Path) -> int:
 
 
 def move_in_memory(folder: Path) -> None:
-    """Write each file in ``folder`` that the sides do not share anew, so that it lies elsewhere in each round."""
+    """Rewrite each file in ``folder`` that the sides do not share, so its position in memory varies between rounds."""
     for file in _files(folder):
         if file.stat().st_nlink == 1:
             copy = file.with_name(f"{file.name}.copy")
@@ -190,5 +190,5 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _identity(file: Path, folder: Path) -> tuple[str, str, bytes]:
-    """Return collection, name and content: equal images may be in several collections."""
+    """Return collection, name and hash of a file; equal images may be in several collections."""
     return file.relative_to(folder).parts[0], file.name, hashlib.blake2b(file.read_bytes()).digest()

@@ -1,4 +1,4 @@
-"""Runs that pytest-benchmark stored: on what machine, of which workload, and how they are read and written."""
+"""Stored runs of pytest-benchmark: their machine and workload, and reading and writing them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pytest_benchmark.utils import safe_dumps
 
 from benchmarks.report.control import Controls
 
-KEY = "omearrow_ds"  # of the setting in the stored JSON
-CONTROL = "control"  # of `benchmarks.report.control.Control.told` there
+KEY = "omearrow_ds"  # Key of the setting in the stored JSON.
+CONTROL = "control"  # Key of the result of `benchmarks.report.control.Control.told`.
 _SHOWN = {"ops", "rounds", "iterations", "outliers"}
-_COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # what --benchmark-compare-fail can name
+_COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # Names that --benchmark-compare-fail accepts.
 _MOST_FLAGS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What times depend on, apart from the code.
+    """Machine, workload and profile, on which times depend in addition to the code.
 
     Attributes
     ----------
     machine : dict
         `benchmarks.gate.environment.fingerprint`.
     workload, description : str
-        `benchmarks.support.workload.Workload.key`, and the workload in words.
+        `benchmarks.support.workload.Workload.key`, and a description of the workload.
     profile : str
-        How long it is measured.
+        Name of the profile, which sets how long to measure.
     """
 
     machine: dict[str, Any]
@@ -45,26 +45,26 @@ class Setting:
 
     @property
     def machine_id(self) -> str:
-        """Name the folder of the machine's runs: by what a reader knows it by, and by a hash of all of it."""
+        """Name of the folder of the machine's runs: CPU, cores and versions, and a hash of all properties."""
         digest = hashlib.blake2b(json.dumps(self.machine, sort_keys=True).encode(), digest_size=4).hexdigest()
         said = [f"{self.machine['CPU']:.40}", f"{self.machine['cores']} cores", self.machine["Python"]]
         said += [f"{name}{self.machine[name]}" for name in ("torch", "numpy")]
         return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in [*said, digest])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as it is stored."""
+        """Return the setting as a dict to be stored."""
         return asdict(self)
 
     def same_workload(self, other: Setting) -> bool:
-        """Whether both measure the same images for as long."""
+        """Whether both settings have the same images and profile."""
         return (self.workload, self.profile) == (other.workload, other.profile)
 
     def say_workload(self) -> str:
-        """Say which images are measured; the key tells apart what the words do not."""
+        """Return the description of the workload; its key distinguishes workloads with equal descriptions."""
         return f"{self.description}, profile {self.profile} (key {self.workload})"
 
     def machine_differences(self, stored: Setting) -> list[str]:
-        """Say in what the machine of a stored run is another one."""
+        """Return the differences between this machine and that of a stored run."""
         names = dict.fromkeys([*self.machine, *stored.machine])
         pairs = [(name, stored.machine.get(name), self.machine.get(name)) for name in names]
         return [_difference(name, then, now) for name, then, now in pairs if then != now]
@@ -82,16 +82,16 @@ def _signed(then: set[str], now: set[str]) -> list[tuple[str, set[str]]]:
 
 
 def few(names: list[str], most: int) -> str:
-    """List some names, and say how many more there are."""
+    """Return the first ``most`` names as text, and the number of further ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A stored run: its file, benchmarks by full name as pytest-benchmark stores them, commit, and when it was stored.
+    """Stored run: its file, its benchmarks by full name as pytest-benchmark stores them, its commit and its time.
 
-    What an older version did not store is None or empty. The path is relative where the file is in the storage.
+    Values that an older version did not store are missing (None or ""). The path of a file in the storage is relative.
     """
 
     path: Path
@@ -102,20 +102,20 @@ class StoredRun:
     control: Controls | None = None
 
     def is_like(self, setting: Setting) -> bool:
-        """Whether it is of the same machine, workload and profile."""
+        """Whether the run has the same machine, workload and profile."""
         mine = self.setting
         return mine is not None and mine.machine == setting.machine and mine.same_workload(setting)
 
 
 class DamagedRunError(ValueError):
-    """A stored run is not what was stored."""
+    """The file of a stored run is damaged."""
 
 
 class RunStorage:
-    """Stored runs, in one folder a machine: what pytest-benchmark's session takes for its storage.
+    """Storage of runs for pytest-benchmark's session, with one folder per machine.
 
-    Its own passes over what it cannot read, and gives two runs at once the same number. ``path`` is the folder of all
-    machines, and ``saved`` the file that this run was stored in.
+    pytest-benchmark's own storage skips unreadable files and gives concurrent runs the same number. ``path`` is the
+    folder of all machines, and ``saved`` the file of this run.
     """
 
     def __init__(self, files: FileStorage, machine_id: str) -> None:
@@ -126,13 +126,13 @@ class RunStorage:
         self.saved: Path | None = None
 
     def save(self, output_json: dict[str, Any], save: str) -> None:
-        """Store a run under the next number; its file is there whole or not at all."""
+        """Store a run under the next number with an atomic rename."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self._folder / ".lock"):
             last = max(map(_number, _numbered(self._folder)), default=0)
             target = self._folder / f"{last + 1:04}_{save}.json"
             partial = target.with_suffix(".partial")
-            for left in self._folder.glob("*.partial"):  # by runs that were killed: the lock is ours
+            for left in self._folder.glob("*.partial"):  # Killed runs left them, as we hold the lock.
                 left.unlink(missing_ok=True)
             try:
                 partial.write_text(safe_dumps(output_json, indent=4), encoding="utf-8")
@@ -142,14 +142,14 @@ class RunStorage:
         self.saved = target
 
     def last_like(self, setting: Setting, names: set[str]) -> StoredRun | None:
-        """Return the last run like this one that has the most of some benchmarks, by their full names.
+        """Return the last run with this setting that has the most of the named benchmarks, or None.
 
-        A later run of a part of them is passed over; one of none is never taken.
+        Later runs with fewer of the benchmarks are skipped. A run must have at least one of them.
 
         Raises
         ------
         pytest.UsageError
-            If a file on the way to it is damaged: it might have been the one.
+            If a file read during the search is damaged.
         """
         best, most = None, 0
         for file in newest_first(self._folder):
@@ -163,12 +163,12 @@ class RunStorage:
         return best
 
     def named(self, name: str) -> list[StoredRun]:
-        """Return the runs that a number, a glob with or without a machine's folder, or a path names.
+        """Return the runs that match a number, a glob with or without a machine's folder, or a path.
 
         Raises
         ------
         pytest.UsageError
-            If there is none, or if one is damaged.
+            If no run matches, or if a run is damaged.
         """
         try:
             files = self._files.query(name)
@@ -183,7 +183,7 @@ class RunStorage:
         return [self.read(file) for file in files]
 
     def count(self) -> tuple[int, int]:
-        """Return how many runs are stored of this machine, and how many in other folders."""
+        """Return the number of stored runs of this machine, and of other folders."""
         mine = len(_numbered(self._folder))
         return mine, len(_numbered(self.path)) + len(_numbered(self.path, "*/*.json")) - mine
 
@@ -223,7 +223,7 @@ def read_run(file: Path, folder: Path) -> StoredRun:
 
 
 def _check_stats(stats: list[dict[str, Any]]) -> None:
-    # A time that is no number would pass every --benchmark-compare-fail.
+    # A NaN would pass every --benchmark-compare-fail.
     if not all(one.keys() >= _SHOWN for one in stats):
         raise ValueError("a benchmark lacks figures")
     if not all(math.isfinite(one[name]) for one in stats for name in _COMPARED):
@@ -231,7 +231,7 @@ def _check_stats(stats: list[dict[str, Any]]) -> None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Return the files of a machine's runs, the last one first."""
+    """Return the files of a machine's runs, the latest first."""
     return sorted(_numbered(folder), key=_number, reverse=True)
 
 

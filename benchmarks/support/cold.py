@@ -1,4 +1,4 @@
-"""Files that the page cache does not hold, as those of a first epoch of more data than memory are."""
+"""Files that are not in the page cache, as in a first epoch of data larger than memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _COUNTERS = Path("/proc/self/io")
 
 
 class Cold:
-    """A copy of a collection at a place of its own, as what another benchmark has mapped stays in memory.
+    """Separate copy of a collection, because files mapped by another benchmark stay in memory.
 
     Raises
     ------
     pytest.skip.Exception
-        Where it cannot be read cold, with the reason.
+        If it cannot be read cold, with the reason.
     """
 
     def __init__(self, stored: Path, path: Path) -> None:
@@ -28,12 +28,12 @@ class Cold:
             pytest.skip(reason)
 
     def drop(self) -> None:
-        """Have the page cache let go of it; what is mapped stays there."""
+        """Drop the files from the page cache; mapped pages stay there."""
         drop(self._files)
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Have the page cache let go of files that are written out."""
+    """Drop files, already written to disk, from the page cache."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -43,10 +43,10 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def why_not(files: Sequence[Path]) -> str | None:
-    """Say why files cannot be read cold, or None: it is tried."""
+    """Return the reason why files cannot be read cold, or None, by trying it."""
     if not hasattr(os, "posix_fadvise") or not _COUNTERS.exists():
         return "this system does not drop files from its page cache, or does not count what is read of a disk"
-    os.sync()  # once for all: to write out each of thousands of files, and again before each round, takes seconds
+    os.sync()  # Sync once, as syncing thousands of files before each round takes seconds.
     drop(files)
     before = read_bytes()
     stored = sum(len(file.read_bytes()) for file in files)
@@ -56,11 +56,11 @@ def why_not(files: Sequence[Path]) -> str | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file, or all in a folder."""
+    """Return the file itself, or all files in a folder."""
     return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
 
 
 def read_bytes() -> int:
-    """Return the bytes that this process caused to be read from disks."""
+    """Return the number of bytes that this process has read from disks."""
     lines = dict(line.split(": ") for line in _COUNTERS.read_text(encoding="ascii").splitlines())
     return int(lines["read_bytes"])

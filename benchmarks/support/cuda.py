@@ -353,7 +353,7 @@ def _as_on_a_gpu(stack: ExitStack) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run tests and benchmarks; return 1 if tests fail, time runs out or packages are missing, 2 without a GPU, else 0."""
+    """Run tests and benchmarks; return 1 if tests fail, time is up or packages are missing, 2 without a GPU, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="at most; default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")

@@ -1,8 +1,8 @@
-"""Memory that an operation takes, measured in a process of its own.
+"""Memory of an operation, measured in a separate process.
 
-The process imports what it needs and opens the collection; then the operation starts, and the process that asked for it
-looks every millisecond at what the operation holds. What counts is memory of its own: private and shared pages. Pages
-of mapped files belong to the page cache, which takes them back when it needs them; they are told apart.
+The child process imports its modules and opens the collection before the operation starts. Meanwhile the parent reads
+the child's memory every millisecond. Private and shared pages count. Pages of mapped files belong to the page cache,
+which can reclaim them, so they are reported separately.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_
 Figures = dict[str, Any]
 Image = np.ndarray[Any, Any]
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# Once for all processes, where they are installed: pandas is what pyarrow imports at its first conversion.
+# Modules imported once for all processes, if installed. Pyarrow imports pandas at its first conversion.
 _IMPORTED = ["omearrow_ds.loader.dataloader", "pandas", "pyarrow.pandas_compat", "pyarrow.dataset", "tifffile", "zarr"]
 _LOOK_EVERY_S = 1e-3
 _WORKERS = 4
-_DISTINCT = 16  # images that a collection is made of, each shifted anew
+_DISTINCT = 16  # Distinct images of a collection, which repeats shifted copies of them.
 
 
 class Held(NamedTuple):
-    """What a process holds now, in bytes: private pages, shared ones, pages of mapped files; and its peak of all."""
+    """Memory of a process in bytes: private pages, shared pages, pages of mapped files, and the peak of their sum."""
 
     private_bytes: int
     shared_bytes: int
@@ -45,17 +45,17 @@ class Held(NamedTuple):
 
     @property
     def own_bytes(self) -> int:
-        """Private and shared memory: what is not the page cache's."""
+        """Bytes of private and shared pages, without the page cache."""
         return self.private_bytes + self.shared_bytes
 
     @property
     def resident_bytes(self) -> int:
-        """All of it, as the peak counts it."""
+        """Bytes of all resident pages."""
         return self.own_bytes + self.mapped_bytes
 
 
 def held(pid: int | str = "self") -> Held:
-    """Return what a process holds, from ``/proc``: nothing, if it has ended, even while it is read about."""
+    """Return the memory of a process from ``/proc``, or zeros if it has ended."""
     text = ""
     with suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
@@ -65,9 +65,9 @@ def held(pid: int | str = "self") -> Held:
 
 
 class Measured:
-    """One operation in a fresh process, which has done everything up to it when this is made.
+    """Operation in a fresh process, which is prepared by the constructor.
 
-    It is one of `_PREPARE`, by whose function the arguments are taken.
+    The operation is a key of `_PREPARE`, and the arguments are those of its function.
     """
 
     def __init__(self, operation: str, *arguments: Any) -> None:
@@ -81,7 +81,7 @@ class Measured:
         self.figures: Figures = {}
 
     def run(self) -> None:
-        """Let the process do the operation, and note what it held meanwhile."""
+        """Run the operation in the process, and record its memory meanwhile."""
         self._connection.send("start")
         most_bytes = 0
         while not self._connection.poll(_LOOK_EVERY_S):
@@ -111,12 +111,12 @@ class Measured:
 
 
 def shifted(few: Sequence[Image], count: int) -> Iterator[Image]:
-    """Stream ``count`` images, each in new memory, made of a `few_of` a workload: that costs next to nothing."""
+    """Stream ``count`` images, each in new memory: cheap shifted copies of the images of `few_of`."""
     return (np.roll(few[index % len(few)], index) for index in range(count))
 
 
 def few_of(workload: Workload) -> list[Image]:
-    """Return some images of a workload, of which `shifted` makes a collection."""
+    """Return the first images of a workload, from which `shifted` generates a collection."""
     return list(islice(workload.images(), _DISTINCT))
 
 
@@ -128,7 +128,7 @@ def _child(connection: Connection, operation: str, arguments: tuple[Any, ...]) -
     connection.recv()
     figures, result = act()
     connection.send((held(), figures))
-    del result  # what was made lived until it was looked at
+    del result  # The result must live until its memory is read.
 
 
 def _forget_peak() -> None:
@@ -156,7 +156,7 @@ def _epoch(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[
 
 
 def _growth_of_epoch(loader: OMEArrowDataLoader, size_bytes: int) -> tuple[Figures, None]:
-    """Go through an epoch; say apart what is held more than after the first tenth of its batches."""
+    """Iterate over an epoch; report separately the growth of memory after the first tenth of its batches."""
     warm_up = -(-len(loader) // 10)
     own_bytes = []
     for batch in loader:
@@ -167,7 +167,7 @@ def _growth_of_epoch(loader: OMEArrowDataLoader, size_bytes: int) -> tuple[Figur
 
 
 def _workers(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:
-    """Prepare an epoch with workers: pixels are preloaded, and the server that workers are forked from runs."""
+    """Prepare an epoch with workers: preload the pixels, and start the server process that forks workers."""
     dataset = OMEArrowDataset(path, format_name, axes="TCZYX")
     for _ in OMEArrowDataLoader(dataset, batch_size, num_workers=1):
         break
@@ -186,7 +186,7 @@ def _workers(path: Path, format_name: str, batch_size: int) -> Callable[[], tupl
 
 
 def _anonymous(process: psutil.Process) -> int:
-    """Return a process's share of the private memory that it has in common with others (proportional set size)."""
+    """Return the proportional set size (Pss) of a process's anonymous memory in bytes."""
     text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss_Anon:"))
 

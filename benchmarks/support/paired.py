@@ -1,7 +1,7 @@
-"""Ours and a reference, measured in turns: a round of the reference, then a round of ours.
+"""Paired measurement of this package and a reference: rounds of both alternate, the reference first.
 
-Only ours is inside pytest-benchmark's clock. What is compared is seconds a unit (an image, a batch, a collection): the
-best of ours with the best of the reference, and the median of the ratios of each pair of rounds.
+pytest-benchmark times only rounds of this package. Seconds per unit (image, batch or collection) are compared: by the
+ratio of the best rounds, and by the median ratio of all pairs of rounds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from omearrow_ds import ImageSource, OMEArrowDataset
 
 
 class Side(NamedTuple):
-    """One of the two: what is timed, and what it is called with, without end.
+    """Side of a comparison: the timed function and an endless iterator of its arguments.
 
     Attributes
     ----------
     units
-        Images, batches or collections of one call.
+        Images, batches or collections per call.
     once
-        Call it once a round, so that the clock holds no freeing of what an earlier call made.
+        Call it once per round, so the time does not include freeing the result of an earlier call.
     """
 
     act: Callable[[Any], object]
@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 
 class Preloaded:
-    """A preloaded data set that normalizes, and its pixels once more as one array (N, ...) of the stored dtype."""
+    """Preloaded dataset that normalizes, and a second copy of its pixels as an array (N, ...) of the stored dtype."""
 
     def __init__(self, dataset: OMEArrowDataset, source: ImageSource, image_shape: str) -> None:
         assert dataset.shape is not None
@@ -48,15 +48,15 @@ class Preloaded:
 
 
 class Compare(NamedTuple):
-    """What measures both sides of a benchmark: the fixture ``compare``."""
+    """Measures both sides of a benchmark; value of the fixture ``compare``."""
 
     benchmark: BenchmarkFixture
     profile: Profile
 
     def __call__(self, ours: Side, reference: Side, image_shape: str, case: str = "", **said: Any) -> None:
-        """Measure both in turns, each called twice before, so that all is open and warm; note ratio and target.
+        """Measure both sides alternately after two warm-up calls each, and record the ratio and the target.
 
-        Shape and case say which target, if there is one; see `judged`. What else is ``said`` stands beside them.
+        ``image_shape`` and ``case`` select the target, see `judged`. ``said`` is added to the record.
         """
         benchmark, profile = self
         benchmark.extra_info.update(said)
@@ -69,7 +69,7 @@ class Compare(NamedTuple):
             _repeat(reference.act, arguments)
             reference_s.append((perf_counter() - start) / (counts[0] * reference.units))
             if benchmark.stats is not None:
-                # pytest-benchmark divides the time of a round by this, but takes no iterations beside a setup.
+                # pytest-benchmark divides the time of a round by this, but refuses iterations together with a setup.
                 benchmark.stats.iterations = counts[1] * ours.units
             return (ours.act, list(islice(ours.arguments, counts[1]))), {}
 
@@ -78,16 +78,16 @@ class Compare(NamedTuple):
 
 
 def note(benchmark: BenchmarkFixture, reference_s: Sequence[float], image_shape: str, case: str = "") -> None:
-    """Note the ratio of what was measured to a reference, unless benchmarks are disabled."""
+    """Record the ratio of a benchmark to its reference, unless benchmarks are disabled."""
     if benchmark.stats is not None:
         operation, ours_s = benchmark.extra_info["operation"], benchmark.stats.stats.data
         benchmark.extra_info.update(judged(operation, ours_s, reference_s, image_shape, case), reference_s=reference_s)
 
 
 def random_indices(count: int, seed: int) -> tuple[Iterator[int], Iterator[int]]:
-    """Return the same random order twice, each without end; the second is half of it ahead.
+    """Return two endless iterators over one random order; the second starts in its middle.
 
-    What one side has just read is then not yet in the processor's cache for the other.
+    So neither side reads images that the other side just brought into the processor's cache.
     """
     order = np.random.default_rng(seed).permutation(count).tolist()
     half = count // 2
@@ -95,23 +95,23 @@ def random_indices(count: int, seed: int) -> tuple[Iterator[int], Iterator[int]]
 
 
 def divisor_of(dtype: np.dtype[Any]) -> np.float32:
-    """Return what normalizing divides pixels by."""
+    """Return the divisor that normalizes pixels of a dtype."""
     return np.float32(np.iinfo(dtype).max if dtype.kind in "iu" else 1)
 
 
 def drain(loader: Iterable[Any]) -> None:
-    """Go through an epoch, keeping nothing."""
+    """Iterate over an epoch, and drop each batch."""
     for _ in loader:
         pass
 
 
 def stop_workers(batches: Iterator[Any]) -> None:
-    """End the workers now, not when the garbage collector comes by, lest they run into the next benchmark."""
-    getattr(batches, "_shutdown_workers", int)()  # torch has no public way, and without workers there is none
+    """Stop the workers now instead of on garbage collection, so they do not disturb the next benchmark."""
+    getattr(batches, "_shutdown_workers", int)()  # Torch lacks a public method. Without workers, this is a no-op.
 
 
 def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` items, without end."""
+    """Yield lists of ``size`` items endlessly."""
     while True:
         yield list(islice(items, size))
 
@@ -120,11 +120,11 @@ def _repeat(act: Callable[[Any], object], arguments: Sequence[Any]) -> object:
     result = None
     for argument in arguments:
         result = act(argument)
-    return result  # freed outside the clock
+    return result  # The caller frees it outside the timed section.
 
 
 def _calls(side: Side, profile: Profile) -> tuple[int, float]:
-    """Return the calls that a round takes to be long enough for the timer, and its seconds."""
+    """Return the number of calls per round that the timer needs, and the estimated seconds of a round."""
     side.act(next(side.arguments))
     once_s = trial_s(lambda: side.act(next(side.arguments)))
     count = 1 if side.once else profile.calls_of_round(once_s)

@@ -1,8 +1,8 @@
-"""Readers of collections on a server of objects: ours and other libraries, each a program of its own.
+"""Readers of collections in an object store: this package and other libraries, each in its own process.
 
 ``python -m benchmarks.support.scale read NAME BUCKET CACHE`` reads two epochs of shuffled batches of 64 images as
-float32 [0, 1], the first with an empty cache, and prints what each took; ``write NAME FOLDER DATA BUCKET`` writes the
-collection that it reads. The environment has keys and endpoint.
+float32 [0, 1], the first with an empty cache, and prints the cost of each. ``write NAME FOLDER DATA BUCKET`` writes
+the collection to read. Environment variables set the credentials and the endpoint.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A library and how it is used.
+    """Library that reads collections.
 
     Attributes
     ----------
     name, module
-        In tables, and what is imported.
+        Name in tables, and module to import.
     write, read
-        Make its collection of a file of ours, in a folder that is uploaded, or in the bucket itself; and return what
-        gives the batches of an epoch, of a bucket and a cache.
+        Functions that write its collection from our file, to a folder that is uploaded or directly to the bucket, and
+        that return an iterable of the batches of an epoch, given a bucket and a cache.
     caches
-        Whether the second epoch reads what the first has fetched.
+        Whether the second epoch reads data that the first one cached.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Reader:
 
     @property
     def missing(self) -> str | None:
-        """What hinders where it cannot be used, or None where it can."""
+        """Reason why the library cannot be used, or None if it can."""
         try:
             importlib.import_module(self.module)
         except ImportError as error:
@@ -75,7 +75,7 @@ def _ours(form: str) -> Reader:
     def read(bucket: str, cache: Path) -> Iterable[Any]:
         url = f"s3://{bucket}/{form}.parts"
         dataset = OMEArrowDataset(url, preload=False, part_cache=cache, part_cache_bytes=_CACHE_BYTES)
-        return OMEArrowDataLoader(dataset, BATCH, shuffle=True, num_workers=0)  # as the peers that hold a cache
+        return OMEArrowDataLoader(dataset, BATCH, shuffle=True, num_workers=0)  # As other libraries with a cache.
 
     return Reader(f"ours, parts of {form}", "omearrow_ds", write, read)
 
@@ -98,7 +98,7 @@ def _litdata_write(folder: Path, data: Path, bucket: str) -> None:
 def _litdata_read(bucket: str, cache: Path) -> Iterable[Any]:
     litdata = importlib.import_module("litdata")
     downloader = importlib.import_module("litdata.streaming.downloader")
-    vars(downloader)["_OBSTORE_CLIENT_OPTIONS"]["allow_http"] = True  # or 0.2.76 refuses plain http: "BadScheme"
+    vars(downloader)["_OBSTORE_CLIENT_OPTIONS"]["allow_http"] = True  # Else 0.2.76 refuses plain http: "BadScheme".
     of_server = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": os.environ["AWS_REGION"]}
     keys = {name.lower(): os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     url = f"s3://{bucket}/litdata"
@@ -144,7 +144,7 @@ def _webdataset_write(folder: Path, data: Path, bucket: str) -> None:
 
 
 def _webdataset_read(bucket: str, cache: Path) -> Iterable[Any]:
-    """Read by curl, as its guide has it, in two workers; anybody may read the bucket."""
+    """Read a public bucket by curl in two workers, as the WebDataset guide recommends."""
     del cache
     webdataset = importlib.import_module("webdataset")
     where = f"{os.environ['AWS_ENDPOINT_URL']}/public/{bucket}/webdataset"
@@ -177,12 +177,12 @@ def _epoch(batches: Iterable[Any]) -> dict[str, Any]:
         first_s = first_s or perf_counter() - start_s
         total += len(batch)
         found += np.asarray(batch).reshape(len(batch), -1)[:, :64].sum(1, np.float64).tolist()
-    seconds, cpu_s = perf_counter() - start_s, sum(os.times()[:4]) - cpu_s  # of children when they have ended
+    seconds, cpu_s = perf_counter() - start_s, sum(os.times()[:4]) - cpu_s  # Includes child processes that have ended.
     return {"seconds": seconds, "cpu_s": cpu_s, "first_s": first_s, "images": total, "distinct": len(set(found))}
 
 
 def main(what: str, name: str, *words: str) -> None:
-    """Write or read."""
+    """Write a collection, or read it and print the cost."""
     torch.set_num_threads(1)
     reader = READERS[name]
     if what == "write":

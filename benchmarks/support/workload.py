@@ -1,4 +1,4 @@
-"""`Workload` and `Profile`: the images that are measured, and for how long, both frozen."""
+"""`Workload` (the images to measure) and `Profile` (how long to measure)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from benchmarks.tracks.track import LEAST_ROUNDS
 from omearrow_ds import ImageSource, open_images
 
 Array = np.ndarray[Any, Any]
-_NAMED = 5  # files
-_FEW = 64  # images of a folder: 4 batches of 16
+_NAMED = 5  # Files that a message names.
+_FEW = 64  # Images of a small folder: 4 batches of 16.
 _AGAIN = ", so few that rounds read the same ones again and again"
 DIFFERING = "differing"
 NO_BATCH = "the images differ in shape, so they make no batch; cut them with --tile"
@@ -30,22 +30,22 @@ NO_BATCH = "the images differ in shape, so they make no batch; cut them with --t
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many images, of what shape and dtype, synthetic or from a folder.
+    """Images to measure: their number, shape and dtype, synthetic or from a folder.
 
     Attributes
     ----------
     count : int or None
-        Number of images; ``None`` is all that ``folder`` gives.
+        Number of images; ``None`` means all images of ``folder``.
     shape, dtype, seed : tuple of int, str, int
         ``(T, C, Z, Y, X)``, pixel type and seed of synthetic images; not used with ``folder``.
     folder : pathlib.Path or None
-        Folder of TIFF files to measure instead.
+        Folder of TIFF files to measure instead of synthetic images.
     tile : int or None
-        Edge in pixels of the single-channel tiles that they are cut into; ``None`` leaves them whole.
+        Edge in pixels of the single-channel tiles that files are cut into; ``None`` keeps them whole.
     bits : int
-        Of the camera of synthetic images: 8, whose levels are spread over the dtype, or 12 or 16, stored as they are.
+        Camera bits of synthetic images: 8 (scaled to the range of the dtype), or 12 or 16 (stored unscaled).
     labels : bool
-        Label images, uint16, instead.
+        Whether to generate uint16 label images instead.
     """
 
     count: int | None = 1000
@@ -70,7 +70,7 @@ class Workload:
         return islice(self._of_folder(), self.count)
 
     def describe(self) -> str:
-        """Say in a few words which images these are."""
+        """Return a short description of the images."""
         if self.folder is None:
             return (
                 f"{self.count:,} images of {sizes(self.shape)} {self.dtype}{self._kind()}, synthetic, seed {self.seed}"
@@ -93,7 +93,7 @@ class Workload:
         return f"{count:,} images of {size} {dtypes} from {self.folder.name}{_AGAIN if count < _FEW else ''}"
 
     def key(self) -> str:
-        """Return a hash of everything that determines the images; of a folder's files the name, size and time."""
+        """Return a hash of all properties of the images, including name, size and time of a folder's files."""
         if self.folder is None:
             said: list[Any] = ["synthetic", self.count, self.shape, self.dtype, self.seed]
             said += [self._kind()] if self._kind() else []
@@ -138,7 +138,7 @@ NAMED: Mapping[str, Workload] = MappingProxyType(
 
 
 def _without_tiles(source: ImageSource, edge: int | None) -> list[str]:
-    """Return the ids of images that no tile fits into."""
+    """Return the ids of images that are smaller than a tile."""
     sized = zip(source.image_ids, source.shapes.tolist(), strict=True)
     return [] if edge is None else [name for name, shape in sized if not _corners(shape, edge)]
 
@@ -151,33 +151,33 @@ def _tiles(source: ImageSource, edge: int) -> Iterator[Array]:
 
 
 def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
-    """Return where the full tiles of an image begin."""
+    """Return the first index of each full tile of an image."""
     *planes, size_y, size_x = shape
     steps = (range(0, size - edge + 1, edge) for size in (size_y, size_x))
     return list(product(*map(range, planes), *steps))
 
 
 def sizes(shape: tuple[int, ...]) -> str:
-    """Write the shape (T, C, Z, Y, X) without the leading axes of length 1: ``"100 x 100"``."""
+    """Return the shape (T, C, Z, Y, X) as text without leading axes of length 1: ``"100 x 100"``."""
     first = next((place for place, size in enumerate(shape[:3]) if size > 1), 3)
     return " x ".join(map(str, shape[first:]))
 
 
 def common_size(shapes: Iterable[tuple[int, ...]]) -> str:
-    """Write the shape that all images have, or `DIFFERING`."""
+    """Return the common shape of all images as text, or `DIFFERING`."""
     distinct = {sizes(tuple(shape)) for shape in shapes}
     return distinct.pop() if len(distinct) == 1 else DIFFERING
 
 
 class Budget(NamedTuple):
-    """How long to measure, and the least and the most rounds."""
+    """Seconds to measure, and the minimum and maximum number of rounds."""
 
     seconds: float
     least: int
     most: int
 
     def rounds(self, trial_s: float) -> int:
-        """Return the rounds that fit, of which one took so long in an untimed trial."""
+        """Return the number of rounds that fit if one takes ``trial_s`` seconds."""
         return int(min(max(self.seconds / trial_s, self.least), self.most))
 
 
@@ -188,12 +188,12 @@ class Profile:
     Attributes
     ----------
     name : str
-        As on the command line.
+        Name on the command line.
     whole, sample, held, pair : Budget
-        Of a benchmark whose round is the whole collection, of one whose round is a sample or a batch, of one whose such
-        rounds are of pixels in memory, and of one that measures a reference in turns with ours: both count.
+        Budgets of benchmarks with rounds of a whole collection, of a sample or batch on demand, of a preloaded sample
+        or batch, and of paired rounds of this package and a reference (time of both).
     pair_round_s : float
-        How long one round of a side lasts at least, by calling it up to `MOST_CALLS` times.
+        Minimum seconds of one side's round, reached with up to `MOST_CALLS` calls.
     """
 
     name: str
@@ -204,15 +204,15 @@ class Profile:
     pair_round_s: float
 
     def of(self, access: str) -> Budget:
-        """Return how long to measure samples or batches, ``"preloaded"`` or ``"on_demand"``."""
+        """Return the budget of samples or batches that are ``"preloaded"`` or ``"on_demand"``."""
         return self.held if access == "preloaded" else self.sample
 
     def rounds_of_distribution(self, trial_s: float) -> int:
-        """Return the rounds of a benchmark on samples whose p99 counts: as many as it needs, unless they take long."""
+        """Return the number of rounds of a benchmark that reports p99: enough for p99 unless they take too long."""
         return max(self.sample.rounds(trial_s), min(_ROUNDS_OF_P99, int(2 * self.whole.seconds / trial_s)))
 
     def calls_of_round(self, trial_s: float) -> int:
-        """Return the calls of a paired benchmark's round."""
+        """Return the number of calls per round of a paired benchmark."""
         return min(max(math.ceil(self.pair_round_s / trial_s), 1), MOST_CALLS)
 
 
@@ -239,7 +239,7 @@ PROFILES = (
 
 
 def trial_s(action: Callable[[], object], times: int = 1) -> float:
-    """Return the mean seconds of an action, whose result is dropped."""
+    """Return the mean seconds of an action over a number of calls."""
     start = perf_counter()
     for _ in range(times):
         action()
