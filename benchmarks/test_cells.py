@@ -1,6 +1,6 @@
-"""Crops around objects beside what one would write without us, in turns: batches of 64, scaled to float32.
+"""Crops around objects compared with code without this package: batches of 64, scaled to float32.
 
-Objects over an edge are left out, as references do not pad. That crops are equal is checked outside the clock.
+Objects at an edge are left out, because references do not pad. Equality of crops is checked outside the timed section.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH = 64
 @pytest.mark.limit("reference", "cells")
 @pytest.mark.parametrize("reference", ["plain compiled loop", "NumPy's slices", "MONAI's SpatialCrop"])
 def test_preloaded(compare: Compare, reference: str, whole: Whole, seed: int) -> None:
-    """A batch of 64 random crops; the time is a crop's."""
+    """A batch of 64 random crops; time per crop."""
     theirs = {"NumPy's slices": whole.sliced, "plain compiled loop": whole.looped, "MONAI's SpatialCrop": whole.monai}
     _compare(compare, whole, "arrow", theirs[reference](), reference, seed)
 
@@ -40,7 +40,7 @@ def test_preloaded(compare: Compare, reference: str, whole: Whole, seed: int) ->
 @pytest.mark.limit("reference", "cells_mapped")
 @pytest.mark.parametrize("format_name", ["arrow", "parquet", "lance"])
 def test_mapped(compare: Compare, fmt: Format, whole: Whole, seed: int) -> None:
-    """The same on demand, of memory-mapped tables."""
+    """A batch of 64 random crops on demand from memory-mapped tables; time per crop."""
     preloaded = whole.cells.dataset(get_format("arrow"), masked=False, preload=True)
     _compare(compare, whole, fmt.name, preloaded.__getitems__, fmt.name, seed, preload=False)
 
@@ -48,7 +48,7 @@ def test_mapped(compare: Compare, fmt: Format, whole: Whole, seed: int) -> None:
 @pytest.mark.limit("reference", "cells_of_files")
 @pytest.mark.parametrize("format_name", ["tiff", "ome_zarr"])
 def test_files(compare: Compare, fmt: Format, whole: Whole, seed: int) -> None:
-    """The same on demand, of a file or an array a field."""
+    """A batch of 64 random crops on demand, with one file or array per field; time per crop."""
     crop = {"tiff": whole.imread, "ome_zarr": whole.zarr}[fmt.name](fmt)
     _compare(compare, whole, fmt.name, whole.scaled(crop), fmt.name, seed, preload=False)
 
@@ -74,7 +74,7 @@ def _compare(
 
 
 class Whole:
-    """The fields in memory (N, C, Y, X), and what cuts a batch of crops out of them, or out of files of theirs."""
+    """Fields in memory (N, C, Y, X), and functions that cut a batch of crops from them or from their files."""
 
     def __init__(self, cells: Cells) -> None:
         images = list(cells.plate.images())
@@ -88,7 +88,7 @@ class Whole:
         self.inside = np.flatnonzero(inside(centres, self.fields.shape))
 
     def scaled(self, crop: Crop) -> Callable[[list[int]], torch.Tensor]:
-        """Return what scales crops, of which one is cut at a time, into a batch."""
+        """Return a function that cuts crops one by one and scales them into a batch."""
 
         def batch(objects: list[int]) -> torch.Tensor:
             out = self._empty(objects)
@@ -132,7 +132,7 @@ class Whole:
         return batch
 
     def imread(self, fmt: Format) -> Crop:
-        """Return what reads a field's file whole."""
+        """Return a function that reads the whole file of a field."""
         files = sorted(path for path in self.cells.path(fmt).iterdir() if path.suffix == ".tif")
         return lambda field, y, x: tifffile.imread(files[field])[..., y : y + SIDE, x : x + SIDE]
 

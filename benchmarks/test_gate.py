@@ -1,8 +1,8 @@
-"""The gated benchmarks: the same work every round, and little of it.
+"""Gated benchmarks, with short rounds of equal work.
 
-Other programs on a machine disturb a round of 20 ms nearly always, one of 0.2 ms seldom: the shortest of some hundreds
-is then the code's own time. So a round is a handful of images, the same ones each time, from the page cache. Left out
-of a plain run; ``pytest benchmarks -m gate`` runs them. The workload's options have no say here.
+Other programs disturb nearly every round of 20 ms, but few rounds of 0.2 ms, so the shortest of some hundreds
+is the code's own time. Each round uses the same few images from the page cache. Only ``pytest benchmarks -m gate``
+runs these benchmarks. Options of the workload do not affect them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from omearrow_ds import Format
 
-_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (TURNS, 1000)  # the long one where processes or opening take part
+_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (TURNS, 1000)  # Long for processes and for opening.
 _SAMPLES, _BATCH, _STEP_BATCH, _EPOCH_BATCH, _WORKER_BATCH = 8, 16, 2, 12, 32
 _CROPS = 64
-_BEFORE = 3  # rounds that are not timed
-_WHOLE_VECTORS = ("duckdb",)  # reading any of its rows decodes 2,048: one sample is long enough a round
+_BEFORE = 3  # Untimed rounds.
+_WHOLE_VECTORS = ("duckdb",)  # Reading one row decodes 2,048, so one sample per round is enough.
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # how two share a busy machine is no property of the code
-in_memory = pytest.mark.parametrize("format_name", ["arrow"])  # preloaded, all formats are held in one way
+pytestmark = pytest.mark.usefixtures("one_thread")  # Two threads on a busy machine would add noise.
+in_memory = pytest.mark.parametrize("format_name", ["arrow"])  # Preloaded pixels are the same for all formats.
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff"])
 opened_fast = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff", "ome_zarr"])
 listed = pytest.mark.parametrize("format_name", ["parquet", "arrow", "lance"])
@@ -50,27 +50,27 @@ listed = pytest.mark.parametrize("format_name", ["parquet", "arrow", "lance"])
 
 @pytest.fixture(scope="module")
 def stored(pytestconfig: pytest.Config) -> Iterator[Collections]:
-    """Give the collections."""
+    """Yield the collections of the gate."""
     with Collections(pytestconfig.getoption("data").absolute()) as collections:
         yield collections
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _begin() -> None:
-    """Begin with the other side."""
+    """Wait until the other side has started."""
     baton()
 
 
 @pytest.mark.gate("control", "compute")
 def test_control_compute(benchmark: BenchmarkFixture) -> None:
-    """Sorting fixed numbers that fit in the processor's caches: no code of the project."""
+    """Sorting fixed numbers that fit in the processor's caches, without code of the project."""
     numbers = np.random.default_rng(0).random(1 << 12, np.float32)
     _measure(benchmark, lambda: np.sort(numbers, kind="stable"))
 
 
 @pytest.mark.gate("control", "memory")
 def test_control_memory(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Reading a fixed file into fresh memory and scaling its numbers into other such memory: no code of the project."""
+    """Reading a fixed file into new memory and scaling it into new memory, without code of the project."""
     file = tmp_path / "numbers"
     file.write_bytes(np.random.default_rng(0).integers(0, 2**16, 1 << 18, np.uint16).tobytes())
     _measure(benchmark, lambda: np.fromfile(file, np.uint16) / np.float32(65535))
@@ -78,7 +78,7 @@ def test_control_memory(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 @pytest.mark.gate(0, "write")
 def test_write(benchmark: BenchmarkFixture, fmt: Format, tmp_path: Path) -> None:
-    """Writing 16 images, which are in memory, to a new path."""
+    """Writing 16 images from memory to a new path."""
     images = list(WORKLOADS["few"].images())
     numbers, write = count(), partial(write_images, format=fmt.name, encoding=library_encoding(encodings(fmt)[0]))
 
@@ -102,21 +102,21 @@ def test_open(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> 
 
 @pytest.mark.gate(0, "preload")
 def test_preload(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """Decoding 16 images, which are open, into one block."""
+    """Decoding 16 images of an open collection into one block."""
     _measure_preload(benchmark, stored.path("few", fmt, encodings(fmt)[0]), fmt)
 
 
 @in_memory
 @pytest.mark.gate(0, "memory")
 def test_memory(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The most memory that decoding 4 images of 512 x 512 eight times over takes, all kept: bytes, and no seconds."""
+    """Peak memory in bytes of decoding 4 images of 512 x 512 eight times, with all results kept."""
     if not CLEAR.exists():
         pytest.skip("peaks of memory are read from /proc, which this system has not")
     source: Any = open_images(stored.path("large", fmt, encodings(fmt)[0]), fmt.name)
     grown = []
 
     def work() -> None:
-        CLEAR.write_text("5", encoding="ascii")  # the peak begins anew: proc(5)
+        CLEAR.write_text("5", encoding="ascii")  # Resets the peak, see proc(5).
         before = held()
         kept = [PixelCache.load(source) for _ in range(8)]
         grown.append(held().peak_bytes - before.resident_bytes)
@@ -130,14 +130,14 @@ def test_memory(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -
 @listed
 @pytest.mark.gate(0, "preload_list")
 def test_preload_list(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same of encoding list."""
+    """Decoding 16 images of the encoding list into one block."""
     _measure_preload(benchmark, stored.path("few", fmt, "list"), fmt)
 
 
 @mapped
 @pytest.mark.gate(0, "preload_large")
 def test_preload_large(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same of 4 images of 512 x 512."""
+    """Decoding 4 images of 512 x 512 into one block."""
     _measure_preload(benchmark, stored.path("large", fmt, encodings(fmt)[0]), fmt)
 
 
@@ -157,7 +157,7 @@ def test_getitem_large(benchmark: BenchmarkFixture, fmt: Format, stored: Collect
 @pytest.mark.parametrize("format_name", ["arrow", "tiff"])
 @pytest.mark.gate(1, "first_touch")
 def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """A batch of 8 random images of 256, on demand, of a dataset made just before: nothing of it has been read."""
+    """A batch of 8 random images of 256, on demand, of a new dataset from which no image was read before."""
     path = stored.path("many", fmt, encodings(fmt)[0])
     chosen = _chosen(range(WORKLOADS["many"].count or 0), _SAMPLES)
 
@@ -175,7 +175,7 @@ def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, stored: Collectio
 @in_memory
 @pytest.mark.gate(1, "getitem_numerous")
 def test_getitem_numerous(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same of 8 random images of 20,000 of 8 x 8: what grows with the number of images is most of it."""
+    """``dataset[i]`` of 8 random images of 20,000 of 8 x 8, dominated by costs that grow with the number of images."""
     _measure_samples(benchmark, _dataset(stored, "numerous", fmt, preload=False), fmt)
 
 
@@ -195,10 +195,10 @@ def test_batch(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) ->
 @in_memory
 @pytest.mark.gate(2, "batch_parts")
 def test_batch_parts(benchmark: BenchmarkFixture, fmt: Format, stored: Collections, tmp_path: Path) -> None:
-    """The same of 8 parts."""
+    """A batch of 16 random images of 256 in 8 parts from the loader, on demand, no workers."""
     if not library.HAS_PARTS:
         pytest.skip("this version has no collections in parts")
-    parts: Any = {"part_bytes": 32 * 20_000}  # 32 images
+    parts: Any = {"part_bytes": 32 * 20_000}  # 32 images per part.
     convert(stored.path("many", fmt, encodings(fmt)[0]), tmp_path / "images.parts", fmt.name, **parts)
     _measure_batches(benchmark, OMEArrowDataset(tmp_path / "images.parts", preload=False))
 
@@ -206,42 +206,42 @@ def test_batch_parts(benchmark: BenchmarkFixture, fmt: Format, stored: Collectio
 @in_memory
 @pytest.mark.gate(2, "batch_preloaded")
 def test_batch_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same, preloaded."""
+    """A batch of 16 random images of 256 from the loader, preloaded, no workers."""
     _measure_batches(benchmark, _dataset(stored, "many", fmt, preload=True))
 
 
 @in_memory
 @pytest.mark.gate(2, "batch_preloaded_large")
 def test_batch_preloaded_large(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """A batch of 2 images of 512 x 512, preloaded, no workers: more would hang on caches that other programs share."""
+    """A batch of 2 images of 512 x 512, preloaded, no workers; larger batches would depend on shared caches."""
     _measure_batches(benchmark, _dataset(stored, "large", fmt, preload=True), _STEP_BATCH)
 
 
 @in_memory
 @pytest.mark.gate(2, "epoch_preloaded")
 def test_epoch_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """An epoch of two batches of 8, preloaded, no workers: what an epoch itself costs."""
+    """An epoch of two batches of 8, preloaded, no workers; mainly the overhead of an epoch."""
     _measure_epochs(benchmark, _dataset(stored, "few", fmt, preload=True), _SAMPLES)
 
 
 @in_memory
 @pytest.mark.gate(2, "epoch_many")
 def test_epoch_many(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """An epoch of 22 batches of 12, on demand, no workers: the calls that are slow now and then are in each."""
+    """An epoch of 22 batches of 12, on demand, no workers; each round includes calls that are occasionally slow."""
     _measure_epochs(benchmark, _dataset(stored, "many", fmt, preload=False), _EPOCH_BATCH)
 
 
 @in_memory
 @pytest.mark.gate(2, "epoch_many_preloaded")
 def test_epoch_many_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same, preloaded."""
+    """An epoch of 22 batches of 12, preloaded, no workers."""
     _measure_epochs(benchmark, _dataset(stored, "many", fmt, preload=True), _EPOCH_BATCH)
 
 
 @in_memory
 @pytest.mark.gate(2, "batch_worker")
 def test_batch_worker(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """Eight batches of 32 random images of 256, preloaded, from one worker that is there: it makes two ahead."""
+    """Eight batches of 32 random images of 256, preloaded, from one running worker that prefetches two."""
     dataset = _dataset(stored, "many", fmt, preload=True)
     _measure_batches(benchmark, dataset, _WORKER_BATCH, workers=1, batches_a_round=8)
 
@@ -280,14 +280,14 @@ def test_cells(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) ->
 @in_memory
 @pytest.mark.gate(6, "cells_preloaded")
 def test_cells_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """The same, preloaded."""
+    """A batch of 64 crops of 64 x 64 from 4 images of 512 x 512, preloaded."""
     _measure_crops(benchmark, stored, fmt, _CROPS, preload=True)
 
 
 @in_memory
 @pytest.mark.gate(6, "cells_masked")
 def test_cells_masked(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """A batch of 32 such crops, each with as large a mask, preloaded."""
+    """A batch of 32 crops of 64 x 64, each with a mask of the same size, preloaded."""
     masks = stored.path("large", fmt, encodings(fmt)[0])
     _measure_crops(benchmark, stored, fmt, _CROPS // 2, preload=True, masks=masks)
 
@@ -356,7 +356,7 @@ def _measure_batches(
         for _ in range(batches_a_round):
             step(next(batches))
 
-    pids = [worker.pid for worker in getattr(batches, "_workers", ())]  # torch has no public way
+    pids = [worker.pid for worker in getattr(batches, "_workers", ())]  # Torch lacks a public name.
     try:
         _measure(benchmark, work, batches_a_round, _LONG_BUDGET_S if workers else _BUDGET_S, pids)
     finally:
@@ -370,7 +370,7 @@ def _measure(
     budget_s: float = _BUDGET_S,
     pids: Sequence[int] = (),
 ) -> None:
-    """Measure rounds of ``work``, which calls the library ``calls`` times, after some that open and warm all."""
+    """Measure rounds of ``work``, which calls the library ``calls`` times, after untimed warm-up rounds."""
     work()
     rounds = _rounds(trial_s(work, _BEFORE - 1), budget_s)
     _take_turns(benchmark, work, rounds, calls, pids=pids)
@@ -384,9 +384,9 @@ def _take_turns(
     setup: Callable[[], Any] = tuple,
     pids: Sequence[int] = (),
 ) -> None:
-    """Measure in turns with the other side, and let it go on with what follows.
+    """Measure in turns with the other side, and pass the turn to it.
 
-    ``pids`` are of processes that work for this one.
+    ``pids`` are the ids of worker processes.
     """
     rounds = baton().agreed(benchmark.name, rounds)
     worked_s, now_s = [], working_clock(pids)

@@ -1,6 +1,6 @@
 """Memory of preloading, of an epoch on demand and of writing, each in a fresh process: see `benchmarks.support.memory`.
 
-Unless ``--num-images`` or ``--images`` says otherwise, the collection is of a fixed size: 105 MB of 512 x 512 images,
+Without ``--num-images`` and ``--images``, the collection has a fixed size: 105 MB of 512 x 512 images,
 524 MB with ``--profile full``. The targets are for 500 MB or more.
 """
 
@@ -29,7 +29,7 @@ _IMAGES, _SHAPE = {"quick": 200, "full": 1000}, (1, 1, 1, 512, 512)
 
 @pytest.mark.limit("memory", "write")
 def test_write(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None:
-    """Writing images that a generator makes one by one."""
+    """Writing images from a generator."""
     _measure(benchmark, stored, "write", stored.new_path(fmt), fmt.name, stored.few, stored.count)
 
 
@@ -51,7 +51,7 @@ def test_epoch(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None
 @pytest.mark.parametrize("format_name", ["arrow"])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_workers(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None:
-    """A shuffled epoch of batches of 16 with four workers, which map the preloaded pixels; all that they hold alone."""
+    """A shuffled epoch of batches of 16 with four workers that map the preloaded pixels; memory of the workers."""
     if stored.image_shape == DIFFERING:
         pytest.skip(NO_BATCH)
     _measure(benchmark, stored, "workers", stored.path(fmt), fmt.name, _BATCH_SIZE)
@@ -66,7 +66,7 @@ def _measure(benchmark: BenchmarkFixture, stored: Stored, operation: str, *argum
 
 
 class Stored:
-    """A collection of so many `shifted` images, stored in the format that was asked for last."""
+    """Collection of ``count`` `shifted` images, stored in the last requested format."""
 
     def __init__(self, workload: Workload, count: int, folder: Path) -> None:
         self.few = few_of(workload)
@@ -75,14 +75,14 @@ class Stored:
         self._folder = folder
 
     def path(self, fmt: Format) -> Path:
-        """Return where it is stored, now if it was not."""
+        """Return its path in a format, and write it if missing."""
         path = self._path(fmt)
         if not path.exists():
             write_images(shifted(self.few, self.count), self.new_path(fmt), fmt.name)
         return path
 
     def new_path(self, fmt: Format) -> Path:
-        """Return where it shall be stored; in other formats it is no more."""
+        """Return the path to write it to, and remove the collection in all formats."""
         for other in self._folder.iterdir():
             shutil.rmtree(other) if other.is_dir() else other.unlink()
         return self._path(fmt)
@@ -93,7 +93,7 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def stored(pytestconfig: pytest.Config, workload: Workload, profile: Profile, data: DataCache) -> Iterator[Stored]:
-    """Give the collection."""
+    """Yield the collection of memory benchmarks."""
     if pytestconfig.getoption("num_images") is None and workload.folder is None:
         workload = Workload(_IMAGES[profile.name], _SHAPE, seed=workload.seed)
     count = workload.count or sum(1 for _ in workload.images())

@@ -1,6 +1,6 @@
-"""Collections in parts beside the same images in one file: opening, an epoch on demand; and making them by an engine.
+"""Collections in parts compared with one file: opening, an epoch on demand, and conversion by an engine.
 
-What an engine takes to start is outside the clock. That parts give the same pixels is checked outside it too.
+The start of an engine and the check for equal pixels are outside the timed section.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset, convert, op
 
 pytestmark = pytest.mark.skipif(not HAS_PARTS, reason="this version has no collections in parts")
 _PARTS, _BATCH, _MADE = 20, 64, 8
-_FULL = pytest.mark.full  # a collection of small files is written many times
+_FULL = pytest.mark.full  # Writes many collections of small files.
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "vortex"])
 
 
 @pytest.fixture(scope="module")
 def folder(data: DataCache) -> Iterator[Path]:
-    """Give an empty folder on the disk of the data."""
+    """Yield an empty folder on the disk of the data."""
     with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as found:
         yield Path(found)
 
 
 @pytest.fixture
 def parts(fmt: Format, datasets: Datasets, folder: Path) -> Path:
-    """Give the collection once more, in 20 parts or a few more."""
+    """Return the path of the collection converted to about 20 parts."""
     path = folder / f"{fmt.name}.parts"
     if not path.exists():
         convert(datasets.path(fmt), path, fmt.name, part_bytes=_part_bytes(datasets, fmt, _PARTS))
@@ -61,7 +61,7 @@ def test_open(compare: Compare, fmt: Format, datasets: Datasets, parts: Path) ->
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.limit("reference", "parts_epoch")
 def test_epoch(compare: Compare, fmt: Format, datasets: Datasets, parts: Path, seed: int) -> None:
-    """A shuffled epoch on demand, in batches of 64 without workers; the time is an image's."""
+    """A shuffled epoch on demand, in batches of 64 without workers; time per image."""
     whole = datasets.batched(fmt, "on_demand")
     split = OMEArrowDataset(parts, preload=False, axes=datasets.axes(fmt))
     assert torch.equal(split[len(split) - 1], whole[len(whole) - 1]), "the parts have other pixels"
@@ -78,10 +78,10 @@ def test_epoch(compare: Compare, fmt: Format, datasets: Datasets, parts: Path, s
 @pytest.mark.limit("reference", "parts_convert")
 @pytest.mark.parametrize(
     "format_name", [pytest.param("ome_zarr", marks=_FULL), "parquet", pytest.param("vortex", marks=_FULL)]
-)  # the last one's library has threads
+)  # The library of the last format uses threads.
 @pytest.mark.parametrize("workers", [1, 2])
 def test_convert(compare: Compare, fmt: Format, workers: int, datasets: Datasets, scratch: Path) -> None:
-    """Converting to 8 parts by a pool of processes, which have been started, beside one process."""
+    """Conversion to 8 parts by a pool of running processes, compared with one process."""
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     _compare_with_loop(compare, fmt, pool, f"pool of {workers}", datasets, scratch)
 
@@ -91,7 +91,7 @@ def test_convert(compare: Compare, fmt: Format, workers: int, datasets: Datasets
 @pytest.mark.parametrize("format_name", ["parquet"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_convert_by_dask(compare: Compare, fmt: Format, workers: int, datasets: Datasets, scratch: Path) -> None:
-    """Converting to 8 parts by a Dask cluster of processes, which runs, beside one process."""
+    """Conversion to 8 parts by a running Dask cluster of processes, compared with one process."""
     _compare_with_loop(compare, fmt, _dask(workers), f"dask of {workers}", datasets, scratch)
 
 
@@ -103,7 +103,7 @@ def _compare_with_loop(
     datasets: Datasets,
     scratch: Path,
 ) -> None:
-    """Compare converting by an engine with a loop in this process; the name ends with how many cores it uses."""
+    """Compare conversion by an engine with a loop in this process; the name ends with the number of cores."""
     workers = int(name.rpartition(" ")[2])
     source = datasets.path(fmt)
     part_bytes = _part_bytes(datasets, fmt, _MADE)
@@ -118,9 +118,9 @@ def _compare_with_loop(
 
 @contextmanager
 def _dask(workers: int) -> Iterator[Executor]:
-    """Give the executor of a Dask cluster of so many processes."""
+    """Yield the executor of a Dask cluster with ``workers`` processes."""
     distributed = pytest.importorskip("distributed")
-    before = dict(os.environ)  # a cluster sets memory and threads in it
+    before = dict(os.environ)  # A cluster changes memory and thread settings in it.
     how = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
     try:
         with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:
@@ -131,7 +131,7 @@ def _dask(workers: int) -> Iterator[Executor]:
 
 
 def _part_bytes(datasets: Datasets, fmt: Format, parts: int) -> int:
-    """Return how much a part holds if there are to be so many."""
+    """Return the bytes per part for a number of parts, at least the largest image."""
     with open_images(datasets.path(fmt), fmt.name) as source:
         sizes: Any = [shape.prod() * dtype.itemsize for shape, dtype in zip(source.shapes, source.dtypes, strict=True)]
         return int(max(*sizes, -(-sum(sizes) // parts)))

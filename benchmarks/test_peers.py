@@ -1,7 +1,7 @@
-"""Ours against other libraries, in turns: shuffled batches of 16 float32 [0, 1] images, no workers.
+"""Comparison with other libraries, in turns: shuffled batches of 16 float32 images in [0, 1], without workers.
 
-Ours is measured preloaded, and on demand from the peer's storage or the nearest to it. That both give the same pixels
-is checked outside the clock. What is not installed is a row that says so: ``pip install 'omearrow-ds[peers]'``.
+This package is measured preloaded, and on demand from the other library's storage or the most similar one. Equality of
+pixels is checked outside the timed section. Missing libraries are listed: ``pip install 'omearrow-ds[peers]'``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ pytestmark = [
 
 Theirs: TypeAlias = tuple[Peer, int, LoaderOf]
 _TRIAL_BATCHES = 2
-_PART = 4  # an epoch that takes longer than the budget is cut to this part of it
+_PART = 4  # An epoch longer than the budget is cut to this fraction (1/4) of the budget.
 
 
 @pytest.mark.limit("reference", "epoch")
 @pytest.mark.parametrize("reference", [pytest.param(peer.name, id=peer.key) for peer in PEERS])
 def test_preloaded(compare: Compare, reference: str, batch_size: int, preloaded: Preloaded, peers: Peers) -> None:
-    """A shuffled epoch, or a part of it, through the loader, preloaded; the time is an image's."""
+    """A preloaded, shuffled epoch of the loader, or a part of it; the time is per image."""
     _compare(compare, reference, peers, preloaded.dataset, batch_size, preloaded.image_shape)
 
 
@@ -54,7 +54,7 @@ def test_preloaded(compare: Compare, reference: str, batch_size: int, preloaded:
 def test_on_demand(
     compare: Compare, reference: str, batch_size: int, fmt: Format, datasets: Datasets, peers: Peers
 ) -> None:
-    """A shuffled epoch, or a part of it, through the loader, on demand; the time is an image's."""
+    """A shuffled epoch of the loader on demand, or a part of it; the time is per image."""
     _compare(compare, reference, peers, datasets.get(fmt, "on_demand"), batch_size, datasets.image_shape(fmt))
 
 
@@ -77,7 +77,7 @@ def _compare(
 
 
 def _same(peer: Peer, images: int, ours_of: LoaderOf, loader_of: LoaderOf) -> bool:
-    """Whether a batch of the peer's is ours, or, in an order of its own, made of images that ours has, each once."""
+    """Whether a batch of the library equals ours, or, if it has its own order, contains distinct images of ours."""
     ends = [0, images // 2, images - 1]
     if not peer.streams:
         (mine,), (other,) = ours_of(ends), loader_of(ends)
@@ -91,7 +91,7 @@ def _hashes(batches: Iterable[torch.Tensor]) -> Iterator[int]:
 
 
 def _epoch(loader_of: LoaderOf, images: int, batch_size: int, profile: Profile) -> Side:
-    """Return an epoch; where that would take long, only so many whole batches of it."""
+    """Return an epoch, cut to whole batches if it would take too long."""
 
     def loader(count: int) -> Any:
         return loader_of(RandomSampler(range(images), num_samples=count))
@@ -105,7 +105,7 @@ def _epoch(loader_of: LoaderOf, images: int, batch_size: int, profile: Profile) 
 
 
 class Peers:
-    """The peers that were measured, set up once, of the images, where they are stored, and an empty folder."""
+    """Measured libraries, each set up once, given the images, their storage and an empty folder."""
 
     def __init__(self, preloaded: Preloaded, datasets: Datasets, folder: Path) -> None:
         self._preloaded, self._datasets, self._folder = preloaded, datasets, folder

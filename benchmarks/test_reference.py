@@ -1,7 +1,7 @@
-"""Ours against the limit: every path beside the least that it could cost, or beside the naive way, in turns.
+"""Comparison of each code path with its minimal cost or with the naive solution, in turns.
 
-Both sides end in the same: a tensor or a decoded array of its own memory. That samples are equal is checked outside the
-clock.
+Both sides return a tensor or a decoded array with its own memory. Equality of samples is checked outside the timed
+section.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
 @pytest.mark.limit("reference", "sample_on_demand")
 @pytest.mark.parametrize("format_name", ["arrow"])
 def test_sample_on_demand(compare: Compare, fmt: Format, data: DataCache, datasets: Datasets, seed: int) -> None:
-    """One random ``dataset[i]`` of a memory-mapped table, encoding list, up to having the sample's tensor."""
+    """One random ``dataset[i]`` of a memory-mapped table, encoding list, until the tensor is returned."""
     path = data.path(fmt, "list")
     dataset = OMEArrowDataset(path, fmt.name, preload=False, axes=datasets.axes(fmt))
     if dataset.shape is None:
@@ -54,7 +54,7 @@ def test_sample_on_demand(compare: Compare, fmt: Format, data: DataCache, datase
 
 @pytest.mark.limit("reference", "sample_preloaded")
 def test_sample_preloaded(compare: Compare, preloaded: Preloaded, seed: int) -> None:
-    """One random ``dataset[i]`` of preloaded pixels, up to having the sample's tensor."""
+    """One random ``dataset[i]`` of preloaded pixels, until the tensor is returned."""
     mine, theirs = random_indices(len(preloaded.pixels), seed)
     floor = partial(_floor_sample, preloaded.pixels, preloaded.divisor)
     _assert_equal(preloaded.dataset, floor)
@@ -72,7 +72,7 @@ def test_sample_preloaded(compare: Compare, preloaded: Preloaded, seed: int) -> 
     ],
 )
 def test_epoch(compare: Compare, preloaded: Preloaded, reference: str, batch_size: int) -> None:
-    """A shuffled epoch of preloaded pixels through the loader, no workers; the time is an image's."""
+    """A shuffled epoch of preloaded pixels through the loader, no workers; time per image."""
     held: Dataset[Any]
     if reference == _TENSORS:
         held = TensorDataset(torch.from_numpy(preloaded.pixels.astype(np.float32) / preloaded.divisor))
@@ -91,7 +91,7 @@ def test_epoch(compare: Compare, preloaded: Preloaded, reference: str, batch_siz
 
 @pytest.mark.limit("reference", "batch")
 def test_batch(compare: Compare, preloaded: Preloaded, seed: int) -> None:
-    """A random batch of 64 preloaded images, normalized into fresh memory."""
+    """A random batch of 64 preloaded images, normalized into new memory."""
     batches = batched(random_indices(len(preloaded.pixels), seed)[0], _LARGE_BATCH)
     block = np.zeros((_LARGE_BATCH, *preloaded.pixels.shape[1:]), np.float32)
     memcpy = Side(np.ndarray.copy, repeat(block))
@@ -100,7 +100,7 @@ def test_batch(compare: Compare, preloaded: Preloaded, seed: int) -> None:
 
 @pytest.mark.limit("reference", "view")
 def test_view(compare: Compare, preloaded: Preloaded) -> None:
-    """A shuffled epoch of a view of all images through the loader, preloaded, no workers; the time is an image's."""
+    """A shuffled epoch of a view of all images through the loader, preloaded, no workers; time per image."""
     whole, images = preloaded.dataset, len(preloaded.pixels)
     if not hasattr(whole, "split"):
         pytest.skip("this version has no views")
@@ -122,7 +122,7 @@ def test_preload(compare: Compare, engine: str | None, opened: ImageSource, imag
 def test_random_batch(
     compare: Compare, engine: str | None, opened: ImageSource, imread: Side, image_shape: str, seed: int
 ) -> None:
-    """Reading and decoding a random batch of 16 of an open collection; the time is an image's."""
+    """Reading and decoding a random batch of 16 of an open collection; time per image."""
     batches = batched(random_indices(len(opened), seed)[0], _BATCH)
     compare(Side(opened.take, batches, _BATCH), imread, image_shape, _case(opened, engine))
 
@@ -139,7 +139,7 @@ def test_random_image(
 @pytest.mark.limit("reference", "field")
 @pytest.mark.parametrize("format_name", ["tiff"])
 def test_field(compare: Compare, plate: Path, image_shape: str, seed: int) -> None:
-    """Reading one random field of three deflated TIFFs on demand, found by their names."""
+    """Reading one random field of three deflate-compressed TIFFs on demand, grouped by file names."""
     with open_images(plate, pattern=_NAMED) as source:
         mine, theirs = random_indices(len(source), seed)
         files = [[str(plate / f"A1_s{site}_{name}.tif") for name in _CHANNELS] for site in range(len(source))]
@@ -151,7 +151,7 @@ def test_field(compare: Compare, plate: Path, image_shape: str, seed: int) -> No
 @pytest.mark.limit("reference", "stats")
 @pytest.mark.parametrize("format_name", ["tiff"])
 def test_stats(compare: Compare, plate: Path, image_shape: str) -> None:
-    """Measuring the values of all pixels of such fields, opening included."""
+    """Measuring the values of all pixels of fields in deflate-compressed TIFFs, including opening."""
 
     def preload(_: None) -> None:
         OMEArrowDatasetNumpy(plate, pattern=_NAMED, progress=False)
@@ -164,7 +164,7 @@ def test_stats(compare: Compare, plate: Path, image_shape: str) -> None:
 
 @pytest.fixture
 def plate(datasets: Datasets, fmt: Format, tmp_path: Path) -> Path:
-    """Return a folder of TIFFs of one channel each, three a field, deflated as a microscope's may be."""
+    """Return a folder of deflate-compressed TIFFs with one channel each, three per field."""
     if not hasattr(omearrow_ds, "stats"):
         pytest.skip("this version finds no fields by names")
     with open_images(datasets.path(fmt), fmt.name) as source:
@@ -184,7 +184,7 @@ def _imread_all(files: Sequence[str]) -> Array:
 
 @pytest.fixture
 def opened(benchmark: BenchmarkFixture, fmt: Format, engine: str | None, datasets: Datasets) -> Iterator[ImageSource]:
-    """Give an open collection, and say which engine reads it."""
+    """Yield an open collection, and record the engine that reads it."""
     options: dict[str, Any] = {} if engine is None else {"engine": engine}
     if not options.keys() <= inspect.signature(open_images).parameters.keys():
         pytest.skip("this version reads the format by one engine alone")
@@ -195,20 +195,20 @@ def opened(benchmark: BenchmarkFixture, fmt: Format, engine: str | None, dataset
 
 @pytest.fixture
 def image_shape(datasets: Datasets, fmt: Format) -> str:
-    """Return the shape of every image, as in the tables."""
+    """Return the common shape of the images as in the tables."""
     return datasets.image_shape(fmt)
 
 
 @pytest.fixture
 def imread(datasets: Datasets, seed: int) -> Side:
-    """Return the unit of reading at random: one file of the TIFF folder of the same images, by tifffile."""
+    """Return the reference of random reads: tifffile reading one file of a TIFF folder of the same images."""
     files = sorted(path for path in datasets.path(get_format("tiff")).iterdir() if path.suffix == ".tif")
     order = random_indices(len(files), seed)[1]
     return Side(tifffile.imread, (str(files[index]) for index in order))
 
 
 class _ListDataset(Dataset[torch.Tensor]):
-    """What most write first: arrays in a list; a sample is a scaled copy."""
+    """Naive dataset: arrays in a list, and scaled copies as samples."""
 
     def __init__(self, pixels: Array, divisor: np.float32) -> None:
         self._images = [image.copy() for image in pixels]
@@ -222,7 +222,7 @@ class _ListDataset(Dataset[torch.Tensor]):
 
 
 def _naive_sample(path: Path, dataset: OMEArrowDataset) -> Callable[[int], torch.Tensor]:
-    """Return what reads a sample of an open memory-mapped table as one who knows only ``as_py()`` would."""
+    """Return a function that reads a sample of an open memory-mapped table by ``as_py()``."""
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
     column = table[0]
@@ -243,7 +243,7 @@ def _floor_sample(pixels: Array, divisor: np.float32, index: int) -> torch.Tenso
 
 
 def _case(source: ImageSource, engine: str | None) -> str:
-    """Return whose target it is; an engine that was asked for has none."""
+    """Return the format that selects the target, or an empty text for an explicit engine without a target."""
     return source.format.name if engine is None else ""
 
 

@@ -1,6 +1,6 @@
-"""Parts of large fields on demand: 3 x 64 x 64 out of 904 x 1224, beside the field and beside zarr's slice of it.
+"""Regions of large fields on demand: 3 x 64 x 64 out of 904 x 1224, compared with the field and with zarr's slice.
 
-The fields are noise as of a camera, whatever the workload is. That parts are equal is checked outside the clock.
+The fields are camera noise, independent of the workload. Equality of regions is checked outside the timed section.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_region(compare: Compare, fmt: Format, fields: Path, seed: int) -> None:
 @pytest.mark.limit("reference", "region_by_zarr")
 @pytest.mark.parametrize("format_name", ["ome_zarr"])
 def test_region_by_zarr(compare: Compare, fmt: Format, fields: Path, seed: int) -> None:
-    """The same of chunks of 256 x 256."""
+    """One crop of three channels stored in chunks of 256 x 256, compared with zarr's slice."""
     zarr = pytest.importorskip("zarr")
     arrays = [zarr.open_array(member / "0", mode="r") for member in sorted(fields.glob("*.ome.zarr"))]
 
@@ -67,13 +67,13 @@ def noise(seed: int) -> list[Array]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where fields are stored."""
+    """Return the folder of stored fields."""
     return tmp_path_factory.mktemp("fields")
 
 
 @pytest.fixture
 def fields(fmt: Format, noise: list[Array], folder: Path) -> Path:
-    """Return stored fields: of TIFF plain, of OME-Zarr in chunks as its default compresses them."""
+    """Return stored fields, uncompressed TIFF or OME-Zarr in chunks with default compression."""
     path = folder / f"fields{fmt.suffix}"
     if not path.exists():
         chunk_shape = _CHUNK if fmt.name == "ome_zarr" else None
@@ -82,7 +82,7 @@ def fields(fmt: Format, noise: list[Array], folder: Path) -> Path:
 
 
 def _places(seed: int) -> list[Place]:
-    """Return where crops are, at random."""
+    """Return random positions of crops."""
     draw = np.random.default_rng(seed)
     y, x = (draw.integers(0, size - _SIDE, _CROPS).tolist() for size in _SHAPE[3:])
     indices = draw.integers(0, _FIELDS, _CROPS).tolist()

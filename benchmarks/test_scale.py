@@ -1,10 +1,10 @@
-"""Ours and other libraries on the same images in the same bucket, in turns: cold and warm epoch, first batch, bytes.
+"""Comparison with other libraries on one bucket, in turns: cold and warm epoch, first batch, bytes.
 
-``make scale`` measures it, and nothing else does: 4,000 crops of 5 x 96 x 96 uint16, parts of 16 MiB, on a real server
-of objects, SeaweedFS, asked directly, and over a link of 20 ms and 1 Gb/s that the proxy makes, which counts; ours is
-measured there too while three in ten requests fail. It writes ``scale.json`` and ``scale.md`` to the results; the
-latter is a marked section of docs/explanation/comparison.md. Each turn is a process with an empty cache, and opening
-counts to the first batch.
+Only ``make scale`` runs it. It reads 4,000 crops of 5 x 96 x 96 uint16 in parts of 16 MiB from an object store,
+SeaweedFS: directly, and through a proxy that counts and simulates a link of 20 ms and 1 Gb/s. This package is also
+measured there while three in ten requests fail. It writes ``scale.json`` and ``scale.md`` to the results; the
+latter is a marked section of docs/explanation/comparison.md. Each turn is a process with an empty cache, and the
+time to the first batch includes opening.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NONE, _LINK = "none", "20 ms, 1 Gb/s"
 _LINK_BITS, _OF_LINK = 1e9, 0.9
 _LONGER = "target 1.5, without pauses"
 _FAULTS, _FAILING = ("503", "reset", "cut", "lost"), 0.3
-_BARS = {"litdata": (1.2, 1.4), "mosaic": (2.0, 4.0), "webdataset": (1.3, 0.0), "local": (0.0, 0.9)}  # ours: cold, warm
+_BARS = {"litdata": (1.2, 1.4), "mosaic": (2.0, 4.0), "webdataset": (1.3, 0.0), "local": (0.0, 0.9)}  # Cold, warm.
 _MARK = "<!-- buckets: {} (make scale) -->"
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.object_store, pytest.mark.timeout(3600)]
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.object_store, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
-    """Give the server."""
+    """Yield the object store."""
     if missing := server.missing():
         pytest.skip(missing)
     with server.serving(tmp_path_factory.mktemp("weed")) as found:
@@ -54,7 +54,7 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
 
 @pytest.fixture(scope="module")
 def folder(pytestconfig: pytest.Config) -> Iterator[Path]:
-    """Give a folder with the images in one file of ours."""
+    """Yield a folder with the images in one file of this package."""
     count = pytestconfig.getoption("num_images") or _IMAGES
     fields = [np.asarray(field).reshape(5, 1080, 1080) for field in NAMED["fields"].images()]
     with tempfile.TemporaryDirectory(prefix="scale-") as name:
@@ -68,7 +68,7 @@ def _crop(fields: list[np.ndarray[Any, Any]], number: int) -> np.ndarray[Any, An
 
 
 def test_scale(benchmark: BenchmarkFixture, weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
-    """Write a table of all readers that are installed, over both links."""
+    """Measure all installed readers over both links, and write the table."""
     benchmark.pedantic(_measure, (weed, folder, pytestconfig), rounds=1)
 
 
@@ -108,7 +108,7 @@ def _measure(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
 
 
 def _turn(name: str, bucket: str, url: str, env: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Return what a reader's two epochs took."""
+    """Return the cost of a reader's two epochs."""
     with tempfile.TemporaryDirectory(prefix="cache-", dir=folder) as cache:
         said = _run(["read", name, bucket, Path(cache)], {**env, "AWS_ENDPOINT_URL": url})
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -165,9 +165,9 @@ def _failing(clean: list[Any], failing: list[Any]) -> str:
 
 
 def _ratio(turns: dict[str, list[Any]], name: str, epoch: str, *, limited: bool) -> str:
-    """Return how much faster our Arrow parts are, bold where that is less than was asked for.
+    """Return the speedup of our Arrow parts, in bold if it is less than required.
 
-    Where the link limits all alike, nobody can be so much faster cold.
+    A link that limits all readers equally caps the cold speedup, so it has no requirement there.
     """
     ratio, bar = _rate(turns["arrow"], epoch) / _rate(turns[name], epoch), _BARS.get(name, (0, 0))[epoch == "warm"]
     bar = 0 if limited and epoch == "cold" else bar

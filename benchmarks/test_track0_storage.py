@@ -17,14 +17,14 @@ from benchmarks.support.library import PixelCache
 from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format, OMEArrowDataset, open_images, write_images
 
-_TRIAL_PART = 20  # the trial writes one in so many images
+_TRIAL_PART = 20  # The trial writes 1/20 of the images.
 
 
 @pytest.mark.track(0, "write")
 def test_write(
     benchmark: BenchmarkFixture, fmt: Format, encoding: str, images: list[Any], scratch: Path, profile: Profile
 ) -> None:
-    """Writing all images, which are in memory, to a new path: hashing, encoding, writing, moving it in place."""
+    """Writing all images from memory to a new path: hashing, encoding, writing and the final rename."""
     _skip_what_the_encoding_cannot_hold(encoding, images)
     numbers = count()
     write = partial(write_images, format=fmt.name, encoding=library_encoding(encoding))
@@ -49,7 +49,7 @@ def test_preload(
     datasets: Datasets,
     profile: Profile,
 ) -> None:
-    """Opening a collection, its files in the page cache, decoding every image into memory, and comparing checksums."""
+    """Opening a collection in the page cache, decoding all images into memory, and comparing checksums."""
     _skip_what_the_encoding_cannot_hold(encoding, images)
     path = data.path(fmt, encoding)
     preload = partial(OMEArrowDataset, path, fmt.name, preload=True, axes=datasets.axes(fmt))
@@ -61,7 +61,7 @@ def test_preload(
 def test_preload_cold(
     benchmark: BenchmarkFixture, fmt: Format, images: list[Any], data: DataCache, scratch: Path, profile: Profile
 ) -> None:
-    """The same of files that the page cache has let go of: what the disk adds."""
+    """Opening and decoding a collection that was dropped from the page cache, which adds the disk time."""
     cold = Cold(data.path(fmt, encodings(fmt)[0]), scratch / f"cold{fmt.suffix}")
 
     def preload() -> None:

@@ -36,10 +36,10 @@ def test_getitem(
     seed: int,
     profile: Profile,
 ) -> None:
-    """One ``dataset[i]``, of files in the page cache, up to having the sample's tensor."""
+    """One ``dataset[i]`` with files in the page cache, until the tensor is returned."""
     dataset = datasets.get(fmt, access, transform)
     indices = _indices(order, len(dataset), seed)
-    dataset[len(dataset) // 2]  # opens what is opened once
+    dataset[len(dataset) // 2]  # Opens files once.
 
     def next_index() -> tuple[tuple[int], dict[str, Any]]:
         return (next(indices),), {}
@@ -50,7 +50,7 @@ def test_getitem(
 
 @pytest.mark.track(1, "first_touch")
 def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile) -> None:
-    """Sixteen ``dataset[i]`` at random, on demand, of a collection opened just before, outside the clock."""
+    """Sixteen random ``dataset[i]`` on demand, of a collection just opened outside the timed section."""
     order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
 
     def fresh() -> Touched:
@@ -63,14 +63,14 @@ def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, datasets: Dataset
 def test_first_touch_cold(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, scratch: Path, profile: Profile
 ) -> None:
-    """The same of files that the page cache has let go of: what the disk adds to an epoch of more than memory holds."""
+    """Sixteen random ``dataset[i]`` of files dropped from the page cache, as in an epoch of data larger than memory."""
     cold = Cold(datasets.path(fmt), scratch / f"cold{fmt.suffix}")
     order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
     opened: list[OMEArrowDataset] = []
 
     def fresh() -> Touched:
         for dataset in opened:
-            dataset.source.close()  # or what it has mapped would stay in memory
+            dataset.source.close()  # Mapped pages would stay in memory.
         cold.drop()
         opened[:] = [OMEArrowDataset(cold.path, fmt.name, preload=False, axes=datasets.axes(fmt))]
         return (opened[0], list(islice(order, _TOUCHED))), {}
@@ -90,5 +90,5 @@ def _touch(dataset: OMEArrowDataset, indices: list[int]) -> None:
 
 
 def _indices(order: str, count: int, seed: int) -> Iterator[int]:
-    """Return every index once, again and again in the same order."""
+    """Return an endless iterator that repeats all indices in one order."""
     return cycle(range(count) if order == "sequential" else np.random.default_rng(seed).permutation(count).tolist())

@@ -17,12 +17,12 @@ from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset
 
 _TRIALS, _FIRSTS = 2, 3
-_EPOCHS_HELD = 20  # at most, of pixels in memory: one takes some milliseconds
-_PREFETCHED = 2  # torch's prefetch_factor: batches that each worker makes ahead
+_EPOCHS_HELD = 20  # Limit for preloaded pixels, whose epochs take some milliseconds.
+_PREFETCHED = 2  # Torch's default prefetch_factor, in batches per worker.
 
 
 @pytest.mark.track(2, "epoch")
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores: on purpose
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # Intended.
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_epoch(
     benchmark: BenchmarkFixture,
@@ -34,12 +34,12 @@ def test_epoch(
     seed: int,
     profile: Profile,
 ) -> None:
-    """One batch of a shuffled epoch, from asking for it to having it, once the workers have worked off their start."""
+    """Time to get one batch of a shuffled epoch, after the batches that workers prefetched at the start."""
     dataset = datasets.batched(fmt, access)
     warmup = max(_TRIALS, _PREFETCHED * workers)
     most = max(10, len(dataset) // batch_size) * (_EPOCHS_HELD if access == "preloaded" else 1)
     first_batch_s = []
-    for _ in range(_FIRSTS):  # each loader has workers of its own
+    for _ in range(_FIRSTS):  # Each loader starts its own workers.
         loader = _loader(dataset, batch_size, workers, seed, batches=1 + warmup + most)
         start = perf_counter()
         batches = iter(loader)
@@ -56,7 +56,7 @@ def test_epoch(
 
 
 def _loader(dataset: OMEArrowDataset, batch_size: int, workers: int, seed: int, batches: int) -> OMEArrowDataLoader:
-    """Return a loader of shuffled batches, all full; a small data set is shuffled and gone through again."""
+    """Return a loader of full, shuffled batches; a small dataset is shuffled and repeated."""
     generator = torch.Generator().manual_seed(seed)
     sampler = RandomSampler(dataset, num_samples=batches * batch_size, generator=generator)
     return OMEArrowDataLoader(dataset, batch_size, num_workers=workers, sampler=sampler, generator=generator)

@@ -1,4 +1,4 @@
-"""Track 3, model loop: steps of training and of inference, and how much of them is waiting for data.
+"""Track 3, model loop: steps of training and inference, and their share of waiting for data.
 
 The model computes on one core, or on the CUDA device.
 """
@@ -24,7 +24,7 @@ BATCH_SIZE = 16
 _WARMUP_STEPS = 2
 
 
-# Threads that wait for each other make a step on a busy machine 3 to 40 times longer; two cores shorten it by a fifth.
+# On a busy machine, threads that wait for each other make a step 3 to 40 times longer; two cores shorten it by 20 %.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -53,7 +53,7 @@ def test_inference_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
 def test_train_step_on_device(
     benchmark: BenchmarkFixture, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel, steps: int
 ) -> None:
-    """One training step of images whose pixels lie on the CUDA device: the batch made there, and the same."""
+    """One training step with pixels stored on the CUDA device, where the batch is also created."""
     if device != "cuda":
         pytest.skip("no CUDA device: measured with --device cuda")
     fmt = get_format("arrow")
@@ -65,9 +65,9 @@ def test_train_step_on_device(
 
 
 class _Loop:
-    """Batches of this process, shuffled, and a model; a step notes how long it waited for its batch.
+    """Shuffled batches of this process, and a model; each step records its wait for the batch.
 
-    It ends when the device is idle, so that the next one's wait is for data alone.
+    A step ends with a device synchronization, so the next wait is only for data.
     """
 
     def __init__(self, dataset: OMEArrowDataset, device: str, seed: int, model: MakeModel, steps: int) -> None:

@@ -1,7 +1,7 @@
-"""Track 4, NumPy vs torch: what a tensor costs on top of a sample's array.
+"""Track 4, NumPy vs torch: cost of a tensor in addition to a sample's array.
 
-`OMEArrowDataset` copies nothing: its tensor shares the memory of the array that the sample owns, by `torch.from_numpy`,
-once a sample or once a batch. So the two datasets are measured in turns, and conversions alone, a copy among them.
+`OMEArrowDataset` does not copy: its tensor shares the memory of the sample's array by `torch.from_numpy`, called once
+per sample or per batch. So the two datasets are measured in turns, and conversions separately, including a copy.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Array = np.ndarray[Any, Any]
 
 _TRIALS = 3
 _BATCH_SIZE = 16
-_LARGEST = {"float16": 1, "float32": 1, "uint8": 255, "int8": 127}  # that pixels are scaled to, by dtype
+_LARGEST = {"float16": 1, "float32": 1, "uint8": 255, "int8": 127}  # Largest value of scaled pixels per dtype.
 
 dtypes = pytest.mark.parametrize("dtype", _LARGEST)
 
 
 @pytest.mark.track(4, "sample")
 def test_sample(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile) -> None:
-    """One random ``dataset[i]``, on demand, as a tensor; as an array, and conversions alone, on clocks of their own."""
+    """One random ``dataset[i]`` on demand as a tensor; the array and the conversions are timed separately."""
     _measure(benchmark, profile, datasets.get(fmt, "on_demand"), _arrays(datasets, fmt, preload=False), seed)
 
 
 @pytest.mark.track(4, "sample")
 def test_preloaded_sample(benchmark: BenchmarkFixture, datasets: Datasets, seed: int, profile: Profile) -> None:
-    """The same, preloaded: pixels are held in one way, whatever the format."""
+    """One random ``dataset[i]`` of preloaded pixels, which are the same for all formats."""
     fmt = get_format("arrow")
     _measure(benchmark, profile, datasets.get(fmt, "preloaded"), _arrays(datasets, fmt, preload=True), seed)
 
@@ -49,7 +49,7 @@ def test_preloaded_sample(benchmark: BenchmarkFixture, datasets: Datasets, seed:
 @dtypes
 @pytest.mark.parametrize("how", ["from_numpy", "copy", "batch"])
 def test_convert(benchmark: BenchmarkFixture, dtype: str, how: str, workload: Workload, profile: Profile) -> None:
-    """Making a tensor of one image of a dtype, or of 16 of them in one array, which are in memory."""
+    """Conversion of one image of a dtype, or of 16 images in one array, from memory to a tensor."""
     images = _images(workload, dtype)
     if how not in (conversions := _conversions(images)):
         pytest.skip(NO_BATCH)
@@ -70,7 +70,7 @@ def test_to_device(
     profile: Profile,
     pytestconfig: pytest.Config,
 ) -> None:
-    """Copying one image's tensor from pageable memory to the CUDA device, until it is there."""
+    """Copying the tensor of one image from pageable memory to the CUDA device, with synchronization."""
     if pytestconfig.getoption("device") != device:
         pytest.skip("measured with --device cuda")
     tensor = torch.from_numpy(_images(workload, dtype)[0])
@@ -91,7 +91,7 @@ def test_to_device(
 def test_batch_to_device(
     benchmark: BenchmarkFixture, dtype: str, device: str, how: str, workload: Workload, pytestconfig: pytest.Config
 ) -> None:
-    """Copying 16 images in one tensor to the CUDA device, or of them there, until it is there: the ceilings."""
+    """Copying a tensor of 16 images to or on the CUDA device, with synchronization: upper limits of the speed."""
     if pytestconfig.getoption("device") != device:
         pytest.skip("no CUDA device: measured with --device cuda")
     images = _images(workload, dtype)
@@ -117,9 +117,9 @@ def _arrays(datasets: Datasets, fmt: Format, *, preload: bool) -> OMEArrowDatase
 def _measure(
     benchmark: BenchmarkFixture, profile: Profile, tensors: OMEArrowDataset, arrays: OMEArrowDatasetNumpy, seed: int
 ) -> None:
-    """Measure a sample of both in turns, each of all images in the same order, and then conversions.
+    """Measure samples of both datasets in turns, over all images in the same order, and then conversions.
 
-    Nothing else may stand between the two: a copy there leaves caches and memory as only one of them finds them, which
+    Other work between the two must be avoided: a copy there changes caches and memory for only one of them, which
     makes the same read 20 % faster or slower.
     """
     indices, ahead = random_indices(len(tensors), seed)
@@ -128,7 +128,7 @@ def _measure(
     def read_array() -> tuple[tuple[int], dict[str, Any]]:
         args = (next(ahead),)
         start = perf_counter()
-        _array = arrays.__getitem__(*args)  # called as pytest-benchmark calls, and freed when the clock has stopped
+        _array = arrays.__getitem__(*args)  # Same call as in pytest-benchmark, freed after timing.
         numpy_s.append(perf_counter() - start)
         return (next(indices),), {}
 
@@ -143,7 +143,7 @@ def _measure(
 
 
 class _Conversion(NamedTuple):
-    """What makes a tensor, of what in turns, and of how many samples that is."""
+    """Function that creates a tensor, endless iterator of its arguments, and number of samples per call."""
 
     convert: Callable[[Array], torch.Tensor]
     given: Iterator[Array]
@@ -151,7 +151,7 @@ class _Conversion(NamedTuple):
 
 
 def _conversions(arrays: Sequence[Array]) -> dict[str, _Conversion]:
-    """Return the ways to make tensors of samples; that of a batch only where they make one."""
+    """Return the conversions of samples to tensors; that of a batch only if all shapes are equal."""
     found = {
         "from_numpy": _Conversion(torch.from_numpy, cycle(arrays), 1),
         "copy": _Conversion(torch.tensor, cycle(arrays), 1),

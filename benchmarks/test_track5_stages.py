@@ -1,4 +1,4 @@
-"""Track 5, stages and preload: where the time of an epoch goes, and after how many epochs preloading has paid."""
+"""Track 5, stages and preload: time per stage of an epoch, and number of epochs until preloading pays off."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EPOCH = Duration(0.0, float("inf"), epochs=1)
 
 @pytest.fixture(autouse=True)
 def _on_one_core(one_core: None) -> None:
-    """Stages are of one thread: threads that share one pass would hide what it costs."""
+    """Measure stages on one thread, because parallel threads would hide the cost of a pass."""
 
 
 @pytest.mark.track(5, "epoch")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets: Datasets, profile: Profile) -> None:
-    """One shuffled epoch in batches of 16, without workers; one with a clock around every stage goes before it."""
+    """One shuffled epoch in batches of 16, without workers, after an epoch with a timer around each stage."""
     dataset = datasets.batched(fmt, access)
     cost, recorded = ClockCost.measure(), list[Recording]()
     with _loop(dataset) as loop:
@@ -48,7 +48,7 @@ def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets:
 
 @pytest.mark.track(5, "preload")
 def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
-    """Decoding every image of an open collection into memory; an epoch on demand and a preloaded one go before it."""
+    """Decoding all images of an open collection into memory, after one epoch on demand and one preloaded."""
     dataset = datasets.batched(fmt, "on_demand")
     epochs_s: dict[str, list[float]] = {"on_demand_s": [], "preloaded_s": []}
     with _loop(dataset) as demand, _loop(preloaded(dataset)) as held:
@@ -67,7 +67,7 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
         benchmark.pedantic(preloaded, args=(dataset,), setup=epochs, rounds=rounds)
     demand_s, held_s = epochs_s.values()
     gains = [one / other for one, other in zip(demand_s, held_s, strict=True)]
-    if benchmark.stats is not None:  # None where benchmarks are disabled
+    if benchmark.stats is not None:  # None if benchmarks are disabled.
         gain = median(demand_s) / median(held_s)
         pays = break_even_epochs(benchmark.stats.stats.median, median(demand_s), gain, min(gains))
         benchmark.extra_info.update(images=len(dataset), break_even_epochs=pays, **epochs_s)

@@ -1,4 +1,4 @@
-"""Track 6, cells: batches of crops out of large fields, alone or with their masks, preloaded and on demand."""
+"""Track 6, cells: batches of crops from large fields, with or without masks, preloaded and on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_cells(
     dataset = cells.dataset(fmt, masked=sample == "mask", preload=access == "preloaded")
     order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
     batches = batched(cycle(order), _BATCH)
-    first = dataset.__getitems__(next(batches))  # opens what is opened once
+    first = dataset.__getitems__(next(batches))  # Opens files once.
 
     def next_batch() -> tuple[tuple[list[int]], dict[str, Any]]:
         return (next(batches),), {}

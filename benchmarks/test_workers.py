@@ -1,6 +1,6 @@
-"""Workers: what they take to start, and whether ``num_workers="auto"`` chooses as well as trying all would.
+"""Workers: their startup time, and ``num_workers="auto"`` compared with the best of all settings.
 
-These run on all cores, one process beside another, as a program would use them.
+These run on all cores with several processes, as in a real program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.support.paired import drain, note
 from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than cores: on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # Intended.
 
 _BATCH = 16
 _BATCHES = 40
@@ -35,7 +35,7 @@ _ROUNDS = {"quick": 3, "full": 7}
 def test_auto_preloaded(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
 ) -> None:
-    """A shuffled epoch, at most 40 batches, of preloaded pixels with ``num_workers="auto"``; a batch's time."""
+    """A shuffled epoch, at most 40 batches, of preloaded pixels with ``num_workers="auto"``; time per batch."""
     _against_the_grid(benchmark, datasets.batched(fmt, "preloaded"), datasets.image_shape(fmt), seed, profile)
 
 
@@ -43,16 +43,16 @@ def test_auto_preloaded(
 def test_auto_on_demand(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
 ) -> None:
-    """A shuffled epoch, at most 40 batches, on demand with ``num_workers="auto"``; a batch's time."""
+    """A shuffled epoch, at most 40 batches, on demand with ``num_workers="auto"``; time per batch."""
     _against_the_grid(benchmark, datasets.batched(fmt, "on_demand"), datasets.image_shape(fmt), seed, profile)
 
 
 def _against_the_grid(
     benchmark: BenchmarkFixture, dataset: OMEArrowDataset, image_shape: str, seed: int, profile: Profile
 ) -> None:
-    """Go through an epoch with every number of workers in turns; the best of them is the reference.
+    """Measure an epoch with each number of workers in turns; the best of them is the reference.
 
-    Another one begins each round: who comes after four workers finds its caches, and its core, as these left them.
+    The order rotates with each round, because a previous epoch of four workers affects caches and cores.
     """
 
     def loader(workers: Any) -> OMEArrowDataLoader:
@@ -62,7 +62,7 @@ def _against_the_grid(
 
     loaders = {workers: loader(workers) for workers in (*_GRID[profile.name], "auto")}
     for each in loaders.values():
-        drain(each)  # workers start, and files are opened
+        drain(each)  # Starts workers and opens files.
     once_s = {workers: trial_s(partial(drain, each)) for workers, each in loaders.items()}
     auto = loaders.pop("auto")
     seconds: dict[Any, list[float]] = {workers: [] for workers in loaders}
@@ -90,14 +90,14 @@ def _against_the_grid(
 
 
 def _warm_up(loader: OMEArrowDataLoader, once_s: float) -> None:
-    """Go through an epoch, lest what ran before has left the processor's caches: in a long one that is nothing."""
+    """Run an untimed epoch to warm the processor's caches, unless epochs are so long that this is negligible."""
     if once_s < _LONG_S:
         drain(loader)
 
 
 @pytest.mark.limit("reference", "first_batch")
 def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
-    """From ``iter(loader)`` to the first batch of two new workers, after others were started before."""
+    """From ``iter(loader)`` to the first batch of two new workers; other workers were started before."""
     dataset = datasets.batched(fmt, "on_demand")
     kept: list[Any] = []
 
@@ -117,7 +117,7 @@ def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Dataset
 def test_start(
     benchmark: BenchmarkFixture, fmt: Format, start_method: str, datasets: Datasets, profile: Profile
 ) -> None:
-    """From ``iter(loader)`` to the first batch of two new workers, beside a start method of Python's own."""
+    """From ``iter(loader)`` to the first batch of two new workers, compared with a start method of Python."""
     dataset = datasets.batched(fmt, "on_demand")
     kept: list[Any] = []
     theirs_s: list[float] = []
@@ -130,7 +130,7 @@ def test_start(
         kept.clear()
         return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept), {}
 
-    measure_theirs()  # servers start
+    measure_theirs()  # Starts the server processes.
     _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept)
     theirs_s.clear()
     benchmark.pedantic(_first, setup=measure_theirs, rounds=_ROUNDS[profile.name])
@@ -142,4 +142,4 @@ def test_start(
 def _first(loader: OMEArrowDataLoader, kept: list[Any]) -> None:
     batches = iter(loader)
     next(batches)
-    kept.append(batches)  # workers are ended outside the clock
+    kept.append(batches)  # Workers are stopped outside the timed section.

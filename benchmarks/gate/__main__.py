@@ -1,6 +1,6 @@
-"""``python -m benchmarks.gate --base REF`` tells whether the working tree is slower than REF.
+"""``python -m benchmarks.gate --base REF`` reports whether the working tree is slower than REF.
 
-Base and head run as fresh processes in turns, so that both meet the machine in the same moods; the rule is in
+Base and head run as fresh processes in turns, so that the speed of the machine is the same for both. The rule is in
 `benchmarks.gate.decision`. Exit status: 0 no regression, 1 a confirmed regression, 2 they could not be compared, 3 too
 noisy to judge.
 """
@@ -37,7 +37,7 @@ _say = partial(print, flush=True)
 
 
 def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
-    """Lay out both trees in a temporary folder, and compare them."""
+    """Copy both trees to a temporary folder, and compare them."""
     with workplace() as folder:
         given = chosen.head or Path()
         repository = Path(git(given if given.is_dir() else Path(), "rev-parse", "--show-toplevel").strip())
@@ -46,7 +46,7 @@ def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
         if given.is_dir():
             labels["head"] = copy_tree(repository, trees["head"])
         else:
-            labels["head"] = check_out(repository, str(given), trees["head"])  # no folder, so a commit
+            labels["head"] = check_out(repository, str(given), trees["head"])  # Not a folder, so a commit.
         _say(f"base: {labels['base']}\nhead: {labels['head']}")
         with workplace(Path(tempfile.gettempdir())) as room:
             pythons = environments(trees["base"], trees["head"], room)
@@ -105,7 +105,7 @@ def _checked(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Rul
 
 
 def _cannot_write(file: Path) -> str:
-    """Return why a file could not be written after all was measured; its folder is made now."""
+    """Return the reason why a file cannot be written, or an empty text; its folder is created."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,7 +149,7 @@ def _write(chosen: argparse.Namespace, text: str, record: Mapping[str, Any]) -> 
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception that nobody caught, and exit with a status that is no verdict, as Python's own 1 would be."""
+    """Print an uncaught exception, and do not exit with Python's status 1, which would mean a regression."""
     interrupted = issubclass(kind, KeyboardInterrupt)
     traceback.print_exception(kind, error, None if interrupted else trace)
     sys.stdout.flush()

@@ -68,7 +68,7 @@ def machine_class(cores: int) -> dict[str, Any]:
 
 
 def git(root: Path) -> dict[str, Any]:
-    """Return the commit checked out at ``root`` and whether files differ from it; None where there is no git."""
+    """Return the commit checked out at ``root`` and whether files differ from it, or None without git."""
     status = _git(root, "status", "--porcelain")
     return {"commit": _git(root, "rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 

@@ -1,4 +1,4 @@
-"""The environment that a side runs in: this one, unless its pins differ and this one does not meet them."""
+"""Environment of a side: the current one, unless pins differ and it does not meet them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.gate.processes import CannotCompareError, Command, end_of, run
 
 
 def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
-    """Return the interpreters of both sides: this one for both, unless their pins differ.
+    """Return the interpreters of both sides: the current one if their pins are equal.
 
-    Where they differ, a side whose pins this environment does not meet gets its own.
+    If they differ, a side whose pins the current environment does not meet gets a new environment.
     """
     here = Path(sys.executable)
     if pins(base) == pins(head):
@@ -29,13 +29,13 @@ def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def pins(tree: Path) -> frozenset[Requirement]:
-    """Return what a tree needs to run its benchmarks: its pins, its requirements, and those of its extra ``bench``."""
+    """Return the requirements of a tree's benchmarks: its pins, its dependencies, and those of its extra ``bench``."""
     found = [line.partition("#")[0].strip() for line in _lines(tree / "constraints.txt")]
     project = tomllib.loads("\n".join(_lines(tree / "pyproject.toml"))).get("project", {})
     found += project.get("dependencies", [])
     extras, wanted = project.get("optional-dependencies", {}), ["bench"]
     own = re.compile(rf"{re.escape(project.get('name', ''))}\[(.*)\]")
-    for extra in wanted:  # grows while it is gone through
+    for extra in wanted:  # The loop appends to it.
         for line in extras.get(extra, []):
             if match := own.fullmatch(line.strip()):
                 wanted += [name for name in map(str.strip, match[1].split(",")) if name not in wanted]
@@ -48,7 +48,7 @@ def pins(tree: Path) -> frozenset[Requirement]:
 
 
 def meets(requirements: frozenset[Requirement]) -> bool:
-    """Whether this environment has what is required, in such versions; a pin of what is absent binds nothing."""
+    """Whether this environment meets the requirements; pins of packages that are not installed are ignored."""
     for requirement in requirements:
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue

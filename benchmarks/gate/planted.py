@@ -1,9 +1,9 @@
-"""Slowdowns planted in a scratch copy of the source, one for each gated benchmark's own path.
+"""Slowdowns planted in a scratch copy of the source, one per code path of a gated benchmark.
 
-A module is added to the copy that wraps the public calls: each one waits, busy, as long as the table in it says for
-that call on that collection, by the time that its core works. What is measured is then a program that is slower, not a
-number that was multiplied. A
-copy with an empty table has the same wrappers, so that they cost both sides the same.
+A module that wraps the public calls is added to the copy. Each call busy-waits for the CPU time that a table in the
+module states for this call and collection. So the gate measures a program that is slower, not a multiplied number.
+
+A copy with an empty table has the same wrappers, so their cost is equal on both sides.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ _PLACES: Mapping[str, str] = {
 }
 _FOLDERS = ("tiff", "ome_zarr", "ome_arrow")
 FORMS: Mapping[str, str] = (
-    MappingProxyType(  # of slowness that is not the same in each call, and where it should be found
+    MappingProxyType(  # Slowdowns that do not affect all calls equally, and the benchmark that should detect each.
         {
             "first touch": "first_touch[tiff]",
             "one call in ten": "epoch_many_preloaded[arrow]",
@@ -125,12 +125,12 @@ FORMS: Mapping[str, str] = (
 
 
 def place_of(name: str) -> str:
-    """Return the call that a gated benchmark spends its time in, as the planted module names it.
+    """Return the call in which a gated benchmark spends its time, as named in the planted module.
 
     Raises
     ------
     KeyError
-        If it is not known where to slow this benchmark.
+        If the call of this benchmark is unknown.
     """
     found = re.fullmatch(r"(\w+)\[(\w+)\]", name)
     if found is None:
@@ -139,10 +139,10 @@ def place_of(name: str) -> str:
 
 
 def in_forms(calls_s: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the `FORMS` as `plant` takes them: each is 10 % of the benchmark that should find it, or more.
+    """Return the arguments of `plant` for all `FORMS`: each slows the benchmark that should find it by at least 10 %.
 
-    One call in ten takes twice as long; what grows with the number of images, 20,000, is 0.13 % of a call on 256; of
-    the lost cache and of memory no time is asked for. What waits works no longer: the clock alone tells it.
+    One call in ten takes twice as long. The cost that grows with the number of images, here 20,000, is 0.13 % of a call
+    on 256. The lost cache and memory have no planted time. A wait adds no CPU time, so only the wall time shows it.
     """
     one_in_ten, numerous = (FORMS[form] for form in ("one call in ten", "growth"))
     per_image_s = 0.1 * calls_s[numerous] / 20_000
@@ -163,7 +163,7 @@ def in_forms(calls_s: Mapping[str, float]) -> tuple[dict[str, float], dict[str, 
 
 
 def plant(tree: Path, extra_s: Mapping[str, float], forms: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Slow the package in a scratch copy: each call by so many seconds, or in a form, by `place_of` a benchmark."""
+    """Slow the package in a scratch copy: calls, named by `place_of`, by ``extra_s`` seconds or in one of the forms."""
     package = tree / "src" / "omearrow_ds"
     (package / "_planted.py").write_text(_MODULE.format(extra_s=dict(extra_s), forms=dict(forms)), encoding="utf-8")
     with (package / "__init__.py").open("a", encoding="utf-8") as file:

@@ -50,7 +50,7 @@ def estimate(recordings: Sequence[Record], level: float, gates: int) -> Estimate
 
 
 def drawn_gate(recording: Record, draw: random.Random, level: float) -> Comparison:
-    """Return a gate of drawn rounds: the first `LEAST_ROUNDS`, and more of what is open, as `rounds.compare` does."""
+    """Return a gate of drawn rounds: `LEAST_ROUNDS`, and further ones of open benchmarks, as `rounds.compare` does."""
     threshold, controls, rows = recording["threshold"], recording["controls"], recording["benchmarks"]
     order = draw.choices(range(min(row["rounds"] for row in (*controls, *rows))), k=MOST_ROUNDS)
 

@@ -109,7 +109,7 @@ def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _history(inputs: Inputs, storage: Path) -> tuple[History, str]:
-    """Return the stored runs comparable with the last one, and the reason if there are none."""
+    """Return the stored runs comparable with the last one, and the reason if they are missing."""
     history = History([])
     why = "The results lack the machine they were measured on, so they cannot be compared with stored runs."
     if "setting" in inputs.summary:

@@ -160,7 +160,7 @@ def find(setting: Setting) -> tuple[Path, Baseline]:
     Raises
     ------
     NoBaselineError
-        If there is none, or if it has another workload.
+        If the baseline is missing, or if it has another workload.
     ValueError
         If its file is damaged.
     """

@@ -1,9 +1,9 @@
-"""Rank statistics of a series: by how much its last runs are above those before, in logarithms, if they are.
+"""Rank statistics of a series of logarithms: the shift of its last runs relative to the runs before.
 
-Wilcoxon's sum of ranks (Mann and Whitney), over several divisions of the runs into before and after, some with a gap
-for what came bit by bit. Ranks make the rate of false alarms the same for every distribution of noise, whatever its
-tails. What successive runs have in common (autocorrelation), of this series or of the middle one beside it, makes a
-sum of ranks wider, and is taken into account. `LIMIT` is set by simulation: `benchmarks.report.drift_rates`.
+Wilcoxon's sum of ranks (Mann and Whitney) is computed for several divisions of the runs into before and after, some
+with a gap for gradual changes. Ranks make the rate of false alarms equal for all distributions of noise, even with
+heavy tails. Autocorrelation of successive runs widens the distribution of the sums, so they are corrected for that of
+the series or the median series, if larger. `LIMIT` is set by simulation: `benchmarks.report.drift_rates`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-LIMIT = 4.4  # of a sum of ranks, in its standard deviations
-LEAST = math.log(1.05)  # a shift of less is none, however sure
-LAST = 5  # runs that must be slow still
-_LEAST_NOISES = 1.5  # nor is one of less than so many standard deviations of a run, as what wanders reaches that
+LIMIT = 4.4  # Sum of ranks that means a shift, in its standard deviations.
+LEAST = math.log(1.05)  # Smaller shifts are ignored.
+LAST = 5  # Number of last runs that must still be slow.
+_LEAST_NOISES = 1.5  # Smaller shifts, in standard deviations of a run, are ignored: a random walk reaches them.
 _BEFORE, _AFTER, _GAP = (20, 40), (10, 12, 14, 16, 20, 26, 32, 40), (0, 20)
 WINDOW = max(_BEFORE) + max(_AFTER) + max(_GAP)
 _MOST_CORRELATED = 0.8
@@ -28,7 +28,7 @@ _NORMAL_95 = 1.96
 
 
 class Division(NamedTuple):
-    """How many runs at the end are compared with how many before, and how many between count for neither."""
+    """Numbers of runs before, of runs after at the end, and of ignored runs between them."""
 
     before: int
     after: int
@@ -36,16 +36,16 @@ class Division(NamedTuple):
 
     @property
     def runs(self) -> int:
-        """How many runs it takes."""
+        """Total number of runs."""
         return sum(self)
 
     @property
     def most(self) -> float:
-        """The sum of ranks, in its standard deviations, where each run after is slower than each before."""
+        """Largest sum of ranks, in its standard deviations: each run after is slower than each run before."""
         return math.sqrt(3 * self.before * self.after / (self.before + self.after + 1))
 
     def of(self, values: Array) -> tuple[Array, Array]:
-        """Return the values before and after, the last on the last axis."""
+        """Return the values before and after; runs are on the last axis."""
         return values[..., -self.runs : -self.after - self.gap], values[..., -self.after :]
 
 
@@ -54,9 +54,9 @@ NEEDED = min(division.runs for division in DIVISIONS)
 
 
 class Shift(NamedTuple):
-    """By how much the runs after are slower than those before: logarithms of the ratio, and its 95 % interval.
+    """Logarithm of the ratio of runs after to runs before, and its 95 % interval.
 
-    ``split`` is how many runs ago it came about, where ranks part best.
+    ``split`` is the number of runs since the shift, by the best separation of ranks.
     """
 
     more: float
@@ -81,19 +81,19 @@ def scores(values: Array) -> Array:
 
 
 def standardised(signs: Any, before: int, after: int) -> Any:
-    """Return sums of the signs of all differences in standard deviations of those of two like samples."""
+    """Return sums of signs of all differences, in standard deviations for two samples of one distribution."""
     return signs / math.sqrt(before * after * (before + after + 1) / 3)
 
 
 def shift_of(values: Array, sums: Array | None = None, common: float = 0.0) -> Shift | None:
-    """Return how one series drifted, shape (runs,); None if it did not.
+    """Return the shift of one series, shape (runs,), or None without a drift.
 
-    ``sums`` are its `scores`, if they are known, ``common`` is the `correlation` of successive runs that is usual.
+    ``sums`` are its `scores`, if known. ``common`` is the usual `correlation` of successive runs.
     """
     scored = scores(values[None])[0] if sums is None else sums
     best, most, division = None, 0.0, DIVISIONS[0]
     for at in np.argsort(-scored):
-        if scored[at] < max(LIMIT, most):  # no correlation makes it more
+        if scored[at] < max(LIMIT, most):  # The correction only reduces scores.
             break
         before, after = DIVISIONS[at].of(values)
         inflation = _inflation(max(correlation(before, after), common))
@@ -118,13 +118,13 @@ def correlation(*parts: Array) -> float:
 
 
 def usual_correlation(series: Iterable[Array]) -> float:
-    """Return the `correlation` of the middle one of many series, made larger by what short series hide of it."""
+    """Return the median `correlation` of many series, corrected for the bias of short series."""
     known = [(correlation(values), len(values)) for values in series if len(values) >= NEEDED]
     return float(np.median([each + (1 + 3 * max(each, 0)) / runs for each, runs in known])) if known else 0.0
 
 
 def _inflation(common: float) -> float:
-    """By what factor a sum of ranks is wider than that of independent runs."""
+    """Return the factor by which correlation widens the distribution of a sum of ranks."""
     bound = min(max(common, 0.0), _MOST_CORRELATED)
     return math.sqrt((1 + bound) / (1 - bound))
 
@@ -139,7 +139,7 @@ def between(before: Array, after: Array, inflation: float) -> tuple[float, float
 
 
 def _split(values: Array) -> int:
-    """Return how many runs at the end are those after, where the sum of ranks is the largest."""
+    """Return the number of runs after the split with the largest sum of ranks."""
     above = np.sign(np.subtract.outer(values, values))
     runs = len(values)
     sums = [standardised(above[-after:, :-after].sum(), runs - after, after) for after in range(1, runs)]
@@ -147,5 +147,5 @@ def _split(values: Array) -> int:
 
 
 def noise_of(*parts: Array) -> float:
-    """Return a standard deviation about the middle of each part, which outliers do not move."""
+    """Return a robust standard deviation about the median of each part."""
     return float(1.4826 * np.median(np.abs(np.concatenate([part - np.median(part) for part in parts]))))

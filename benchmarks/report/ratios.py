@@ -184,7 +184,7 @@ def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, li
 
 
 def heading(compared: Compared, row: Row) -> str:
-    """Return the heading of an operation: what it is compared with, and the unit."""
+    """Return the heading of an operation: its title, the reference and the unit."""
     size = f", batches of {row['batch_size']}" if row.get("batch_size") else ""
     reference = f"compared with {compared.reference}" if compared.reference else f"the reference {row['kind']}"
     return f"{compared.title}{size}, {reference} · {compared.unit}"

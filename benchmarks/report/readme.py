@@ -1,4 +1,4 @@
-"""Write measured tables into two documents: ``python -m benchmarks.report.readme [RESULTS]``."""
+"""Insertion of measured tables into two documents: ``python -m benchmarks.report.readme [RESULTS]``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTE = "Bold values miss their target. Memory is the private memory of a new pr
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, the row wanted of each format, the metric (or two, divided) and its text."""
+    """Column of the table: heading, selected row per format, metric (or ratio of two metrics) and text format."""
 
     heading: str
     track: int
@@ -52,7 +52,7 @@ _HELD = Column("", 2, {**_LOADED, "access": ("preloaded",)}, *_RATE)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a results folder holds: the rows of each track and table, what the run said, and all formats."""
+    """Content of a results folder: the rows of each track and table, the summary of the run, and all formats."""
 
     rows: Mapping[int | str, list[Row]]
     context: Mapping[str, Any]
@@ -68,22 +68,22 @@ class Run:
 
     @property
     def cpu(self) -> str:
-        """The processor that it ran on."""
+        """Processor of the machine."""
         return str(self.context["machine"]["cpu"])
 
     def measured(self, table: int | str) -> list[Row]:
-        """Return the rows of a track or table that have figures."""
+        """Return the rows of a track or table with the status ``"ok"``."""
         return [row for row in self.rows.get(table, ()) if row["status"] == "ok"]
 
     def images(self, table: str) -> str:
-        """Say which images a table's rows are of."""
+        """Return the number and shape of a table's images as text."""
         if table == "reference":
             return str(self.context["workload"]).split(", synthetic")[0]
         first = self.measured(table)[0]
         return f"{first['images']:,} images of {first['image_shape']}"
 
     def caption(self, then: str = ":", cores: str = "") -> str:
-        """Say of what, when, where and how it was measured."""
+        """Return the workload, date, machine, versions and command as text."""
         machine, versions = self.context["machine"], self.context["versions"]
         return (
             f"{self.context['workload']}{then} {self.context['finished'][:10]}, {self.cpu}, {cores}"
@@ -116,7 +116,7 @@ def _cell(rows: Iterable[Row], name: str, column: Column) -> str:
 
 
 def limits_section(runs: Iterable[Run]) -> str:
-    """Return the tables of ratios and where they come from; empty if no run has any."""
+    """Return the tables of ratios and their captions, or an empty text if the runs lack ratios."""
     having = [run for run in runs if any(map(run.measured, OPERATIONS))]
     captions = "\n".join(f"- {run.caption()}" for run in having)
     parts = [_of_paths(having), *map(_of_formats, having), f"{_NOTE} {UNSTEADY}", captions]
@@ -145,7 +145,7 @@ def _of_paths(runs: Sequence[Run]) -> str:
 
 
 def _of_formats(run: Run) -> str:
-    """Lay out the formats of one run, a line each, and a column for each operation that it measured."""
+    """Return the table of one run, with one line per format and one column per measured operation."""
     headings: list[str] = []
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for table, operations in OPERATIONS.items():
@@ -165,18 +165,18 @@ def _of_formats(run: Run) -> str:
 
 
 def _line(row: Row, compared: Compared) -> tuple[str, str]:
-    """Return the format; where an engine was asked for, which has no target, that too."""
+    """Return the format, and the engine if it was an explicit choice without a target."""
     asked = row.get("engine") and not row["case"] and "" not in compared.targets
     return row["format"], f", by {row['engine']}" if asked else ""
 
 
 def _judged(row: Row) -> str:
-    """Write a figure and, after it, what it should be."""
+    """Return a figure and its target, if any, as text."""
     return _figure(row) + (f", {row['limit']}" if row["target"] is not None else "")
 
 
 def _rows_of(runs: Sequence[Run], table: str, operation: str) -> Iterator[tuple[int, Row]]:
-    """Yield the number of each run, and its rows of one operation."""
+    """Yield pairs of the index of a run and one of its rows of an operation."""
     for place, run in enumerate(runs):
         yield from ((place, row) for row in run.measured(table) if row["operation"] == operation)
 
@@ -188,10 +188,10 @@ def _figure(row: Row | None) -> str:
 
 
 def main(*results: Path, readme: Path = _PAGES[0]) -> None:
-    """Replace what stands between the marks in a page: a table for each folder of tracks, a section of all limits.
+    """Replace the text between the marks of a page by one table per folder of tracks, and a section of all limits.
 
-    Each machine has sections of its own: those of others stay, and one of a new machine comes after them. What has no
-    section in the page yet, or that no folder has results for, is left as it is.
+    Each machine has its own sections: those of other machines stay, and those of a new machine come after them.
+    Sections that the page lacks, or without results in the folders, are not changed.
     """
     runs = [Run.of(folder) for folder in results or (Path("results"),)]
     text = readme.read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The makings of benchmarks: data, workloads, references, controls, and the recorder of what they find."""
+"""Support of benchmarks: data, workloads, references, controls, and the recorder of results."""

@@ -1,7 +1,7 @@
-"""Fields, the objects in them and their masks: what single cells are measured on.
+"""Fields, objects and masks for benchmarks of single cells.
 
-A folder of ``--images`` with CellProfiler's table ``cells.parquet`` in it gives its own. Otherwise fields are
-synthetic, of the size of the NF1 plate's, objects lie anywhere in them, and a mask labels a disc around each.
+A folder of ``--images`` with CellProfiler's table ``cells.parquet`` is used as it is. Otherwise fields are synthetic
+with the size of fields of the NF1 plate, objects have random positions, and masks label a disc around each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.support.workload import Workload
 from omearrow_ds import Format, OMEArrowDataset, open_images
 
 Array = np.ndarray[Any, Any]
-SIDE = 64  # of a crop, in pixels
+SIDE = 64  # Side of a crop in pixels.
 CHUNK_SHAPES: Mapping[str, tuple[int, int]] = {"ome_zarr": (256, 256), "ome_arrow": (256, 256)}
 _FIELDS, _PER_FIELD, _SHAPE = 6, 200, (1, 3, 1, 904, 1224)
 _TABLE, _Y, _X = "cells.parquet", "Nuclei_Location_Center_Y", "Nuclei_Location_Center_X"
@@ -31,43 +31,43 @@ _FILE, _NUMBER = "Image_FileName_", "Metadata_ObjectNumber"
 
 
 class Plate(Protocol):
-    """Fields and what is in them."""
+    """Fields with objects and masks."""
 
     @property
     def of(self) -> str:
-        """Where they are from."""
+        """Origin of the fields."""
 
     def images(self) -> Iterator[Array]:
         """Stream the fields, each ``(T, C, Z, Y, X)``."""
 
     def masks(self) -> Iterator[Array]:
-        """Stream a mask for each field, ``(1, 1, 1, Y, X)``."""
+        """Stream one mask per field, each ``(1, 1, 1, Y, X)``."""
 
     def places(self) -> tuple[Array, Array]:
-        """Return of each object the number of its field, and its centre ``(Y, X)`` in pixels."""
+        """Return the field index and the center ``(Y, X)`` in pixels of each object."""
 
     def key(self) -> str:
-        """Return what differs where fields or masks do."""
+        """Return a key that differs between different fields or masks."""
 
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of a plate, as a collection of their own."""
+    """Masks of a plate, as a separate collection."""
 
     plate: Plate
 
     def images(self) -> Iterator[Array]:
-        """Stream them."""
+        """Stream the masks."""
         return self.plate.masks()
 
     def key(self) -> str:
-        """Return the plate's key, told from it."""
+        """Return the plate's key with a suffix."""
         return f"{self.plate.key()}-masks"
 
 
 @dataclass(frozen=True)
 class SyntheticPlate:
-    """Fields of 3 x 904 x 1224 uint16 with objects at random places, some of them cut by the edge."""
+    """Fields of 3 x 904 x 1224 uint16 with objects at random positions, some of them cut by the edge."""
 
     seed: int
     count: int = _FIELDS
@@ -78,13 +78,13 @@ class SyntheticPlate:
         return self._workload.images()
 
     def masks(self) -> Iterator[Array]:
-        """Stream label images: in each, objects are numbered from 1."""
+        """Stream label images, each with objects numbered from 1."""
         fields, centres = self.places()
         for number in range(self.count):
             yield discs(centres[fields == number], (1, 1, 1, *_SHAPE[3:]))
 
     def places(self) -> tuple[Array, Array]:
-        """Return fields and centres."""
+        """Return the field index and the center of each object."""
         return scattered(self.count * _PER_FIELD, self.count, _SHAPE, self.seed)
 
     def key(self) -> str:
@@ -98,7 +98,7 @@ class SyntheticPlate:
 
 @dataclass(frozen=True)
 class StoredPlate:
-    """Fields of TIFF files that a table of CellProfiler's names, and masks beside them."""
+    """Fields of TIFF files listed in a CellProfiler table, and masks in the same folder."""
 
     folder: Path
 
@@ -108,7 +108,7 @@ class StoredPlate:
         return self.folder.name
 
     def images(self) -> Iterator[Array]:
-        """Stream the fields: a channel for each column of file names."""
+        """Stream the fields, with one channel per column of file names."""
         for names in self._files:
             yield np.stack([tifffile.imread(self.folder / name) for name in names])[None, :, None]
 
@@ -121,7 +121,7 @@ class StoredPlate:
             yield tifffile.imread(file)[None, None, None]
 
     def places(self) -> tuple[Array, Array]:
-        """Return fields and centres."""
+        """Return the field index and the center of each object."""
         number = {names: at for at, names in enumerate(self._files)}
         fields = np.array([number[names] for names in self._named])
         return fields, np.stack([self._table[name].to_numpy() for name in (_Y, _X)], axis=1)
@@ -145,20 +145,20 @@ class StoredPlate:
 
 
 def scattered(count: int, fields: int, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
-    """Return fields and centres of objects that lie anywhere in fields ``(..., Y, X)``, as many in each."""
+    """Return field indices and random centers of objects, distributed evenly over fields ``(..., Y, X)``."""
     centres = np.random.default_rng(seed).uniform(0, np.array(shape[-2:]) - 1, (count, 2))
     return np.arange(count) % fields, centres
 
 
 def plate_of(workload: Workload) -> Plate:
-    """Return the plate of the workload's folder, where that has a table of objects, or a synthetic one."""
+    """Return the plate of the workload's folder if it has a table of objects, or else a synthetic one."""
     if workload.folder is not None and (workload.folder / _TABLE).is_file():
         return StoredPlate(workload.folder)
     return SyntheticPlate(workload.seed)
 
 
 def table_of(image_ids: Sequence[str], fields: Array, centres: Array) -> pa.Table:
-    """Return the table of objects, as the dataset takes it: the fields' ids, centres, and numbers within the field."""
+    """Return the object table of a dataset: ids of fields, centers, and numbers within the field."""
     numbers = np.zeros(len(fields), np.int64)
     for field in np.unique(fields):
         numbers[fields == field] = np.arange(1, 1 + np.count_nonzero(fields == field))
@@ -172,7 +172,7 @@ def corners_of(centres: Array) -> Array:
 
 
 def inside(centres: Array, shape: tuple[int, ...]) -> Array:
-    """Return which crops lie within a field ``(..., Y, X)`` as a whole."""
+    """Return a boolean array of the crops that are entirely inside a field ``(..., Y, X)``."""
     corners = corners_of(centres)
     within: Array = np.all((corners >= 0) & (corners + SIDE <= np.array(shape[-2:])), axis=1)
     return within
@@ -180,12 +180,12 @@ def inside(centres: Array, shape: tuple[int, ...]) -> Array:
 
 @cache
 def compiled_loop() -> Any:
-    """Return a plain compiled loop over crops; None without numba.
+    """Return a plain compiled loop over crops, or None without numba.
 
-    It is what one writes who has the fields in one array: ``(fields (N, C, Y, X), places (n, 3), divisor, out)``.
+    It is the direct solution for fields in one array: ``(fields (N, C, Y, X), places (n, 3), divisor, out)``.
     """
     try:
-        from numba import njit  # noqa: PLC0415  # takes long, and may be missing
+        from numba import njit  # noqa: PLC0415  # The import is slow, and may fail.
     except ImportError:
         return None
 
@@ -202,7 +202,7 @@ def compiled_loop() -> Any:
 
 
 class Cells:
-    """The plate, stored in every format that is asked for."""
+    """Plate of a workload, stored in each requested format."""
 
     def __init__(self, root: Path, workload: Workload) -> None:
         plate = plate_of(workload)
@@ -213,11 +213,11 @@ class Cells:
         self.plate, self._places = plate, (fields, centres)
 
     def path(self, fmt: Format) -> Path:
-        """Return where the fields are stored."""
+        """Return the path of the stored fields."""
         return self._images.path(fmt, encodings(fmt)[0])
 
     def dataset(self, fmt: Format, *, masked: bool, preload: bool) -> OMEArrowDataset:
-        """Return the crops of all objects; what is over an edge is 0."""
+        """Return a dataset of the crops of all objects, padded with 0 beyond edges."""
         path = self.path(fmt)
         with open_images(path, fmt.name) as source:
             objects = table_of(source.image_ids, *self._places)

@@ -36,7 +36,7 @@ _BATCH_SIZE, _QUEUE_DEPTH = 16, 16
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, and print a table."""
+    """Measure cold reads, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=10_000, help="of each collection (default: 10,000, 0.9 GB)")
     parser.add_argument("--shape", type=int, nargs=3, default=[5, 96, 96], metavar=("C", "Y", "X"))
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _images(count: int, shape: list[int]) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield noise, which no format compresses."""
+    """Yield images of noise, which cannot be compressed."""
     generator = np.random.default_rng(0)
     for _ in range(count):
         yield generator.integers(0, 2**16, shape, dtype=np.uint16)

@@ -1,8 +1,8 @@
-"""The cache of generated data: each format's collection is made once, checked on reuse, and never half there.
+"""Cache of generated collections, each written once, checked on reuse, and added atomically.
 
-``<root>/<workload>/<format>-<encoding>-<writer>/`` is one piece: the collection, and a manifest of its files that was
-written last. It is built under another name and moved in whole. Two locks, files that the system releases when their
-process ends: one is held while a piece is looked at or built, the other for as long as a session may read it.
+``<root>/<workload>/<format>-<encoding>-<writer>/`` is one piece: the collection, and a manifest of its files that is
+written last. It is built under a temporary name and renamed. There are two file locks, which the system releases when
+their process ends: one while a piece is checked or built, the other as long as a session may read it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from omearrow_ds import Format, write_images
 
 
 class Images(Protocol):
-    """What makes images, the same each time, and a key that differs where they do."""
+    """Reproducible source of images, with a key that identifies them."""
 
     def images(self) -> Iterator[np.ndarray[Any, Any]]:
         """Stream the images, each ``(T, C, Z, Y, X)``."""
 
     def key(self) -> str:
-        """Return what differs where the images do."""
+        """Return a key that differs between different images."""
 
 
 Encoding = Literal["bytes", "list"]
@@ -42,14 +42,14 @@ Encoding = Literal["bytes", "list"]
 MANIFEST = "manifest.json"
 _NATIVE = "native"
 _KEPT_BYTES = 2**28
-# Modules that make data of every format, in whichever folder: in packages that the gate compares with in another one.
+# Modules that write data of all formats. Their folders differ between versions of the package.
 _SOURCES = {"axes", "checksums", "codec", "encode", "incoming", "schema", "source", "synthetic", "testing", "writing"}
 
 
 class DataCache:
-    """Collections of one workload, by format and encoding; a context manager that lets go of what it used.
+    """Collections of one workload, by format and encoding; a context manager that releases their locks.
 
-    They are in a folder of ``root``, which is made where it is missing. ``chunk_shapes`` are those of formats that have
+    They are in a folder of ``root``, which is created if missing. ``chunk_shapes`` maps formats to their shape of
     chunks.
     """
 
@@ -68,7 +68,7 @@ class DataCache:
         self._kept: list[np.ndarray[Any, Any]] = []
 
     def images(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Stream the images; where all take little memory, they are made once."""
+        """Stream the images, which are generated once if they need little memory."""
         if self._kept:
             yield from self._kept
             return
@@ -82,9 +82,9 @@ class DataCache:
         self._kept = kept if size_bytes <= _KEPT_BYTES else []
 
     def path(self, fmt: Format, encoding: str) -> Path:
-        """Return the collection's path, made or remade now if it is not there as it was made.
+        """Return the path of a collection, which is written now if it is missing or changed.
 
-        The encoding is ``"bytes"`` or ``"list"`` of a table format, ``"native"`` of a folder format.
+        The encoding of a table format is ``"bytes"`` or ``"list"``, that of a folder format ``"native"``.
         """
         key = (fmt.name, encoding)
         if key not in self._paths:
@@ -98,7 +98,7 @@ class DataCache:
         return self._paths[key]
 
     def close(self) -> None:
-        """Say that this session reads no piece any more."""
+        """Release the locks of all pieces that this session reads."""
         for lock in self._in_use:
             lock.release()
             Path(lock.lock_file).unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class DataCache:
         try:
             target = temporary / f"images{fmt.suffix}"
             chunk_shape = self._chunk_shapes.get(fmt.name)
-            # Older packages know no such word.
+            # Older packages lack this argument.
             chunked: dict[str, Any] = {} if chunk_shape is None else {"chunk_shape": chunk_shape}
             write_images(self.images(), target, fmt.name, encoding=library_encoding(encoding), **chunked)
             _write_manifest(temporary)
@@ -132,8 +132,8 @@ class DataCache:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _remove_leftovers(self, piece: Path, prefix: str) -> None:
-        """Remove what killed runs left, and what older writers made if nobody reads it; the caller holds the lock."""
-        _used(piece)  # removes the locks of the dead
+        """Remove files of killed runs, and unused pieces of older writers; the caller must hold the lock."""
+        _used(piece)  # Removes locks of processes that ended.
         for entry in list(self.folder.iterdir()):
             if entry.name.startswith(f".{prefix}") and entry.name.endswith((".partial", ".old")):
                 shutil.rmtree(entry, ignore_errors=True)
@@ -144,7 +144,7 @@ class DataCache:
 def intact(piece: Path) -> bool:
     """Whether a piece has exactly the files of its manifest, unchanged.
 
-    Size and time of change are compared; a file of equal size but another time, such as a copied cache's, is hashed.
+    Size and time are compared. A file with another time, for example in a copied cache, is hashed.
     """
     try:
         listed = json.loads((piece / MANIFEST).read_bytes())["files"]
@@ -162,17 +162,17 @@ def intact(piece: Path) -> bool:
 
 
 def library_encoding(encoding: str) -> Encoding:
-    """Return what `write_images` calls an encoding; folders have none, and take the default."""
+    """Return the encoding argument of `write_images`; folder formats use the default."""
     return "list" if encoding == "list" else "bytes"
 
 
 def encodings(fmt: Format) -> tuple[str, ...]:
-    """Return the encodings that a format has, the default first."""
+    """Return the encodings of a format, the default first."""
     return ("bytes", "list") if fmt.kind == "table" else (_NATIVE,)
 
 
 def disk_usage_of(path: Path) -> dict[str, int]:
-    """Return the size of a file, or of all files in a folder, and what the file system gives them."""
+    """Return the size of a file, or of all files in a folder, and the size allocated on disk."""
     files = [path] if path.is_file() else [path / name for name, _ in _files(path)]
     size_bytes, allocated_bytes = library.space_on_disk(path, files)
     return {"size_bytes": size_bytes, "allocated_bytes": allocated_bytes}
@@ -180,9 +180,9 @@ def disk_usage_of(path: Path) -> dict[str, int]:
 
 @cache
 def writer_version(fmt: Format) -> str:
-    """Return a hash of the code that makes a format's data: this package's, the format's backend and pyarrow."""
+    """Return a hash of the code that writes a format: this package, the format's backend and pyarrow."""
     files = [file for file in Path(omearrow_ds.__file__).parent.rglob("*.py") if _makes(file, fmt)]
-    if getattr(fmt, "implementation", None) is not None:  # a package that the gate compares with may have none
+    if getattr(fmt, "implementation", None) is not None:  # Older packages may lack it.
         files.append(Path(fmt.module().__file__ or ""))
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
@@ -193,7 +193,7 @@ def writer_version(fmt: Format) -> str:
 
 
 def _makes(file: Path, fmt: Format) -> bool:
-    """Whether a module of the package has to do with what is stored in a format."""
+    """Whether a module of the package affects the stored data of a format."""
     if file.parent.name == "formats":
         return file.stem.startswith("_") or file.stem == fmt.name
     return file.stem in _SOURCES
@@ -212,7 +212,7 @@ def _write_manifest(piece: Path) -> None:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield relative name and status of every file but the manifest."""
+    """Yield relative name and status of each file except the manifest."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
@@ -232,7 +232,7 @@ def _beside(piece: Path, what: str) -> Path:
 
 
 def _move_aside(piece: Path) -> None:
-    """Remove a piece; it is gone in one step, whatever interrupts the removal."""
+    """Remove a piece by an atomic rename followed by deletion."""
     if piece.exists():
         old = _beside(piece, "old")
         piece.rename(old)
@@ -240,7 +240,7 @@ def _move_aside(piece: Path) -> None:
 
 
 def _used(piece: Path) -> bool:
-    """Whether a session that is alive reads a piece; locks of those that are dead are removed."""
+    """Whether a running session reads a piece; locks of ended sessions are removed."""
     used = False
     for path in piece.parent.glob(f".{piece.name}.use-*"):
         lock = FileLock(path)

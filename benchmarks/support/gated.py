@@ -1,4 +1,4 @@
-"""Fixed collections that the gate measures on, so that two runs measure the same whatever the options say."""
+"""Fixed collections for the gate, independent of options, so that all runs measure the same work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
         "numerous": Workload(20_000, (1, 1, 1, 8, 8)),
     }
 )
-_STORED_ONCE = "arrow"  # in which the numerous alone are: what grows with their number is above all formats
+_STORED_ONCE = "arrow"  # Only format of "numerous": the cost per number of images does not depend on the format.
 _OBJECTS = 64
 
 
@@ -38,16 +38,16 @@ def workloads_of(fmt: Format) -> list[str]:
 
 
 def gated_objects(path: Path, fmt: Format) -> pa.Table:
-    """Return the objects of the large images, the same in every format."""
+    """Return the object table of the large images, with equal positions in all formats."""
     with open_images(path, fmt.name) as source:
         large = WORKLOADS["large"]
         return table_of(source.image_ids, *scattered(_OBJECTS, len(source), large.shape, large.seed))
 
 
 def working_clock(pids: Sequence[int] = ()) -> Callable[[], float]:
-    """Return a clock of the seconds that cores worked for this process, its threads, and others by their ids.
+    """Return a clock of the CPU time of this process, its threads, and other processes by their ids.
 
-    It is one of the seconds that pass where the system does not tell, or, as Windows, by the tick alone.
+    It measures wall time instead if the system lacks CPU clocks, or if they are coarse, as on Windows.
     """
     fine = time.get_clock_info("process_time").resolution <= 1e-6
     if not fine or (pids and sys.platform != "linux"):
@@ -59,13 +59,13 @@ def working_clock(pids: Sequence[int] = ()) -> Callable[[], float]:
 
 
 class Collections:
-    """The stored collections of the gate, in a folder of data; a context manager that lets go of what it used."""
+    """Stored collections of the gate, in a folder of data; a context manager that releases their locks."""
 
     def __init__(self, root: Path) -> None:
         self._caches = {name: DataCache(root, workload) for name, workload in WORKLOADS.items()}
 
     def path(self, name: str, fmt: Format, encoding: str) -> Path:
-        """Return the path of one of the `WORKLOADS` as it is stored, which is done now if it was not."""
+        """Return the path of the stored collection of one of the `WORKLOADS`, which is written if missing."""
         return self._caches[name].path(fmt, encoding)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Label images: discs that are numbered from 1 on a ground of 0, as segmented cells are."""
+"""Label images: discs numbered from 1 on a background of 0, like segmented cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RADIUS, _PIXELS_PER_LABEL = 14, 5200
 
 
 def discs(centres: Array, shape: tuple[int, ...]) -> Array:
-    """Return a label image ``(..., Y, X)`` uint16 with a disc around each centre (Y, X); a later one lies on top."""
+    """Return a uint16 label image ``(..., Y, X)`` with a disc around each center (Y, X); later discs are on top."""
     mask = np.zeros(shape, np.uint16)
     reach = np.arange(-_RADIUS, _RADIUS + 1)
     disc = np.argwhere(reach[:, None] ** 2 + reach**2 <= _RADIUS**2) - _RADIUS
@@ -24,7 +24,7 @@ def discs(centres: Array, shape: tuple[int, ...]) -> Array:
 
 
 def label_images(count: int, shape: tuple[int, ...], seed: int) -> Iterator[Array]:
-    """Stream label images, each of as many discs as cells would lie there."""
+    """Stream label images, each with a realistic number of cells for its size."""
     for index in range(count):
         draw = np.random.default_rng([seed, index])
         number = max(1, shape[-2] * shape[-1] // _PIXELS_PER_LABEL)

@@ -1,6 +1,6 @@
-"""Names of the package that are not public and that benchmarks use: here alone.
+"""Private names of the package that benchmarks use, imported only here.
 
-The gate runs these files on an older package too: where that one keeps something elsewhere, it is taken from there.
+The gate also runs these files on an older package, so names are imported from their older modules if necessary.
 """
 
 from contextlib import suppress
@@ -13,7 +13,7 @@ from omearrow_ds.testing import synthetic_images
 
 with suppress(ImportError):
     from omearrow_ds.kernels.compiled import WORTH_BYTES, worth
-with suppress(ImportError):  # of an older package: what the gate measures needs none of these
+with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
     from omearrow_ds.advise.profile.breakdown import break_down
     from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
     from omearrow_ds.advise.profile.recorder import ClockCost
@@ -25,8 +25,8 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.advise.turns import Turns, gains
     from omearrow_ds.resources import read_ahead_bytes, space_on_disk
 
-HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # whether datasets take `objects=`
-HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # whether `convert` makes collections in parts
+HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # Whether datasets accept `objects=`.
+HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `convert` writes collections in parts.
 
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
@@ -36,6 +36,6 @@ __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "re
 
 
 def as_after_some_epochs() -> None:
-    """Let this process make samples as one does that has made enough of them to have its loops compiled."""
-    with suppress(NameError):  # an older package has none
+    """Compile the loops of this process, as happens after some epochs."""
+    with suppress(NameError):  # An older package lacks it.
         worth(WORTH_BYTES)

@@ -65,7 +65,7 @@ class Trainer:
         self._optimizer.step()
 
     def inference(self, images: torch.Tensor) -> None:
-        """Forward alone, without gradients."""
+        """Forward pass without gradients."""
         with torch.inference_mode():
             self.model(images)
 

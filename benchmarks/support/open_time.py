@@ -35,7 +35,7 @@ from omearrow_ds import open_images, write_images
 
 
 def opening_s(path: Path, rounds: int = 3, enough_s: float = 10) -> float:
-    """Return the least processor seconds that opening ``path`` took: time that others take does not count."""
+    """Return the least CPU seconds of opening ``path``, which exclude the time of other processes."""
     times: list[float] = []
     while len(times) < rounds and sum(times) < enough_s:
         start = process_time()
@@ -45,7 +45,7 @@ def opening_s(path: Path, rounds: int = 3, enough_s: float = 10) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, and print a table."""
+    """Measure opening, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs=2, default=[10_000, 100_000], metavar=("FEW", "MANY"))
     parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in formats()], metavar="NAME")

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open(folder: Path, names: list[str] | None) -> None:
-    """Print how long opening 1,000 files of two images takes, and how many descriptors reading all of them holds."""
+    """Print the time to open 1,000 files of two images, and the file descriptors open while all are read."""
     print(f"{'format':<14}{'open, s':>10}{'descriptors':>14}")
     for name in names or ["parquet", "arrow", "lance", "vortex", "duckdb"]:
         suffix = next(fmt.suffix for fmt in formats() if fmt.name == name)
@@ -70,7 +70,7 @@ def _open(folder: Path, names: list[str] | None) -> None:
 
 
 def _open_and_read(pattern: str, name: str) -> tuple[float, int]:
-    """Return the seconds of opening, and how many more descriptors are held at most while images are read and kept."""
+    """Return the seconds of opening, and the largest number of additional descriptors while images are read."""
     before = _descriptors()
     start = perf_counter()
     source: Any = open_images(pattern, name)
@@ -88,7 +88,7 @@ def _descriptors() -> int:
 
 
 def _index(folder: Path, names: list[str] | None) -> None:
-    """Print how long opening 1,000,000 images takes, of 1,000 parts that nobody looks at, and what it holds."""
+    """Print the time and memory to open 1,000,000 images in 1,000 parts that are not read."""
     del names
     (folder / "million.parts").mkdir()
     numbers = np.arange(_IMAGES)
@@ -124,7 +124,7 @@ def _index(folder: Path, names: list[str] | None) -> None:
 
 
 def _memory(folder: Path, names: list[str] | None, sizes_mib: list[int] | None) -> None:
-    """Print what a worker holds of its own, before and at most, that makes parts of some sizes, or of the default."""
+    """Print the private memory of a worker that writes parts of some sizes or the default, before and at its peak."""
     print(f"{'format':<14}{'part, MB':>10}{'before':>10}{'at most':>10}{'permuted':>10}{'x part':>10}")
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
         for part_bytes in [size << 20 for size in sizes_mib or []] or [get_format(name).part_bytes]:
@@ -136,7 +136,7 @@ def _memory(folder: Path, names: list[str] | None, sizes_mib: list[int] | None) 
 
 
 def noisy_fields(size_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Stream fields of 1.6 MB and 12 bits, as many as have so many bytes."""
+    """Stream 12-bit fields of 1.6 MB, up to ``size_bytes`` in total."""
     for number in range(size_bytes // (2 * math.prod(_FIELD))):
         yield np.random.default_rng(number).integers(0, 4096, _FIELD, np.uint16)
 
@@ -154,18 +154,18 @@ main(["convert", source, target, "--format", name, "--task", "1/1", *seed])
 
 
 def worker_bytes(source: Path, target: Path, name: str, part_bytes: int, *, seed: int | None = None) -> tuple[int, int]:
-    """Return the bytes of its own that a process holds before it makes all parts, and at most meanwhile."""
+    """Return the own memory of a process in bytes before it writes all parts, and its peak meanwhile."""
     words = [sys.executable, "-c", _WORKER, str(source), str(target), name, "--part-bytes", str(part_bytes)]
     words += [] if seed is None else ["--shuffle-seed", str(seed)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **pipes) as worker:  # noqa: S603  # our own words
+    with subprocess.Popen(words, **pipes) as worker:  # noqa: S603  # The arguments are our own.
         assert worker.stdin is not None
         assert worker.stdout is not None
         worker.stdout.readline()
         before = most = held(worker.pid).own_bytes
         worker.stdin.write("\n")
         worker.stdin.flush()
-        while worker.poll() is None:  # it says little at its end, which the pipe holds
+        while worker.poll() is None:  # Its short final output fits in the pipe.
             most = max(most, held(worker.pid).own_bytes)
             time.sleep(1e-3)
     shutil.rmtree(target)
@@ -174,7 +174,7 @@ def worker_bytes(source: Path, target: Path, name: str, part_bytes: int, *, seed
 
 
 def _wells(folder: Path, names: list[str] | None) -> None:
-    """Print how many wells a batch of 64 is of: of parts in their order, of permuted ones, of all crops in one file."""
+    """Print the number of wells per batch of 64: for ordered parts, permuted parts, and all crops in one file."""
     del names
     crops = [np.zeros((1, 1), np.uint8)] * (_WELLS * _CELLS)
     wells = np.repeat(np.arange(_WELLS), _CELLS)
@@ -194,7 +194,7 @@ def _distinct(path: Path) -> Iterator[int]:
     loader = OMEArrowDataLoader(dataset, _BATCH, shuffle=True, generator=generator, drop_last=True, num_workers=0)
     wells = np.asarray(dataset.source.columns["well"])
     batches: Any = loader.batch_sampler
-    for batch in batches:  # the order alone: pixels do not matter
+    for batch in batches:  # Only the order matters, not the pixels.
         yield len(np.unique(wells[batch]))
 
 

@@ -22,11 +22,11 @@ from benchmarks.support.gated import Collections, gated_objects, workloads_of
 from benchmarks.support.library import HAS_OBJECTS, formats
 from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
-_BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # the last batch is smaller
+_BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # The last batch is smaller.
 
 
 def checksums(collections: Collections) -> dict[str, str]:
-    """Return a hash of shape, dtype and bytes of every array that a way to read gives, by the name of the way."""
+    """Return hashes of shape, dtype and bytes of all arrays that each way to read returns, by its name."""
     ways: dict[str, str] = {}
     for fmt in formats():
         for size in workloads_of(fmt):

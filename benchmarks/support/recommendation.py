@@ -24,13 +24,13 @@ from benchmarks.support.library import Layout, Plan, Recommendation, Turns, gain
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
 
 TARGET = 1.15
-_HOPELESS = 3.0  # a choice that has cost this many times the least is not gone on with
-_KEPT = 1.6  # and one that cost this many times the least in a round has no further one
+_HOPELESS = 3.0  # A choice that costs more than this multiple of the least is stopped.
+_KEPT = 1.6  # A choice that cost more than this multiple of the least in a round gets no further round.
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is done with every choice."""
+    """Work that is done with each choice."""
 
     folder: Path
     tile: int | None
@@ -40,7 +40,7 @@ class Job:
 
 
 def do(job: Job, plan: Plan, folder: Path, settings: dict[str, Any], most_s: float) -> float:
-    """Do all that a choice takes and return the seconds, or ``inf`` as soon as they exceed ``most_s``."""
+    """Do all steps of a choice and return the seconds, or ``inf`` as soon as they exceed ``most_s``."""
     layout = plan.layout
     path = job.folder if layout.as_it_is else folder / f"images{layout.format.suffix}"
     start_s = perf_counter()
@@ -65,7 +65,7 @@ def _store(job: Job, layout: Layout, path: Path) -> None:
 
 
 def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None) -> Mapping[Plan, Mapping[int, float]]:
-    """Do every choice in turns, the recommended one with its settings, and return the seconds of each round."""
+    """Do all choices in turns, the recommended one with its settings, and return the seconds of each round."""
     with open_images(job.folder) as source:
         tried = [each for each in layouts(None, source.format) if each.missing is None]
     if job.tile is not None:
@@ -75,7 +75,7 @@ def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None
     plans.sort(key=lambda plan: plan != chosen)
     _warm_up(job, tried, work_dir)
     turns: Turns[Plan, float] = Turns()
-    took_s: list[float] = []  # in the round at hand
+    took_s: list[float] = []  # In the current round.
 
     def take(plan: Plan) -> float | None:
         settings = advice.settings.keywords if plan == chosen else {}
@@ -98,7 +98,7 @@ def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None
 
 
 def _warm_up(job: Job, tried: Sequence[Layout], work_dir: Path | None) -> None:
-    """Do each format once, untimed: libraries are imported, files come into the page cache."""
+    """Do each format once untimed, so libraries are imported and files are in the page cache."""
     formats = {layout.format: layout for layout in tried}
     for layout in formats.values():
         folder = Path(tempfile.mkdtemp(dir=work_dir))
@@ -110,7 +110,7 @@ def _warm_up(job: Job, tried: Sequence[Layout], work_dir: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the recommended choice cost over the least of all, by the best rounds of both and by their median ratio."""
+    """Cost of the recommended choice relative to the cheapest: ratio of best rounds, and median ratio of rounds."""
 
     job: Job
     advice: Recommendation
@@ -120,16 +120,16 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it is within the target."""
+        """Whether the ratio is within the target."""
         return self.ratio <= TARGET
 
     @property
     def best(self) -> Plan:
-        """The choice that took the least."""
+        """Fastest choice."""
         return next(iter(self.found))
 
     def text(self) -> str:
-        """Return it as lines."""
+        """Return the verdict as lines of text."""
         job = self.job
         said = "holds" if self.holds else "MISSED"
         chosen = f"{self.advice.chosen.plan.label} ({self.advice.confidence.level})"
@@ -140,10 +140,10 @@ class Verdict:
 
 
 def judge(job: Job, advice: Recommendation, found: Mapping[Plan, Mapping[int, float]]) -> Verdict:
-    """Compare the recommended choice with all that there are."""
+    """Compare the recommended choice with all choices."""
     done = dict(sorted(found.items(), key=lambda each: min(each[1].values())))
     mine, least = done[advice.chosen.plan], next(iter(done.values()))
-    # Not the least of each round: of many choices that are as good, one is always lucky.
+    # Do not use the least of each round, because among many equal choices one is always fast by chance.
     return Verdict(job, advice, min(mine.values()) / min(least.values()), median(gains(mine, least)), done)
 
 
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as values; a choice that was stopped has no time there."""
+    """Return a verdict as JSON values; the time of a stopped choice is None."""
     times = {plan.label: [s if s < inf else None for s in of.values()] for plan, of in verdict.found.items()}
     return {
         "epochs": verdict.job.epochs,

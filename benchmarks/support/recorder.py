@@ -1,4 +1,4 @@
-"""The recorder of benchmarks: their records, and the rows of those that have none."""
+"""Recorder of benchmarks: their results, and the reasons for missing results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABELS = {fmt.name: fmt.label for fmt in formats()}
 
 
 def family_of(item: pytest.Item) -> dict[str, Any]:
-    """Return the track, the table or the gate's track, and the operation; nothing of what is no benchmark."""
+    """Return the track, table or gated track, and the operation of a benchmark; empty for other tests."""
     for key, name in (("track", "track"), ("table", "limit"), ("gate", "gate")):
         marker = item.get_closest_marker(name)
         if marker is not None:
@@ -38,17 +38,17 @@ def has_row(item: pytest.Item) -> bool:
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
-    """Return the parameters by name."""
+    """Return the parameters of a test by name."""
     return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def in_memory(item: pytest.Item) -> bool:
-    """Whether a benchmark of a track is of preloaded pixels, which are held in one way, whatever their format was."""
+    """Whether a benchmark of a track uses preloaded pixels, which are the same for all formats."""
     return "track" in family_of(item) and params_of(item).get("access") == "preloaded"
 
 
 def label_of(item: pytest.Item) -> dict[str, str]:
-    """Return the name and the label of the format, or of what has none."""
+    """Return the name and the label of the format, or those of memory."""
     fmt = None if in_memory(item) else _format_of(item)
     return {"format": fmt.name, "label": fmt.label} if fmt else {"format": IN_MEMORY, "label": "in memory"}
 
@@ -58,14 +58,14 @@ def _format_of(item: pytest.Item) -> Format | None:
 
 
 def setting_now(config: pytest.Config, workload: Workload) -> Setting:
-    """Return what the times of this run depend on.
+    """Return the machine, workload and profile of this run.
 
     Raises
     ------
     pytest.UsageError
         If the workload's images cannot be read.
     """
-    # Benchmarks of memory have a collection of their own, unless a workload is asked for.
+    # Memory benchmarks have their own collection, unless the options set a workload.
     asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
     try:
         description = workload.describe() + ("" if asked else ", of memory on its own")
@@ -77,7 +77,7 @@ def setting_now(config: pytest.Config, workload: Workload) -> Setting:
 
 
 class Recorder:
-    """Collects what finished and what did not; at the end reports it and writes it, whatever else went wrong."""
+    """Collects results and reasons for missing ones, and finally reports and writes them even after errors."""
 
     def __init__(self, config: pytest.Config, workload: Workload) -> None:
         self._config = config
@@ -89,7 +89,7 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep a finished benchmark's record, or the reason why there is none."""
+        """Record the result of a benchmark, or the reason for its absence."""
         report = yield
         if not has_row(item) or report.when == "teardown" or REPEATED in item.stash:
             return report
@@ -102,18 +102,18 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-        """Show the report below everything else."""
+        """Write the report after all other output."""
         try:
             yield
         finally:
             if self._finished or self._absent:
                 terminalreporter.section("omearrow-ds benchmarks")
-                width = max(80, terminalreporter._tw.fullwidth)  # noqa: SLF001  # no public name
+                width = max(80, terminalreporter._tw.fullwidth)  # noqa: SLF001  # Not public.
                 terminalreporter.write_line(terminal_report(self._tables(), width, self._ratios()))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
-        """Write the results once all is shown, so that a failure to write hides nothing."""
+        """Write the results after the report, so a failed write does not hide it."""
         try:
             yield
         finally:

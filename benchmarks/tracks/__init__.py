@@ -1,4 +1,4 @@
-"""The tracks, an object in a file of this folder each: what it measures, and how that is shown."""
+"""Tracks, one object per file of this folder: measured operations, and their presentation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PERCENTILES = floats("p50_ms", "p95_ms", "p99_ms")
 
 
 def track_of(number: int, schema: pa.Schema) -> Track:
-    """Return a track by its number; of one that nobody described, what the schema of its table tells.
+    """Return a track by its number; an undescribed track is derived from the schema of its table.
 
     Raises
     ------
     KeyError
-        If that is the schema of something else.
+        If the schema is not that of a track.
     """
     if track := _described(number):
         return track
@@ -39,7 +39,7 @@ def track_of(number: int, schema: pa.Schema) -> Track:
 
 
 def track_of_records(number: int, finished: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]) -> Track:
-    """Return a track by its number; one that nobody described has columns for what its benchmarks gave."""
+    """Return a track by its number; an undescribed track has columns for the values of its benchmarks."""
     if track := _described(number):
         return track
     taken = {*_undescribed(number, {}, _PERCENTILES).schema.names, "track", "format_name"}
@@ -56,7 +56,7 @@ def _described(number: int) -> Track | None:
 
 
 def _columns(found: Iterable[tuple[str, Any]]) -> dict[str, pa.DataType]:
-    """Return a column for each name, of the type that holds all its values: text, where they are no numbers."""
+    """Return one column per name, with the type that holds all of its values, or text if they are not numeric."""
     values: dict[str, list[Any]] = {}
     for name, value in found:
         values.setdefault(name, []).append(value)
