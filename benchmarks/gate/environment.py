@@ -1,4 +1,4 @@
-"""The place of a run: versions of every library, machine, and git commit."""
+"""Environment of a run: versions of libraries, machine, and git commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DISTRIBUTION = "omearrow-ds"
 
 
 def versions() -> dict[str, str | None]:
-    """Return the version of the package and of everything it names as a requirement; None is not installed."""
+    """Return the versions of the package and its requirements, or None for those that are not installed."""
     names = {match[0] for line in metadata.requires(_DISTRIBUTION) or () if (match := re.match(r"[\w.-]+", line))}
     return {name: _version(name) for name in sorted(names | {_DISTRIBUTION})}
 
@@ -38,9 +38,9 @@ def machine() -> dict[str, Any]:
 
 
 def fingerprint(cores: int) -> dict[str, Any]:
-    """Return what times depend on and what stays as it is between runs: so not the clock of the moment.
+    """Return the properties of the machine that affect times and do not vary between runs, as the clock rate does.
 
-    ``cores`` is how many this process may use.
+    ``cores`` is the number of cores that this process may use.
     """
     known = machine()
     return {
@@ -55,7 +55,7 @@ def fingerprint(cores: int) -> dict[str, Any]:
 
 
 def machine_class(cores: int) -> dict[str, Any]:
-    """Return what machines have in common whose times differ by little but their pace: coarser than `fingerprint`."""
+    """Return the properties that machines with comparable times share, apart from pace; coarser than `fingerprint`."""
     model = [
         _cpuinfo(field) for field in ("vendor_id|CPU implementer", "cpu family|CPU architecture", "model|CPU part")
     ]
@@ -85,9 +85,9 @@ def _cpu_model() -> str:
 
 
 def _cpuinfo(field: str) -> str | None:
-    """Return what Linux says of the first core; ``field`` is a regular expression."""
+    """Return a field of the first core from ``/proc/cpuinfo``, or None; ``field`` is a regular expression."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  # no path of the project
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  # Not a path of the project.
             found = re.search(rf"^(?:{field})\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
         return None
@@ -98,7 +98,7 @@ def _git(root: Path, *words: str) -> str | None:
     program = shutil.which("git")
     if program is None:
         return None
-    done = subprocess.run(  # noqa: S603  # fixed words
+    done = subprocess.run(  # noqa: S603  # The arguments are our own.
         [program, "-C", str(root), *words], capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,9 +1,9 @@
-"""An estimate of how often the gate would err: gates drawn from recorded pairs of processes of a tree and itself.
+"""Estimated error rates of the gate: gates are drawn from recorded pairs of processes of equal trees.
 
-A recording is a gate of unchanged copies in which every benchmark has all rounds. A drawn gate takes rounds of one
-recording, with replacement and whole, so that what disturbs several benchmarks at once does so here too, and applies
-the gate's own rule to them. A slowdown is planted by multiplying head's times. That estimates: the recorded rounds are
-few, and come again and again. Whole gates certify, and are counted apart.
+A recording is a gate of unchanged copies in which every benchmark has all rounds. A drawn gate samples whole rounds of
+one recording with replacement, which keeps disturbances shared by several benchmarks, and applies the gate's rule to
+them. A slowdown is planted by multiplying head's times. This is only an estimate, because few recorded rounds are
+drawn repeatedly. Whole gates are the proof, and are counted separately.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
     Record = Mapping[str, Any]
 
-GATES = 1000  # drawn for each slowdown
+GATES = 1000  # Gates drawn per slowdown.
 LEVELS = (0.0, 0.05, 0.10, 0.20)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What became of drawn gates in which all benchmarks are slower by ``level``: exits, and verdicts by name."""
+    """Counts of exit statuses, and of verdicts by name, of drawn gates with all benchmarks slower by ``level``."""
 
     level: float
     exits: Counter[int] = field(default_factory=Counter)
     verdicts: dict[str, Counter[Verdict]] = field(default_factory=dict)
 
     def share(self, name: str, verdict: Verdict) -> float:
-        """Return how often a benchmark had a verdict."""
+        """Return the share of drawn gates in which a benchmark had a verdict."""
         return self.verdicts[name][verdict] / self.verdicts[name].total()
 
 
 def estimate(recordings: Sequence[Record], level: float, gates: int) -> Estimate:
-    """Draw gates, with a seed of its own, so that the same recordings give the same."""
-    draw, found = random.Random(0), Estimate(level)  # noqa: S311  # no secret
+    """Draw gates with a fixed seed, and count their exit statuses and verdicts."""
+    draw, found = random.Random(0), Estimate(level)  # noqa: S311  # Not used for secrets.
     for _ in range(gates):
         gate = drawn_gate(draw.choice(recordings), draw, level)
         found.exits[gate.exit_status(strict=False)] += 1
@@ -65,7 +65,7 @@ def drawn_gate(recording: Record, draw: random.Random, level: float) -> Comparis
         return of_rounds(row, MOST_ROUNDS, level)
 
     found = tuple(map(judged, rows))
-    last = max(len(row.worked) for row in found)  # controls run in every round that anything needs
+    last = max(len(row.worked) for row in found)  # Controls run in all rounds.
     return Comparison(
         base="",
         head="",

@@ -1,4 +1,4 @@
-"""Figures, times and tables as people read them."""
+"""Readable text of numbers, times and tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from textwrap import wrap
 
 
 def number(value: float) -> str:
-    """Write a figure with three digits at most: ``1.15``, ``12.3``, ``0.0213``; ``1,234`` whole."""
+    """Return a number as text with three digits, or as an integer from 100: ``1.15``, ``0.0213``, ``1,234``."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
@@ -15,7 +15,7 @@ def number(value: float) -> str:
 
 
 def duration(microseconds: float | None) -> str:
-    """Write a time in the unit that fits it."""
+    """Return a time as text in s, ms or us, or ``"-"`` for None."""
     if microseconds is None:
         return "-"
     unit, size = next(((unit, size) for unit, size in (("s", 1e6), ("ms", 1e3)) if microseconds >= size), ("us", 1.0))
@@ -23,7 +23,7 @@ def duration(microseconds: float | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things: ``1 row``, ``2 rows``."""
+    """Return a count and its noun as text: ``1 row``, ``2 rows``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -33,9 +33,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines: names and the words that come last to the left, the numbers between to the right.
+    """Return rows as lines, with the first and last column left-aligned and the columns between right-aligned.
 
-    A row of two cells in a table of more is a name, and words that run over all other columns.
+    In a table of more columns, a row of two cells is a name and a text that spans all other columns.
     """
     columns = max(map(len, rows))
     rooms = [max((len(row[at]) for row in rows if len(row) == columns), default=0) for at in range(columns)]
@@ -48,7 +48,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]], rule: Sequence[str] = ()) -> str:
-    """Return rows as a Markdown table; columns are aligned as ``rule`` says."""
+    """Return rows as a Markdown table; ``rule`` sets the alignment of columns."""
     under = f"|{'|'.join(rule or ['---'] * len(heading))}|"
     line, *lines = (f"| {' | '.join(row)} |" for row in (heading, *rows))
     return "\n".join([line, under, *lines])
