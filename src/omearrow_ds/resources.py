@@ -69,7 +69,7 @@ def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -
 
 
 def one_of(values: Sequence[Any]) -> bool:
-    """Whether there is exactly one distinct value, without a Python loop."""
+    """Whether there is at least one value and all values are equal; computed without a Python loop."""
     return len(values) > 0 and values.count(values[0]) == len(values)
 
 

@@ -23,7 +23,7 @@ _DISSENT = 8  # One of this number of rounds may disagree.
 
 
 class Turns(Generic[Key, Figure]):
-    """Measured values by key and round.
+    """Values measured in rounds, by key and round number.
 
     ``is_over`` returns whether the time is up; each round still takes at least one measurement.
     """
@@ -34,7 +34,7 @@ class Turns(Generic[Key, Figure]):
         self._is_over = is_over
 
     def round(self, keys: Iterable[Key], take: Callable[[Key], Figure | None]) -> list[Key]:
-        """Measure each key once, and return the keys that time did not allow; a value of ``None`` is not recorded.
+        """Measure each key once and return the keys skipped for lack of time; a measured ``None`` is not recorded.
 
         An incomplete first round is kept, an incomplete later one is discarded.
         """
@@ -53,46 +53,46 @@ class Turns(Generic[Key, Figure]):
         return late
 
     def run(self, keys: Iterable[Key], take: Callable[[Key], Figure | None], most_rounds: int) -> None:
-        """Run at most ``most_rounds`` rounds, or until the time is up."""
+        """Measure all keys in rounds, until ``most_rounds`` rounds are complete or the time is up."""
         order = list(keys)
         while self.rounds < most_rounds and not self.round(order, take) and not self._is_over():
             pass
 
 
 def gain(one: Rounds, over: Rounds) -> float:
-    """Return the ratio of the medians."""
+    """Return the median of ``one`` divided by the median of ``over``."""
     return median(one.values()) / median(over.values())
 
 
 def gains(one: Rounds, over: Rounds) -> list[float]:
-    """Return the ratio of each round that both have."""
+    """Return the values of ``one`` divided by those of ``over``, for each round in which both were measured."""
     return [one[number] / over[number] for number in sorted(one.keys() & over.keys())]
 
 
 def noise(times_s: Iterable[float]) -> float:
-    """Return the relative difference between the median and the fastest round: 0.1 is 10 %."""
+    """Return the time of the median round relative to the fastest round, minus 1: 0.1 is 10 % slower."""
     times = list(times_s)
     return median(times) / min(times) - 1 if 0 < min(times) < inf else 0.0
 
 
 def tie(rounds: int, *noises: float) -> float:
-    """Return the maximum ratio of two tied values, from the mean of their noise."""
+    """Return the ratio up to which two values count as equal, which grows with their mean noise."""
     return MOST_TIE if rounds < _FEW_ROUNDS else min(MOST_TIE, max(LEAST_TIE, 1 + mean(noises)))
 
 
 def agree(rounds: Iterable[bool]) -> bool:
-    """Return whether rounds agree; by chance, three rounds do in 1 of 8 cases, five or more in at most 1 of 28."""
+    """Return whether almost all rounds are True; by chance, 3 are in 1 of 8 cases, 5 or more in at most 1 of 28."""
     said = list(rounds)
     return said.count(False) <= len(said) // _DISSENT
 
 
 def is_clear(ratios: Sequence[float]) -> bool:
-    """Return whether gains agree on whether something is faster."""
+    """Return whether almost all ratios show a speedup, or almost all show none."""
     return agree(each > 1.0 for each in ratios) or agree(each < LEAST_TIE for each in ratios)
 
 
 def doubt(rounds: int, noise: float) -> str:
-    """Return why a result of this number of rounds with this noise is uncertain, or an empty string."""
+    """Return why a result is uncertain, because of few rounds or noise above 50 %, or an empty string."""
     if rounds < _FEW_ROUNDS:
         return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"
     if noise > _NOISY:
@@ -101,5 +101,5 @@ def doubt(rounds: int, noise: float) -> str:
 
 
 def too_noisy(why: str) -> str:
-    """Return the message for a machine that is too noisy for rounds to agree."""
+    """Return a message that the machine is too noisy for a certain result, with the reason ``why``."""
     return f"not sure: the machine was too noisy, {why}; run it again when it is quiet"

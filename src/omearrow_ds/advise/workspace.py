@@ -37,7 +37,7 @@ def _remove(folder: Path) -> None:
 
 
 def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
-    """Return the maximum size of a sample that is stored ``copies`` times in ``folder``, up to ``wanted_bytes``."""
+    """Return the bytes a sample may have if ``folder`` must hold ``copies`` of it, at most ``wanted_bytes``."""
     free_bytes = shutil.disk_usage(folder).free
     # Some formats store uncompressed lists of 16-bit values in twice their size.
     most_bytes = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
@@ -52,12 +52,12 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
 
 
 def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
-    """Return why ``n_bytes`` of ``room`` exceed the limit, or an empty string; ``whose`` names the limit's source."""
+    """Return an error text if ``n_bytes`` exceed the limit of ``room`` (memory or disk), else an empty string."""
     return "" if n_bytes <= limit_bytes else f"takes {n_bytes:,} bytes of {room}, allowed are {limit_bytes:,} ({whose})"
 
 
 def remove(path: Path) -> None:
-    """Remove a collection if it exists."""
+    """Remove the file or folder of a collection if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

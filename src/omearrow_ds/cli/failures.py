@@ -153,7 +153,7 @@ def _in_words(error: OSError) -> str:
 
 @contextmanager
 def naming(**flags: str) -> Iterator[None]:
-    """Show errors of the library with these flags instead of the arguments with those names.
+    """Context in which error messages of the library name the given flags instead of its arguments.
 
     Flags of the running command are always used; these are for flags that have another name than the argument.
     """

@@ -135,7 +135,7 @@ _READERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def flags(record: type[OptionRecord], *chosen: str) -> tuple[Command, ...]:
-    """Return the click options of all or of the chosen options of a record."""
+    """Return click options for the options of a record: all, or only those whose names are in ``chosen``."""
     declared = [each for each in options_of(record) if flag_of(each)]
     return tuple(_flag(each) for each in declared if not chosen or each.name in chosen)
 
@@ -224,7 +224,7 @@ def layout_options(command: Command) -> Command:
 
 
 def object_options(command: Command) -> Command:
-    """Add the options of objects. The command receives those that are set."""
+    """Add the options of objects. The command receives only the options that the user passed."""
     placed = place_options(added((), command, _those_given(("objects", "center", "box", "pad"))))
     return added(flags(SampleSettings, "objects"), placed, dict)
 

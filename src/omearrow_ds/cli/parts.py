@@ -100,7 +100,7 @@ def describe_written(dst: Path, storage: Storage | None, format_name: str | None
 
 
 def in_words(written: Description, what: str = "") -> str:
-    """Return number (by default of images), size and format of the written collection in words."""
+    """Describe the written collection in words: number of images (or ``what``), size and format."""
     size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
     return f"{what or text.count(written.images, 'image')}, {size}, {written.format_label}"
 

@@ -44,7 +44,7 @@ STAGES = {
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
-    """Return an uninitialized or zero array for an image; a damaged file may state an excessive shape.
+    """Return a new array for an image, uninitialized or zero, if its size fits the available memory.
 
     Raises `MemoryLimitError` if the size exceeds the available memory, which is checked from 256 MiB on.
     """
@@ -61,7 +61,7 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zero
 
 @dataclass(frozen=True)
 class Expected:
-    """Metadata of some images of a table: index in the table, shape (n, 5) and dtype.
+    """Indices in the table, shapes (n, 5) and dtypes of n images that are to be decoded.
 
     A dtype keeps the byte order of the table, and applies to chunks without a dtype. ``odd_order`` marks images whose
     chunks are flattened in another order than ZYX.
@@ -152,7 +152,7 @@ class ImageBlock:
 
 
 def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None) -> Array:
-    """Return whether the chunks of each row are the whole image in TCZYX order, of equal size and uncompressed.
+    """Return one bool per row: whether its chunks are uncompressed, of equal size, and a whole image in TCZYX order.
 
     With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
     chunk structs, so that a table can be checked without its pixels.
@@ -161,7 +161,7 @@ def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None
 
 
 def codec_of_chunks(chunks: pa.Array) -> str | None:
-    """Return the codec of the chunks if all are compressed by the same one, otherwise None."""
+    """Return the codec that compresses all chunks, or None if chunks are uncompressed or use several codecs."""
     structs = chunks.flatten()
     names = structs.field("compression") if structs.type.get_field_index("compression") >= 0 else pa.nulls(0)
     codecs = pc.unique(names.cast(pa.string())).to_pylist() if is_text(names.type) else []
@@ -266,7 +266,7 @@ class _Pieces:
         return good
 
     def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
-        """Return whether the pieces of each row have equal shares of its ``counts`` pixels, without null pixels."""
+        """Return one bool per row: whether its pieces have equal sizes, ``counts`` pixels in sum, and no null pixel."""
         rows, pieces, _ = self._owners
         number = self.stops - self.starts
         if not len(rows):
@@ -290,7 +290,7 @@ class _Pieces:
         return self._leaf.run(first, count, dtype)
 
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
-        """Return the image of ``row``, assembled from its pieces in their order; gaps are zero.
+        """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0.
 
         Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises, for a piece outside the image or of the
         wrong size, and `MemoryLimitError` if the image exceeds the available memory.

@@ -78,7 +78,7 @@ def encode_tables(
 
 
 def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
-    """Return a table of ``column`` under ``name`` followed by ``columns``, which may be empty."""
+    """Return a table whose first column is ``column``, named ``name``, followed by ``columns``, which may be empty."""
     first = pa.table({name: column})
     return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)
 
@@ -97,7 +97,7 @@ def aligned(columns: pa.Table) -> pa.Table:
 
 
 def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
-    """Return ``columns`` with the checksums of the images as the last column, if there are any."""
+    """Append the checksums of the images to ``columns`` as the last column, if the images have checksums."""
     if not checksums or checksums[0] is None:
         return columns
     column = pa.array(checksums, pa.string())

@@ -47,11 +47,11 @@ class ByteLeaf:
         self._dtypes, self._compressions = (optional(structs, name, where) for name in ("dtype", "compression"))
 
     def has(self, piece: int) -> bool:
-        """Whether the piece has pixels here."""
+        """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
         return self._valid is None or bool(self._valid[piece])
 
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return whether each piece has ``counts`` pixels and is contiguous with the previous piece."""
+        """Return one bool per piece: whether it has ``counts`` pixels that `run` can slice as stored."""
         if self._scattered is not None:
             return np.zeros(len(pieces), bool)
         good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes
@@ -126,11 +126,11 @@ class ListLeaf:
         self._data = _numbers(values, where)
 
     def has(self, piece: int) -> bool:
-        """Whether the piece has pixels here."""
+        """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
         return self._valid is None or bool(self._valid[piece])
 
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return whether each piece has ``counts`` pixels without nulls and is contiguous with the previous piece."""
+        """Return one bool per piece: whether it has ``counts`` pixels without nulls that `run` can slice as stored."""
         del itemsizes
         if self._scattered:
             return np.zeros(len(pieces), bool)
@@ -183,7 +183,7 @@ def flags(values: pa.Array) -> Array:
 
 
 def among(column: pa.Array, texts: Collection[str | None]) -> Array:
-    """Return whether each string or null of a column is one of ``texts``; all False for columns of other types."""
+    """Return one bool per row: whether its string or null is one of ``texts``; all False for columns of other types."""
     if not is_text(column.type):
         return np.zeros(len(column), bool)
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
@@ -267,7 +267,7 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
 
 
 def list_bounds(lists: pa.Array, what: str) -> tuple[Array, Array, pa.Array]:
-    """Return the start and stop of each list in the flat child array, and that child, for any list type.
+    """Return the start and stop of each list in the flat array of list values, and this array.
 
     Raises `DecodeError` for other types; ``what`` names the lists in the error.
     """

@@ -49,7 +49,7 @@ STAGES = {"Collection._fetch": "read", "scale": "normalize", "one_by_one": "norm
 
 
 class Held(NamedTuple):
-    """Settings of pixels in memory."""
+    """Settings for caching, preloading and verifying decoded pixels."""
 
     # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
     cache_bytes: int = 0
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 
 
 class Collection:
-    """Images of an open source, cut and scaled into samples.
+    """Samples created from the images of an open source by cropping, selecting and scaling.
 
     ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. ``held`` has the settings
     of pixels in memory.
@@ -103,7 +103,7 @@ class Collection:
         self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made) == 1
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all images if ``preload`` is set and they fit."""
+        """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
         if not preload:
             return
         device = device_of(preload)
@@ -173,7 +173,7 @@ class Collection:
 
     @property
     def source(self) -> BaseSource:
-        """Open source. A process that unpickled the collection opens it at first use."""
+        """Source of the images; a process that unpickled the collection opens the source at first use."""
         if self._source is None:
             source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # Pickled by this class.
             # Also for equal shapes: changed images would get the targets of the previous ones.
@@ -216,7 +216,7 @@ class Collection:
 
     @property
     def beside(self) -> Beside:
-        """Path, ids and columns of the samples."""
+        """Object with the path, ids and columns of the samples."""
         return self.source
 
     @property
@@ -268,7 +268,7 @@ class Collection:
         return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
 
     def windows(self, positions: list[int]) -> Any:
-        """Return the location of samples for `at`: positions for whole images."""
+        """Return the locations of samples, which `at` accepts; for whole images, these are ``positions``."""
         return positions
 
     def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
@@ -320,7 +320,7 @@ class Collection:
         in_shares(fill, samples, threads)
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the samples at locations from `windows`, in the form of `batch`."""
+        """Return the samples at locations that `windows` returned, stacked or as a list like `batch`."""
         return self.batch(where, allocate)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
@@ -376,12 +376,12 @@ class Collection:
 
     @property
     def is_read(self) -> bool:
-        """Whether samples are read from files, also from a mapped file of preloaded pixels."""
+        """Whether samples are read from files, including a memory-mapped file with preloaded pixels."""
         return self.on_device is None and (self.cache is None or not self.cache.block.writable)
 
     @property
     def page_requests(self) -> PageRequests | None:
-        """Rule for page requests; None before the first batch, and if files are not memory-mapped."""
+        """Rule that decides whether to request pages; None for pixels in memory. May be None before the first batch."""
         stacks = self._batch_stacks
         return self._file_requests if stacks is None else stacks.requests
 
@@ -412,7 +412,7 @@ class Collection:
         return np.arange(count)
 
     def on_demand(self, source: BaseSource | None = None) -> Self:
-        """Return a copy without pixels in memory that reopens its source, or opens another one of these images."""
+        """Return a copy that reads images on demand, from its reopened source or another source of these images."""
         opening: dict[str, Any] = {}
         if source is not None:
             opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": source.path}
@@ -440,7 +440,7 @@ class Collection:
         return made
 
     def uncut(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return cut and scalings, with all axes, of images of one shape.
+        """Return the cut and the scalings, in all axes (T, C, Z, Y, X), of a collection whose images have one shape.
 
         These are the cut, the distinct scalings, and (N,) the index of each image's scaling; None if there is one.
         """

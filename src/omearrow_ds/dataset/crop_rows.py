@@ -17,7 +17,7 @@ from omearrow_ds.storage.objects import Objects, object_ids
 
 
 class Fit(NamedTuple):
-    """Fit of boxes to one ``size`` (height, width): scaled, or centered in zeros."""
+    """Conversion of crops to one ``size`` (height, width), by scaling or by centering them in zeros."""
 
     size: tuple[int, int]
     scaled: bool
@@ -38,14 +38,14 @@ class Fit(NamedTuple):
             sample[...] = crop[..., y, :][..., x]
 
     def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the position in the sample of a pixel of a crop of ``shape``."""
+        """Return the (row, column) in the sample to which a pixel of a crop of ``shape`` is mapped."""
         sides = zip(pixel, shape, self.size, strict=True)
         y, x = ((2 * at + 1) * to // (2 * of) if self.scaled else at + (to - of) // 2 for at, of, to in sides)
         return y, x
 
 
 class CropRows:
-    """Path, ids and columns of crops, with the columns of objects or tiles and of their images.
+    """Path, ids and columns of crops; the columns are those of the objects or tiles, and of their images.
 
     Without ``objects``, crops are tiles, whose positions are the columns ``crop_y`` and ``crop_x``.
     """
@@ -71,7 +71,7 @@ class CropRows:
 
     @cached_property
     def columns(self) -> pa.Table:
-        """Columns of the objects or tiles, then columns of their images with other names."""
+        """Columns of the objects or tiles, then the columns of their images whose names differ from these."""
         own, images = self.own, self._images[1]
         others = images.select([name for name in images.column_names if name not in own.column_names])
         if not others.num_columns:

@@ -74,7 +74,7 @@ class CropCollection(Collection):
     def of(
         cls, collection: Collection, places: Places, told: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
-        """Return the crops at ``places`` of a collection, which must not be used afterwards.
+        """Convert a collection of images into a collection of crops at ``places``; do not use the former afterwards.
 
         Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``told`` has the ids and columns of
         crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.

@@ -26,7 +26,7 @@ _PIECE_BYTES = 32 * 2**20
 
 
 def device_of(preload: Any) -> torch.device | None:
-    """Return the device of ``preload=`` with its index, or None if it is not a device.
+    """Return the CUDA device that ``preload=`` names, with its index, or None if ``preload`` is not a device.
 
     Raises `ArgumentError` if the device is not an available CUDA device.
     """
@@ -64,7 +64,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
-    """Raise `MemoryLimitError` if pixels exceed the free memory or ``max_bytes``, by default half of it."""
+    """Raise `MemoryLimitError` if pixels exceed the free device memory or ``max_bytes``, by default half of it."""
     free = free_bytes(device)
     limit, said = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:
@@ -77,7 +77,7 @@ def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes
 
 
 class DeviceIndices(Sequence[int]):
-    """Indices of a batch, with a copy on a device that was sent with all indices of the epoch."""
+    """Indices of a batch in CPU memory and on a device; the indices of an epoch were sent there in one transfer."""
 
     def __init__(self, here: list[int], there: torch.Tensor) -> None:
         self._here, self.there = here, there

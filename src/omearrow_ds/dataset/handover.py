@@ -80,11 +80,11 @@ class _Block:
 
     @property
     def free(self) -> bool:
-        """Whether the memory is unused."""
+        """Whether no array, tensor or view uses the memory of the block."""
         return self._used is None or self._used() is None
 
     def take(self, size_bytes: int) -> Array:
-        """Return ``size_bytes`` of its memory, uninitialized."""
+        """Return the first ``size_bytes`` of the block as an uninitialized array."""
         lent = _Lent(self._memory, self.address, size_bytes)
         self._used = weakref.ref(lent)
         return np.asarray(lent)
@@ -107,17 +107,17 @@ class _SharedBlock(_Block):
 
     @property
     def free(self) -> bool:
-        """Whether the memory is unused by this and all receiving processes."""
+        """Whether neither this process nor a receiving process uses the memory of the block."""
         return super().free and bool(self._marks[: self._given].all())
 
     def take(self, size_bytes: int) -> Array:
-        """Return ``size_bytes`` of its memory, uninitialized."""
+        """Return the first ``size_bytes`` of the block as an uninitialized array."""
         self._marks[: self._given] = 0
         self._given = 0
         return super().take(size_bytes)
 
     def hand_over(self) -> int | None:
-        """Return the index of the mark that the receiver sets at release, or None if all marks are used."""
+        """Return the index of the mark that the receiver sets to release the block, or None if all marks are used."""
         number = self._given
         if number == _MARKS_BYTES:
             return None
@@ -137,7 +137,7 @@ class _Blocks(Generic[Block]):
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> Array:
-        """Return bytes of a free block of at most 4 times the size, or of a new block."""
+        """Return ``size_bytes`` of a free block that is at most 4 times as large, or of a new block."""
         # A larger block is left for a larger batch. A few of the other free blocks are kept.
         with self._lock:
             free = [block for block in self.blocks if block.free]
@@ -174,7 +174,7 @@ class _PinnedBlock(_Block):
 
     @property
     def free(self) -> bool:
-        """Whether the memory is unused by this process and by pending copies."""
+        """Whether neither this process nor a pending copy to a device uses the memory of the block."""
         return super().free and (self.copied is None or self.copied.query())
 
 
@@ -191,7 +191,7 @@ class PinnedPool(Pool):
         _Blocks.__init__(self, kind)
 
     def take(self, size_bytes: int) -> Array:
-        """Return bytes of a free buffer."""
+        """Return ``size_bytes`` of a free pinned buffer, after waiting for pending copies if all buffers are in use."""
         if len(self.blocks) >= _PINNED_BLOCKS and not any(block.free for block in self.blocks):
             for event in (getattr(block, "copied", None) for block in self.blocks):
                 if event is not None:
@@ -303,7 +303,7 @@ class _Leases:
         os.register_at_fork(before=self._keep_all)
 
     def add(self, lent: _Lent, memory: Array, mark: int) -> None:
-        """Set the mark when ``lent`` is no longer in use."""
+        """Register that ``mark`` in ``memory`` is set to 1 when ``lent`` is garbage-collected."""
         number = next(self._numbers)
         lease = weakref.finalize(lent, self._return, number, memory, mark)
         lease.atexit = False

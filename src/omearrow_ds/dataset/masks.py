@@ -62,7 +62,7 @@ class MaskedSamples:
         return self._background is not None
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all masks if ``preload`` is set and they fit."""
+        """Decode all masks if ``preload`` is set and the masks do not exceed the memory limit."""
         self.collection.preload(preload, max_bytes)
 
     def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
@@ -75,7 +75,7 @@ class MaskedSamples:
         return images, masks
 
     def with_object(self, positions: Array) -> Array:
-        """Return one bool per sample, whether its mask contains its object. Reads the masks once."""
+        """Return one bool per sample: whether its mask contains its object. This reads each mask once."""
         fields = self._images.fields_of(positions)
         kept = np.ones(len(positions), np.bool_)
         if self._background is not None:
@@ -87,13 +87,13 @@ class MaskedSamples:
         return kept
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the masks of samples at the windows or positions of the images' collection."""
+        """Return the masks of samples at locations that ``windows`` of the image collection returned."""
         if isinstance(where, Windows):
             return self.collection.at(where._replace(fields=self._mask_of[where.fields]), allocate)
         return self.collection.at(self._mask_of[where].tolist(), allocate)
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
-        """Return a copy for another collection of the images and, if passed, of the masks."""
+        """Return a copy that uses another collection of the same images and, if passed, of the same masks."""
         other = copy.copy(self)
         vars(other).update(_images=images, collection=masks or self.collection)
         if self._background is not None:
@@ -138,7 +138,7 @@ class _Background:
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
 
     def with_reader(self, images: Collection, masks: Collection) -> _Background:
-        """Return a copy for other collections of the same images and masks."""
+        """Return a copy that uses other collections of the same images and masks."""
         other = copy.copy(self)
         vars(other).update(_crops=images, _masks=masks)
         return other
@@ -159,7 +159,7 @@ class _Background:
         pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
 
     def kept(self, position: int, mask: Array) -> Array:
-        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask, whether it belongs to the object."""
+        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
         planes = self._masks.tczyx(mask)
         return self._connected(position, planes) if self._binary else planes == self._labels[position]
 
@@ -207,7 +207,7 @@ def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
 
 
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
-    """Return the result of a transform for an image and its mask, a ``tv_tensors.Mask`` if torchvision is installed.
+    """Apply a transform to an image and its mask, which is passed as a ``tv_tensors.Mask`` if torchvision is installed.
 
     Raises `ArgumentError` if the transform does not return two values.
     """

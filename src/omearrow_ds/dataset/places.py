@@ -29,7 +29,7 @@ class CropOptions(TypedDict, total=False):
 
 
 class Windows(NamedTuple):
-    """Rectangles of images, which may extend beyond their edges: (n,) int64 each, in pixels."""
+    """Field, top, left, height and width of windows in pixels, (n,) int64 each; windows may extend beyond images."""
 
     fields: Array
     tops: Array
@@ -101,7 +101,7 @@ class Places:
 
 
 class RandomPlaces(Places):
-    """One window per image, drawn at each access among those inside the image."""
+    """One window per image at a random position inside the image, drawn at each access."""
 
     random = True
 
@@ -120,7 +120,7 @@ class RandomPlaces(Places):
 
 
 def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pad: str | None) -> tuple[Places, Array]:
-    """Return the windows around objects, and a bool mask of the objects that have one.
+    """Return the windows around objects, and a bool mask of the objects that have a window.
 
     A window of ``size`` has its center nearest to the object's, and of two equally near windows is the lower or right
     one: with pixel centers at integers, its first row is ``floor(y - (height - 1) / 2 + 0.5)``. A box counts by its

@@ -22,21 +22,21 @@ _ALIGNMENT = 64
 
 
 class Kinds(NamedTuple):
-    """Kinds of images: first image of each kind, kind of each image or None if there is one, and images per kind."""
+    """Partition of images into kinds: first image per kind, kind of each image (None for one kind), images per kind."""
 
     first: list[int]
     of_each: np.ndarray[Any, Any] | None
     counts: list[int]
 
     def spread(self, values: list[Any]) -> list[Any]:
-        """Return the value of its kind for each image."""
+        """Given one value per kind, return one value per image."""
         return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
 def kinds_of(
     shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
 ) -> Kinds:
-    """Return the kinds of images with equal shape, dtype and codes of ``others``, in the order of their first image."""
+    """Group images of equal shape, dtype and codes in ``others`` into kinds, in the order of their first images."""
     count = len(shapes)
     if not count:
         return Kinds([], np.zeros(0, np.int64), [])
@@ -73,7 +73,7 @@ class PixelCache:
     def load(
         cls, source: BaseSource, folder: Path | None = None, seen: Seen | None = None, *, progress: bool | None = False
     ) -> PixelCache:
-        """Decode every image of ``source`` once; with ``folder``, into a file there that processes memory-map.
+        """Decode every image of ``source`` once, into memory or into a memory-mapped file in ``folder``.
 
         ``seen`` is the result of `omearrow_ds.dataset.cache_dir.look` before the source was opened.
         """
@@ -162,7 +162,7 @@ class Shown:
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: Kinds | None = None) -> int:
-    """Return the bytes of all decoded pixels; ``kinds`` of the images are computed if None."""
+    """Return the decoded size of all images in bytes; ``kinds`` saves its computation from shapes and dtypes."""
     kinds = kinds or kinds_of(shapes, dtypes)
     counted = zip(kinds.first, kinds.counts, strict=True)
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)

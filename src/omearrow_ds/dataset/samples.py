@@ -60,7 +60,7 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
 
 
 def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
-    """Return the options for positions of samples, and those for opening the collection."""
+    """Divide keywords into the options for positions of samples and the options for opening the collection."""
     given = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
     crops = {name: given.pop(name) for name in _CROP_OPTIONS if name in given}
     return cast(CropOptions, crops), cast(OpenOptions, given)
@@ -190,12 +190,12 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def source(self) -> BaseSource:
-        """Open source of the whole collection. An unpickled dataset opens it at first use."""
+        """Source of the whole collection; an unpickled dataset opens the source at first use."""
         return self._collection.source
 
     @property
     def preloaded(self) -> bool:
-        """Whether decoded pixels are in memory, of the CPU or a device."""
+        """Whether decoded pixels are in CPU memory or in device memory."""
         return self._collection.cache is not None or self._collection.on_device is not None
 
     @property

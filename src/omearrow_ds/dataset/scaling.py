@@ -24,7 +24,7 @@ _PAIRS = (("mean", "std"), ("low", "high"))
 
 
 def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
-    """Return the divisor that maps an integer dtype to [-1, 1], its maximum, or None for a floating dtype."""
+    """Return the maximum of an integer dtype, which scales pixels to at most 1, or None for a floating dtype."""
     return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
 
 
@@ -59,7 +59,7 @@ class Scalings:
 
     @property
     def apart(self) -> list[Array]:
-        """Codes per image that identify its scaling, in addition to shape and dtype."""
+        """Arrays of one code per image; images with equal codes, shape and dtype have the same scaling."""
         told: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
         if self._illumination is not None and len(self._illumination) > 1:
             number: dict[tuple[str, ...], int] = {}
@@ -69,7 +69,7 @@ class Scalings:
         return told
 
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
-        """Return a key that identifies the scaling of an image, and a function that creates it."""
+        """Return a key that identifies the scaling of an image, and a function that creates this scaling."""
         if not self.floating:
             return None, lambda: None
         group = None if self._group_of is None else self._group_of[index]

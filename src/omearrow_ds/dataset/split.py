@@ -78,7 +78,7 @@ def checked_seed(seed: int) -> int:
 
 
 def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
-    """Return (N,) int64 codes of ``rows`` by one or more columns, in the order of their sorted distinct values.
+    """Return one int64 code per row for its values in one or more columns; codes follow the sorted distinct values.
 
     Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values
     cannot be sorted.
@@ -183,12 +183,12 @@ class _Largest:
         self._below = [number * samples for number in numbers]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part for a group, the first one if several are equal."""
+        """Return the part to which a group is best added; of equally good parts, the first in ``allowed``."""
         del group
         return max(allowed, key=self._below.__getitem__)
 
     def put(self, group: int, part: int) -> None:
-        """Count a group to a part."""
+        """Add the samples of a group to the count of a part."""
         self._below[part] -= self._sizes[group]
 
 
@@ -208,13 +208,13 @@ class _Evenest:
         self._below = [[float(share * total) for total in totals.tolist()] for share in shares]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part for a group, the first one if several are equal."""
+        """Return the part to which a group is best added; of equally good parts, the first in ``allowed``."""
         of_group, squares = self._of[group], self._squares
         gains = [math.fsum(g * self._below[part][c] / squares[c] for c, g in of_group) for part in allowed]
         return allowed[gains.index(max(gains))]
 
     def put(self, group: int, part: int) -> None:
-        """Count a group to a part."""
+        """Add the samples of a group to the count of a part."""
         below = self._below[part]
         for c, number in self._of[group]:
             below[c] -= number

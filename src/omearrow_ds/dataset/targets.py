@@ -26,7 +26,7 @@ _NEAREST = 3
 
 
 class Targets:
-    """Targets of a source's images, by index.
+    """Training target of each image of a source, by image index.
 
     Raises `ArgumentError` if an option is invalid, or a text is not in ``classes``; `ColumnError` if a column is
     missing or has nulls.
@@ -69,19 +69,19 @@ class Targets:
 
     @property
     def listed(self) -> bool:
-        """Whether targets are values of columns, not results of a callable."""
+        """Whether targets are column values, as opposed to results of a callable."""
         return self._only is not None or bool(self._of)
 
     @property
     def present(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """One bool per image, whether it has a target; None if all have one."""
+        """One bool per image: whether the image has a target; None if all images have targets."""
         masks = [column.present for column in (self._only, *self._of.values()) if column is not None]
         missing = [mask for mask in masks if mask is not None]
         return np.logical_and.reduce(missing) if missing else None
 
     @property
     def classes(self) -> Classes | None:
-        """Texts in the order of their codes, for several columns by name; None without codes."""
+        """Texts in the order of their codes; for several columns, a mapping by column name; None without codes."""
         if self._only is not None:
             return self._only.classes
         coded = {name: column.classes for name, column in self._of.items() if column.classes is not None}

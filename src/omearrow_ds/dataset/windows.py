@@ -30,7 +30,7 @@ def to(array: Array, device: torch.device) -> torch.Tensor:
 
 
 class Layout(NamedTuple):
-    """Offsets and strides of sample pixels in stored fields, all in pixels."""
+    """Positions of a sample's pixels in stored fields, as offsets and strides in units of pixels."""
 
     field_step: int  # Stride of stored fields.
     planes: Array  # (P, 2) int64: offset of each plane (T, C, Z) of a sample, in its field and in the sample.
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Factors of (pixel / illumination - offset) / divisor in float32; without factors, values are unchanged."""
+    """Arrays for (pixel / illumination - offset) / divisor in float32; without ``factors``, pixels are not scaled."""
 
     dtype: torch.dtype  # Of samples.
     factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.
@@ -105,7 +105,7 @@ class Scales(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Scales:
-        """Return scalings of fields (T, C, Z, Y, X) on a device; ``groups`` has the scaling index of each field."""
+        """Copy scalings of fields (T, C, Z, Y, X) to a device; ``groups`` has the index of each field's scaling."""
         if divisors[0] is None:
             return cls(dtype)
         planes = math.prod(field[:3])
@@ -123,7 +123,7 @@ class Scales(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows at ``positions``, or all, of ``places``, (M, 3) int64 of field, top and left.
+    """Rows of ``places``, (M, 3) int64 of field, top and left, selected by ``positions``; None selects all rows.
 
     Without ``places``, windows are whole fields, and positions are field indices; without both, all fields.
     """
@@ -133,7 +133,7 @@ class Windows(NamedTuple):
     pad: str = "constant"
 
     def located(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the fields of windows, and the top and left of each, (n, 2)."""
+        """Return the field index of each window, and the top and left of each window as (n, 2)."""
         if self.places is None:
             return self.positions, None
         places = self.places if self.positions is None else self.places[self.positions]
@@ -213,7 +213,7 @@ class Fused(NamedTuple):
 
 
 def fused(layout: Layout, device: torch.device) -> Fused | None:
-    """Return the layout for the kernel, or None if rows or columns have no constant stride, or fields are too large."""
+    """Return the layout for the kernel; None if row or column strides vary, or fields have 2**31 pixels or more."""
     steps = [int(places[1] - places[0]) if len(places) > 1 else 0 for places in (layout.rows, layout.columns)]
     even = all(
         (np.diff(places) == step).all() for places, step in zip((layout.rows, layout.columns), steps, strict=True)

@@ -27,7 +27,7 @@ CROP_WEIGHT = 4
 
 
 class Tally:
-    """Bytes of samples that this process has created, and whether to use compiled loops."""
+    """Bytes of samples that this process has created, and whether these justify compiled loops."""
 
     made_bytes = 0
     worth = False
@@ -35,12 +35,12 @@ class Tally:
 
 @functools.cache
 def tally() -> Tally:
-    """Return the tally of this process; a forked process continues its parent's."""
+    """Return the tally of this process; a forked process continues the tally of its parent."""
     return Tally()
 
 
 def worth(made_bytes: int) -> bool:
-    """Count bytes of samples to be created, and return whether to use compiled loops."""
+    """Add ``made_bytes`` to the tally, and return whether compiled loops should be used from now on."""
     counted = tally()
     counted.made_bytes += made_bytes
     counted.worth = counted.made_bytes >= (READY_BYTES if "numba" in sys.modules else WORTH_BYTES)

@@ -76,7 +76,7 @@ def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: 
 
 
 def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
-    """Return the rows or columns, of ``size``, that a window of ``length`` from ``first`` shows."""
+    """Return the indices on an axis of ``size`` pixels that a window of ``length`` pixels from ``first`` shows."""
     if first >= 0 and first + length <= size:
         return slice(first, first + length)
     places = np.arange(first, first + length)
@@ -173,7 +173,7 @@ def _plan(
 
 
 def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
-    """Write regions that are already cut, scaled, to their positions in ``out``.
+    """Scale regions that are already cut out of images, and write them to their positions in ``out``.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
 def windows_by_loop(
     stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
 ) -> bool:
-    """Write all windows with the compiled loop; return False if it is not available or does not support these arrays.
+    """Write all windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
 
     ``places`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
     ``into`` is its position in ``out``, by default in order.

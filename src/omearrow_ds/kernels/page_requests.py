@@ -43,7 +43,7 @@ class PageRequests:
         self.num_reads, self.num_remaining, self.query_ns = -1, 0, 0
 
     def count(self, num_reads: int) -> None:
-        """Count a batch whose pages are requested."""
+        """Update the counters for a batch whose pages are requested."""
         has_read = 0 <= self.num_reads < num_reads
         self.num_remaining = _NUM_BATCHES if has_read else max(self.num_remaining - 1, 0)
         self.num_reads = num_reads
@@ -51,7 +51,7 @@ class PageRequests:
             self.query_ns = 0
 
     def is_needed(self) -> bool:
-        """Count a batch of files that are not mapped, and return whether they are requested."""
+        """Return whether to request the files of a batch that are not memory-mapped, and count the batch if so."""
         if monotonic_ns() < self.query_ns:
             return False
         usage, self.query_ns = getrusage(RUSAGE_SELF), monotonic_ns() + QUERY_NS
@@ -126,7 +126,7 @@ def request_ranges(starts: Array, num_bytes: Array) -> None:
 
 
 def request_files(paths: Iterable[str], max_bytes: int) -> None:
-    """Request the first bytes of files that are not mapped."""
+    """Ask Linux to read the first ``max_bytes`` of files that are not memory-mapped."""
     for path in paths:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

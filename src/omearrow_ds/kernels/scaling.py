@@ -15,7 +15,7 @@ COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "
 
 
 class Flat(NamedTuple):
-    """A `Scaling` in the form of a compiled loop."""
+    """Arrays of a `Scaling` in the form that compiled loops take."""
 
     # float32: divisor, minimum and maximum, and offset and divisor per plane (T, C, Z).
     factors: Array
@@ -61,7 +61,7 @@ class Scaling:
             np.add(out, 0, out)  # -0.0 becomes 0.0, as clip does in some versions of NumPy.
 
     def at(self, rows: Any, columns: Any) -> Scaling:
-        """Return the scaling of rows and columns, slices or integers, of the last two axes."""
+        """Return the scaling for a region of the image: ``rows`` and ``columns`` of the last two axes."""
         parts = (self._illumination, self._offset, self._divisor)
         illumination, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
         return Scaling(illumination, offset, divisor, clip=self._clip)
@@ -87,7 +87,7 @@ class Scaling:
         return self._illumination is not None
 
     def flat(self, shape: tuple[int, ...]) -> Flat | None:
-        """Return the factors for a loop over fields of ``shape`` (T, C, Z, Y, X); None if they vary within a plane."""
+        """Return arrays for a loop over fields of ``shape`` (T, C, Z, Y, X), or None if no loop can use them."""
         if shape not in self._flat:
             self._flat[shape] = self._flattened(shape)
         return self._flat[shape]
@@ -114,7 +114,7 @@ class Scaling:
 
 
 def first_of(array: Array) -> Array:
-    """Return a flat view of the first element of an array, from which loops advance by the array's strides."""
+    """Return a 1-D view of the first element of an array; loops reach the other elements by the array's strides."""
     one: Array = array[(0,) * (array.ndim - 1)][:1]
     return one
 
@@ -130,7 +130,7 @@ def _at(part: Any, rows: Any, columns: Any) -> Any:
 
 
 def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
-    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor, in one pass without a temporary array."""
+    """Divide ``pixels`` in float32, or copy them without a divisor, and write the result to ``out`` in one pass."""
     if isinstance(divisor, Scaling):
         divisor(pixels, out)
         return
@@ -166,7 +166,7 @@ def divides(pixels: Array, out: Array) -> bool:
 
 @functools.cache
 def types_of(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
-    """Return the argument types of a loop that divides: pixels, types ``between``, samples, divisor."""
+    """Return the argument types of a dividing loop, in order: pixels, the types ``between``, samples, and divisor."""
     return (f"{pixels.name} r", *between, "float32 w", "float32")
 
 

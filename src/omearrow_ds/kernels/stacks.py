@@ -20,7 +20,7 @@ Guard = Callable[[int], object]
 
 
 class Located(NamedTuple):
-    """Addresses of images, (n,) int64, valid as long as ``held`` is referenced."""
+    """Addresses of images, (n,) int64, and the object ``held`` that keeps their memory alive."""
 
     addresses: Array
     held: Any
@@ -36,7 +36,7 @@ class _Overlaid:
 
 
 class Prefixes:
-    """Bytes before each chunk of mapped images, compared before the first use of an image.
+    """Check of memory-mapped images: the bytes before each chunk must equal expected bytes.
 
     Parameters
     ----------
@@ -62,12 +62,12 @@ class Prefixes:
         self.is_checked, self.are_all_checked = np.zeros(len(addresses), bool), False
 
     def request(self, indices: Array) -> None:
-        """Request the pages of the bytes to be compared."""
+        """Request the pages that `check` will read for images that it has not checked."""
         starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
         request_ranges(starts.ravel(), np.full(starts.size, self._expected.shape[1]))
 
     def check(self, indices: Array) -> None:
-        """Compare the bytes of images that were not used before."""
+        """Compare the bytes before the chunks of images that were not checked before."""
         unchecked = np.unique(indices[~self.is_checked[indices]])
         if not len(unchecked):
             return
@@ -138,7 +138,7 @@ class Stacks:
         return image
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return a region of each image; ``cut`` returns a view of an array of images."""
+        """Return stacks of a region of each image; ``cut`` returns this region as a view of an array of images."""
         arrays = [cut(array) for array in self.arrays]
         return Stacks(arrays, self.guard, self.prefixes, is_mapped=self.requests is not None)
 
@@ -169,7 +169,7 @@ class Stacks:
             prefixes.check(np.atleast_1d(indices))
 
     def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of a later batch, if those of each batch are requested; see `prepare` for parameters."""
+        """Request the pages of a later batch if recent reads had to wait for the disk; see `prepare` for parameters."""
         if self.requests is not None and self.requests.num_remaining:
             self._request(indices, rows)
 
@@ -179,7 +179,7 @@ class Stacks:
             self.prefixes.request(indices)
 
     def located(self, indices: Array) -> Located:
-        """Return the addresses of images, which `prepare` checks."""
+        """Return the addresses of images; call `prepare` first, since this method does not check them."""
         return Located(self.addresses[indices], self.arrays)
 
     def by_turns(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
@@ -199,7 +199,7 @@ class Stacks:
         return []
 
     def overlaid(self, indices: Array) -> tuple[Array, Array]:
-        """Return an array (n, ...) that contains the images, which must be `strided_alike`, and their indices in it.
+        """Return an array whose elements at the returned indices are the images, which must be `strided_alike`.
 
         Its other elements overlap and have undefined values, so they must not be read.
         """
@@ -262,7 +262,7 @@ class Stacks:
 
 
 def same_steps(array: Array, like: Array) -> bool:
-    """Whether images have equal strides in both arrays, ignoring axes of length 1."""
+    """Whether an image has the same strides in ``array`` as in ``like``, ignoring axes of length 1."""
     both = zip(array.shape[1:], array.strides[1:], like.strides[1:], strict=True)
     return all(step == other for length, step, other in both if length > 1)
 

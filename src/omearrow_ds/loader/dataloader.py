@@ -122,7 +122,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """Value and reason of each setting."""
+        """Value of each setting of the loader, and the reason why it was chosen."""
         return MappingProxyType(self._settings)
 
     @property

@@ -34,7 +34,7 @@ IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw t
 
 
 def lies_on(dataset: Any) -> torch.device | None:
-    """Return the device of the pixels of a dataset or of its inner datasets, such as those of ``Subset``, or None."""
+    """Return the device of the preloaded pixels of a dataset, or of a dataset that it wraps; None for other pixels."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
     held = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
@@ -76,7 +76,7 @@ class RawTransfer:
             self._pool.note(_image(batch), functools.partial(recorded, self._device))
 
     def scaled(self, batch: Any) -> Any:
-        """Return a batch on the device with scaled pixels."""
+        """Replace the raw pixels of a batch on the device by scaled pixels."""
         pixels = _image(batch)
         made = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), Windows())
         return made if batch is pixels else type(batch)([made, *batch[1:]])
@@ -93,7 +93,7 @@ def _image(batch: Any) -> torch.Tensor:
 
 
 def why_not(dataset: Any, collate_fn: Any) -> str | None:
-    """Return the reason why a dataset cannot send raw pixels, or None."""
+    """Return why a dataset cannot send raw pixels to the device, or None if it can."""
     samples = _inner(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
         return "the dataset is none of this package's, or lies on a device"
@@ -123,7 +123,7 @@ class Sent:
 
 
 def sampled(sampler: Any, dataset: Any) -> Any:
-    """Return a batch sampler with indices on the device of the pixels, if the order is drawn at the beginning."""
+    """Return a batch sampler with indices on the device of the pixels, or ``sampler`` if it cannot be converted."""
     device = dataset.device if type(dataset) is OMEArrowDataset else None
     plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
     return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset._is_random else sampler

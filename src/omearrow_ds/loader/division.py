@@ -19,7 +19,7 @@ _FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to th
 
 
 def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
-    """Return a sampler over the samples of all ranks, in the order of its epoch."""
+    """Return a sampler that yields the samples of all ranks in the order of ``sampler``."""
     if isinstance(sampler, PartsSampler):
         return sampler.divided(Ranks())
     whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
@@ -28,7 +28,7 @@ def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
 
 
 class SharedBatches(BatchSampler):
-    """Batches of a sampler that yields the share of its rank, for a loader that divides them again.
+    """Batch sampler of one rank's samples, which yields the batches of all ranks to a loader that divides them.
 
     Accelerate creates another loader with the ``batch_sampler`` of the loader that it prepares, and divides its batches
     among the ranks. Accelerate's loader gets the batches of all ranks. If ``of_rank`` is true, and in a loader that
@@ -90,13 +90,13 @@ def divides(sampler: Any, ranks: int) -> bool:
 
 
 def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
-    """Return the inner sampler of one of ``kinds`` whose samples ``sampler`` divides among ranks, or None."""
+    """Return the wrapped sampler of a class in ``kinds`` if ``sampler`` divides samples among ranks, else None."""
     outer, *inner = nested(sampler)
     return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
 
 
 def warn_of_division(sampler: Any) -> None:
-    """Warn that a wrapper around a sampler is ignored."""
+    """Warn that the loader ignores a sampler because its inner sampler already divides the samples among ranks."""
     msg = (
         f"sampler={type(sampler).__name__}: its inner sampler already divides the samples among ranks, so it is "
         f"ignored; in Lightning, pass use_distributed_sampler=False"
@@ -105,7 +105,7 @@ def warn_of_division(sampler: Any) -> None:
 
 
 def share_batches(batch_sampler: Any, ranks: int) -> None:
-    """Set a nested `SharedBatches` to yield the batches of one rank, unless a wrapper divides them.
+    """Make a nested `SharedBatches` yield the batches of one rank, unless a sampler around it divides batches.
 
     Raises `ArgumentError` if a wrapper divides the share of a rank again.
     """

@@ -42,7 +42,7 @@ class Epoch:
         self._is_ready = prepare is None
 
     def start(self, batches: Iterator[Any], progress: Progress) -> None:
-        """Iterate over the batches of an epoch, from its beginning."""
+        """Begin to iterate over the batches of another epoch."""
         self.progress = progress
         self._numbered = numbered = _Numbered(progress)
         self.use(batches)
@@ -57,7 +57,7 @@ class Epoch:
         self._numbered.use(batches)
 
     def release(self) -> bool:
-        """Leave the workers to another epoch unless a thread waits for a batch; return whether they are free.
+        """Release the workers for another epoch, unless a thread waits for a batch; return whether they were released.
 
         If this epoch continues, it needs new workers.
         """

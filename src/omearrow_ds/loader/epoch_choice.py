@@ -11,7 +11,7 @@ from omearrow_ds.loader.resume import Place, Progress
 
 
 class EpochChoice:
-    """Epoch of the next iteration.
+    """Choice of the epoch to which the next iteration over a loader belongs.
 
     A single process begins a new epoch with each iteration. Several ranks do so after the last batch or by
     ``set_epoch``, so that a rank that left an iteration early, for example to show a batch, keeps the common order.
@@ -55,7 +55,7 @@ class EpochChoice:
         return chosen
 
     def next(self, discard: Callable[[Progress, int], None], *, alone: bool) -> Progress:
-        """Return the position of the next iteration; ``discard`` is called with a saved one that is not continued."""
+        """Return the position where the next iteration begins; ``discard`` is called if it skips a saved position."""
         chosen, saved = self.chosen(alone=alone), self._place.saved
         self._place.saved = None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
@@ -71,7 +71,7 @@ class EpochChoice:
         return Progress(last.epoch + (last.ended or (last.begun and alone)))
 
     def set(self, epoch: int, discard: Callable[[Progress, int], None], *, alone: bool) -> None:
-        """Choose the epoch of the next iteration, which continues the saved epoch if they are equal."""
+        """Choose the epoch of the next iteration; if a saved state is from this epoch, the iteration continues it."""
         saved = self._place.saved
         if saved is not None and saved.epoch != epoch:
             discard(saved, epoch)

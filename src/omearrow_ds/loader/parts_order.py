@@ -60,7 +60,7 @@ class Ranks(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Integers that determine an order, in addition to parts and epoch.
+    """Settings that, together with the parts and the epoch, determine the order of samples.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
 
 class PartsSampler(DistributedSampler[Any]):
-    """A rank's share of the samples of a dataset in parts.
+    """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
     It is a ``DistributedSampler`` so that frameworks do not divide its samples again.
 
@@ -146,7 +146,7 @@ class PartsSampler(DistributedSampler[Any]):
         return left // ranks if self.drop_last else -(-left // ranks)
 
     def divided(self, ranks: Ranks) -> PartsSampler:
-        """Return a sampler of the share of ``ranks`` in this order."""
+        """Return a sampler with this order for the rank that ``ranks`` describes."""
         if ranks.ranks > 1:
             self._agree()
         share = copy.copy(self)
@@ -161,7 +161,7 @@ class PartsSampler(DistributedSampler[Any]):
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
     def adopt(self, plan: Plan) -> None:
-        """Continue with the order of another run.
+        """Replace the plan of this sampler by the plan of the run that saved a state.
 
         Raises `ArgumentError` if its nodes cannot be divided among these hosts.
         """
@@ -209,7 +209,7 @@ class PartsSampler(DistributedSampler[Any]):
         return min(here * (min(together, self.plan.window + 2) if windowed else together), len(self._sizes))
 
     def of_one_part(self) -> Array | None:
-        """Return the samples of the part of the first sample, or None if parts are not fetched."""
+        """Return all samples of the part with this rank's first sample, or None if parts are not fetched."""
         if self._fetched is None or not self.samples:
             return None
         part_of = self._fetched[1]
@@ -292,7 +292,7 @@ class PartsSampler(DistributedSampler[Any]):
         return random
 
     def told(self, batch_size: int | None) -> str:
-        """Return a description of the order, and how far it is from uniform."""
+        """Describe the order of samples, and compare it with a full shuffle."""
         plan, parts = self.plan, count(len(self._sizes), "part")
         rank, ranks, hosts = self.ranks
         of = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
@@ -311,7 +311,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
 
     def waits(self, batch_size: int | None) -> str:
-        """Return a description of the parts that the first batch waits for, empty if parts are not fetched."""
+        """Describe how many parts the first batch waits for; return an empty string if parts are not fetched."""
         if self._fetched is None:
             return ""
         first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
@@ -322,7 +322,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"{said}{permuted}"
 
     def seeds(self) -> torch.Tensor:
-        """Return seed and epoch, which determine the random numbers of an epoch."""
+        """Return the seed of the plan and the epoch, from which the random numbers of the epoch are derived."""
         return torch.tensor([self.plan.seed, self.epoch])
 
     def state(self, progress: Progress, batch_size: int | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ReadAhead:
 
 
 class Announced:
-    """Indices of a batch that are sent to a worker, with those of a later batch: its pages are requested on arrival."""
+    """Indices of a batch and of a later batch; on arrival, a worker requests the pages of the later batch."""
 
     def __init__(self, indices: Any, later: Any) -> None:
         self._sent = indices, later

@@ -71,7 +71,7 @@ class Progress:
     consumed: int = 0
 
     def deliver(self, number: int) -> None:
-        """Count a batch that the program received."""
+        """Record that the program received the batch ``number``."""
         if number != self.batches:
             self.ahead.add(number)
             return
@@ -82,14 +82,14 @@ class Progress:
         self.ended = self.batches == self.total
 
     def take_back(self) -> None:
-        """Put the batches in preparation back, so that other workers get them."""
+        """Return batches that workers have not finished to `Rest`, so that other workers create them."""
         if self.rest is not None:
             self.rest.put_back(self.waiting.values())
             self.waiting.clear()
 
 
 class Rest:
-    """Batches of indices, with their numbers, that an epoch has not given to the workers."""
+    """Batches of an epoch, as indices and batch numbers, that have not been given to the workers."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches = batches
@@ -104,18 +104,18 @@ class Rest:
             return self._drawn.popleft() if self._drawn else next(self._batches)
 
     def peek(self, distance: int) -> Any:
-        """Return the indices of the batch ``distance`` batches after the last one that was drawn; None past the end."""
+        """Return the indices of a batch, ``distance`` batches after the last drawn batch, or None past the end."""
         with self._drawing:
             self._drawn.extend(islice(self._batches, max(distance - len(self._drawn), 0)))
             return self._drawn[distance - 1][1] if len(self._drawn) >= distance else None
 
     def draw(self) -> None:
-        """Draw all batches now."""
+        """Draw all remaining batches from the sampler now."""
         with self._drawing:
             self._drawn.extend(self._batches)
 
     def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
-        """Put ``batches`` at the beginning."""
+        """Insert ``batches`` before all other remaining batches."""
         with self._drawing:
             self._drawn.extendleft(reversed(list(batches)))
 
@@ -151,7 +151,7 @@ class Place:
 
 
 class Order:
-    """Batches of indices of an epoch, from a loader's sampler.
+    """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
 
 
 def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
-    """Return the state for `resumed`, made of numbers and tensors."""
+    """Return a state of numbers and tensors, from which `resumed` restores the progress."""
     states = progress.states if progress.begun else [generator.get_state() for generator in generators]
     return {
         "version": _VERSION,
@@ -288,7 +288,7 @@ def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: 
 
 
 def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Progress:
-    """Return the progress of a state; if its epoch was not begun, also restore the loader's generators."""
+    """Return the progress in a state; if its epoch had not begun, also restore the random generators of the loader."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
         raise ArgumentError("load_state_dict: the state has another number of generators; create the loader as before")

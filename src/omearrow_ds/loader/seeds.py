@@ -24,13 +24,13 @@ class Seeds(NamedTuple):
     rank: int  # Ranks with equal generators draw different numbers.
 
     def of_epoch(self, states: Sequence[torch.Tensor]) -> bytes:
-        """Return the seed of the epoch whose order was drawn from generators in ``states``, without drawing."""
+        """Return the seed of the epoch whose order was drawn from generators in ``states``; no numbers are drawn."""
         state = states[self.source].numpy().tobytes()
         return blake2b(state, digest_size=_SEED_BYTES, salt=self.rank.to_bytes(8, "little")).digest()
 
 
 def of_batch(epoch: bytes, number: int) -> bytes:
-    """Return the seed of an epoch's batch."""
+    """Return the seed of the batch ``number`` of an epoch, given the seed of the epoch."""
     return blake2b(number.to_bytes(8, "little"), key=epoch, digest_size=_SEED_BYTES).digest()
 
 
@@ -42,7 +42,7 @@ def sow(seed: bytes) -> None:
 
 
 class Lent:
-    """Global generators of the program, seeded for a batch that is created in its process, and restored afterwards.
+    """Context of a batch created in the main process: the global generators are seeded, and restored afterwards.
 
     Saving and restoring NumPy's state takes 130 µs. Instead, another generator temporarily replaces it, and the cached
     second value of a pair of normal numbers is saved.

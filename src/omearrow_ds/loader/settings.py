@@ -39,7 +39,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # Torch allocates shared tensor
 
 
 class Setting(NamedTuple):
-    """Value of a setting, and its reason."""
+    """Value of a setting, and the reason why it was chosen."""
 
     value: Any
     why: str
@@ -317,12 +317,12 @@ _OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy)
 
 
 def draws(dataset: Any, collate_fn: Any) -> bool:
-    """Whether user functions create the batches or samples may be random."""
+    """Whether batches depend on user code (``collate_fn`` or a dataset class) or on random numbers."""
     return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part._is_random)
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether ``holds`` is True for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``.
+    """Whether ``holds`` is True for every dataset of this package in ``dataset``, ``Subset`` and ``ConcatDataset``.
 
     False for datasets of any class that creates its own samples, including subclasses of ours or torch's.
     """

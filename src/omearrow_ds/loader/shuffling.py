@@ -22,7 +22,7 @@ _BATCHES = 200  # For measuring the quality of an order.
 
 
 def order(fields: Array, window: int, generator: torch.Generator) -> Array:
-    """Return all samples, (n,) int64, in random order within random windows; ``fields`` has the image of each."""
+    """Return all sample indices, in random order within random windows of images; ``fields`` has each image index."""
     distinct, of_sample = np.unique(fields, return_inverse=True)
     place = torch.randperm(len(distinct), generator=generator).numpy()
     windows = place[of_sample.reshape(-1)] // window
@@ -69,7 +69,7 @@ class SharedWindowedSampler(DistributedSampler[Any]):
 
 
 def checked(dataset: Any, window: Any) -> StoredSamples:
-    """Return the dataset; raise `ArgumentError` if it has no images, or its cache is smaller than a window."""
+    """Return the dataset; raise `ArgumentError` if it is of another package, or its cache is smaller than a window."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
         raise ArgumentError(
@@ -92,7 +92,7 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
 
 
 def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
-    """Return a description of an order: how often two samples of a batch come from one image."""
+    """Describe a windowed order by the probability that two samples of a batch come from one image."""
     fields, size = dataset.fields, batch_size or 1
     if size < 2 or len(fields) < 2:
         return f"random over {window} images at a time"
@@ -104,7 +104,7 @@ def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
 
 
 def together(groups: Array, size: int) -> tuple[float, float]:
-    """Return the probability that two samples of a batch share a group, in this order and in a uniform one."""
+    """Return the probabilities that two samples of a batch share a group, in this order and in a full shuffle."""
     counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
     size = min(size, len(groups))
     batches = groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size)

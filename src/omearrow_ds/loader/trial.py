@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 
 
 class CopyError(Exception):
-    """Trial is impossible: the dataset cannot be sent to workers, or workers would create different samples."""
+    """A dataset cannot be timed, since workers cannot receive it or would create other samples than this process."""
 
 
 def copied(dataset: Any, *functions: Any) -> Any:

@@ -97,7 +97,7 @@ class Breakdown:
 
 
 def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] = ()) -> Breakdown:
-    """Distribute the wall time of a recording among the stages, with a separate row for the cost of the clocks."""
+    """Return the wall time of a recording per stage; the time that the clocks took has its own row."""
     run = recording.run
     program, clocks_s = cost.taken_off(recording.program)
     workers = [(each, cost.taken_off(each.counts)[0]) for each in recording.workers]
@@ -123,7 +123,7 @@ def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] =
 
 
 def differs(breakdown: Breakdown, samples_per_s: float) -> tuple[str, ...]:
-    """Return a remark if the loop with clocks was more than 15 % faster or slower than without, else no remark."""
+    """Return one remark if the recorded loop differs in speed from the unrecorded loop by more than 15 %, else ()."""
     with_clocks = breakdown.samples / breakdown.wall_s
     if samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
         return ()

@@ -27,7 +27,7 @@ _STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORM
 
 
 def decode_s(opened: Opened, breakdown: Breakdown) -> float:
-    """Return the seconds of decoding all pixels, as measured by preloading, or else estimated from the stages."""
+    """Return the seconds of decoding all pixels: measured if they were preloaded, else estimated from the stages."""
     if opened.preload_s is not None:
         return opened.preload_s
     counted = sum(breakdown[stage.label].program_s + breakdown[stage.label].worker_s for stage in _STORED)
@@ -36,7 +36,7 @@ def decode_s(opened: Opened, breakdown: Breakdown) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The current settings; each candidate differs from them in one setting."""
+    """Current settings of the profiled loop, from which each candidate differs in one setting."""
 
     # The profiled dataset, and the loop over it.
     opened: Opened
@@ -47,7 +47,7 @@ class Choice:
     folder: Path  # Temporary files of the trials.
 
     def candidates(self) -> list[Candidate]:
-        """Return the candidates, ordered by their costs other than time."""
+        """Return the settings to try, in increasing order of costs other than time, such as memory or disk space."""
         held = self._on_demand() if self.opened.dataset.preloaded else self._preload()
         possible = (held, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
         return [each for each in possible if each is not None]

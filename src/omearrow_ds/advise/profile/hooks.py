@@ -34,7 +34,7 @@ class Patches(ExitStack):
 
 
 class Hook(NamedTuple):
-    """A function, given by its module and qualified name, and its stage."""
+    """Module, qualified name and stage of a function to be timed."""
 
     module: str
     name: str
@@ -51,7 +51,7 @@ FOREIGN = (
 
 
 def hooks() -> list[Hook]:
-    """Return the stage functions of all imported modules of this package, of formats and of other libraries."""
+    """Return the hooks of this package's imported modules, of storage formats and of third-party libraries."""
     registered = {fmt.implementation for fmt in formats()}
     wrapped = [hook for hook in FOREIGN if hook.module in sys.modules]
     for name, module in list(sys.modules.items()):
@@ -62,7 +62,7 @@ def hooks() -> list[Hook]:
 
 
 def install(patches: Patches, recorder: Recorder) -> None:
-    """Wrap all stage functions."""
+    """Wrap every function of `hooks` in a clock."""
     for hook in hooks():
         owner, name = find(hook)
         patches.replace(owner, name, recorder.timed(vars(owner)[name], hook.stage))
@@ -75,7 +75,7 @@ def find(hook: Hook) -> tuple[Any, str]:
 
 
 def install_dataset(dataset: Dataset[Any], patches: Patches, recorder: Recorder) -> None:
-    """Wrap the ``__getitems__`` and the transform of a dataset."""
+    """Wrap ``__getitems__`` and the transform of a dataset in clocks."""
     owner = next((each for each in type(dataset).__mro__ if "__getitems__" in vars(each)), None)
     if owner is not None:
         patches.replace(owner, "__getitems__", recorder.timed(vars(owner)["__getitems__"], Stage.OTHER))

@@ -21,7 +21,7 @@ _ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
 
 
 class Run(NamedTuple):
-    """Number of samples and batches of a loop, and its duration."""
+    """Number of samples, number of batches and wall time of one run of a loop."""
 
     samples: int
     batches: int
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A run with clocks: the counts of the main process and of each worker."""
+    """Result of a run with clocks, with the recorded counts of the main process and of each worker."""
 
     run: Run
     program: Counts
@@ -42,7 +42,7 @@ class Recording(NamedTuple):
 
 
 class Duration(NamedTuple):
-    """Duration of a loop: whole epochs for at least ``least_s``, cut at ``most_s``; or a number of ``epochs``."""
+    """Limits of a run: at least ``least_s`` and at most ``most_s`` seconds, or a fixed number of ``epochs``."""
 
     least_s: float
     most_s: float
@@ -50,7 +50,7 @@ class Duration(NamedTuple):
 
 
 class Order(Sampler[int]):
-    """Sample order over many epochs; each run continues where the previous one was cut.
+    """Sampler whose order spans many epochs: each run begins after the last sample of the previous run.
 
     Otherwise, each short run would read the same images, which are in the page cache after the first run. Runs are cut
     between batches. With ``shuffle``, the order depends only on the epoch and the number of samples.
@@ -65,11 +65,11 @@ class Order(Sampler[int]):
         return self._count
 
     def restart(self) -> None:
-        """Start a new pass over the epoch at the next iteration."""
+        """Begin the next iteration at the first sample of the current epoch."""
         self._next = 0
 
     def limit(self, until: float, least_batches: int = 1) -> None:
-        """End iterations at a time of ``perf_counter``, but not before ``least_batches`` batches."""
+        """Stop iterating when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches."""
         self._until, self._least_batches = until, least_batches
 
     def __iter__(self) -> Iterator[int]:
@@ -84,7 +84,7 @@ class Order(Sampler[int]):
 
 
 class Loop:
-    """A loader, and the ``step`` for each of its batches; with ``probe``, workers measure themselves."""
+    """A loader and the ``step`` that is called per batch; with ``probe``, each worker process records its stages."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Loop:
     def like(
         self, dataset: Dataset[Any], num_workers: Any = None, *, batch_size: int | None = None, probe: bool = False
     ) -> Loop:
-        """Return a copy of this loop with other arguments; ``num_workers`` is by default that of this loop."""
+        """Return a loop over another dataset; workers and batch size default to those of this loop."""
         workers = self._asked_workers if num_workers is None else num_workers
         size = self.batch_size if batch_size is None else batch_size
         return Loop(dataset, size, workers, self.device, self.step, shuffle=self._shuffle, probe=probe)
 
     @property
     def device(self) -> torch.device | None:
-        """Device of the batches."""
+        """Device on which the loader returns batches, or None for the CPU."""
         device: torch.device | None = self.loader.device
         return device
 
@@ -126,7 +126,7 @@ class Loop:
         return self.loader.num_workers
 
     def warm_up(self) -> Any:
-        """Start workers, open files that are opened at first use, and return a batch."""
+        """Run a few batches, so that workers are started and files are open, and return the first batch."""
         self._order.limit(0.0, 2 * self.num_workers or 1)
         first = None
         for batch in self.loader:
@@ -137,7 +137,7 @@ class Loop:
         return first
 
     def run(self, duration: Duration) -> Run:
-        """Run the loop for a duration."""
+        """Iterate over the loader within the limits of ``duration``, call the step per batch, and return the counts."""
         samples = batches = 0
         start = perf_counter()
         self._order.limit(start + duration.most_s)
@@ -154,7 +154,7 @@ class Loop:
         return Run(samples, batches, perf_counter() - start)
 
     def record(self, duration: Duration) -> Recording:
-        """Run the loop with clocks, which are removed afterwards, also after an error."""
+        """Run the loop with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
         recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
         with Patches() as patches:
             install(patches, recorder)
@@ -178,7 +178,7 @@ class Loop:
         patches.replace(queue, waits, recorder.timed(getattr(queue, waits), Stage.WAIT))
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes of the loader."""
         batches = self.loader._iterator  # noqa: SLF001  # torch ends them only when the loader is collected
         if batches is not None:
             self.loader._iterator = None  # noqa: SLF001

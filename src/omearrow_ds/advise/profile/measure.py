@@ -250,7 +250,7 @@ class _Cached:
         self._step, self._batch = step, batch
 
     def run(self, duration: Duration) -> Run:
-        """Run steps for a duration."""
+        """Call the step for ``duration`` and return the counts."""
         samples = batches = 0
         start = perf_counter()
         while batches == 0 or perf_counter() - start < duration.least_s:

@@ -24,7 +24,7 @@ _AGAIN_S = 1.0  # Faster openings are repeated, as the first one in a process in
 
 @dataclass(frozen=True)
 class Opened:
-    """A dataset on demand, and the profiled dataset, which may be the same.
+    """The profiled dataset, and a variant of it that reads images on demand; both may be one object.
 
     ``open_s`` and ``preload_s`` are the seconds of opening and of decoding (None if nothing was decoded). ``opening``
     are the options that a path was opened with.
@@ -83,7 +83,7 @@ def open_samples(
 
 
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
-    """Return remarks on work that is in unexpected stages."""
+    """Return remarks on work that is counted for a stage in which users would not expect it."""
     lines = []
     image = None if dataset.preloaded else dataset.source.views([0])[0]
     if image is None:
@@ -102,12 +102,12 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 
 def memory_problem(dataset: StoredSamples) -> str:
-    """Return why the pixels do not fit the memory, or an empty string."""
+    """Return why the decoded pixels exceed half of the available memory, or an empty string if they fit."""
     return misfit(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now")
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
-    """Raise `AxesError` if samples differ in shape, unless user code may make the shapes equal."""
+    """Raise `AxesError` if samples differ in shape and no transform of the user may give them one shape."""
     if dataset.shape is None and batch_size > 1 and not dataset._has_user_code:
         raise AxesError(ragged(dataset))
 

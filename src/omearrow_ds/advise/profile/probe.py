@@ -33,7 +33,7 @@ class WorkerCounts(NamedTuple):
 
 
 class Probe:
-    """The ``worker_init_fn`` of a loader that counts stages in each worker."""
+    """A ``worker_init_fn`` that records the time per stage in each worker process of a loader."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -62,11 +62,11 @@ class Probe:
         recorder.start()
 
     def begin(self) -> None:
-        """Set the start of the count; called in the main process while the workers are idle."""
+        """Save the current counts as the start of a recording. The main process calls it while the workers are idle."""
         self._begun = self._table().copy()
 
     def counted(self) -> list[WorkerCounts]:
-        """Return the counts since `begin`; called in the main process while the workers are idle."""
+        """Return the counts since `begin`. The main process calls it while the workers are idle."""
         table = self._table()
         workers = []
         for now, begun in zip(table, self._begun, strict=True):

@@ -18,7 +18,7 @@ _TRIALS = 5
 
 
 class Counts(NamedTuple):
-    """Recorded values per stage: seconds, calls, and calls from it into other stages."""
+    """Seconds, number of calls, and number of calls to other stages, per stage."""
 
     seconds: list[float]
     calls: list[int]
@@ -31,7 +31,7 @@ class Counts(NamedTuple):
 
 
 class Recorder:
-    """Clock of the thread that starts it; time outside of all stages counts for ``base``.
+    """Clock of the thread that calls `start`; time outside of all stages counts for the stage ``base``.
 
     ``finish`` is called before a stage of ``finished`` ends, to wait for pending work of a device.
     """
@@ -46,18 +46,18 @@ class Recorder:
         self._finish, self._finished = finish, finished
 
     def start(self) -> None:
-        """Start counting in this thread."""
+        """Begin to record the time of the calling thread."""
         self._thread = get_ident()
         self._since = perf_counter()
 
     def stop(self) -> None:
-        """Stop counting."""
+        """Stop recording, and count the time since the last call for the current stage."""
         now = perf_counter()
         self.counts.seconds[self._stack[-1]] += now - self._since
         self._thread = None
 
     def timed(self, function: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
-        """Return the function with a clock that counts its time for ``stage``, without the time of nested stages."""
+        """Wrap a function, so that its run time without the time of nested stages is counted for ``stage``."""
         seconds, calls, nested = self.counts
         stack, finish = self._stack, self._finish if stage in self._finished else None
 
@@ -85,14 +85,14 @@ class Recorder:
 
 
 class ClockCost(NamedTuple):
-    """Cost of one recorded call: seconds counted for its own stage, and for the calling stage."""
+    """Seconds that one recorded call adds to the stage of the called function, and to the stage of its caller."""
 
     own_s: float
     outer_s: float
 
     @classmethod
     def measure(cls) -> ClockCost:
-        """Measure the cost on this machine."""
+        """Measure the cost of a recorded call on this machine."""
         return min((cls._trial() for _ in range(_TRIALS)), key=sum)
 
     @classmethod
@@ -111,7 +111,7 @@ class ClockCost(NamedTuple):
         return cls(own_s / _TRIAL_CALLS, max(0.0, outer_s - bare_s) / _TRIAL_CALLS)
 
     def taken_off(self, counts: Counts) -> tuple[list[float], float]:
-        """Return the seconds of each stage without the cost of recording, and the total cost."""
+        """Return the seconds per stage without the cost of recording, and the sum of the subtracted cost."""
         net, total_s = [], 0.0
         for seconds, calls, nested in zip(*counts, strict=True):
             cost_s = min(seconds, calls * self.own_s + nested * self.outer_s)

@@ -77,7 +77,7 @@ class Profile:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of an epoch without stage timers."""
+        """Seconds of an epoch, from the run without clocks."""
         return self.images / self.samples_per_s
 
     def as_text(self) -> str:

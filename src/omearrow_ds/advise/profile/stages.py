@@ -9,7 +9,7 @@ from omearrow_ds.errors import ArgumentError
 
 
 class Stage(IntEnum):
-    """A stage of the loop; its value is its index in the counts."""
+    """Stage of a training loop; the value of a member is the index of the stage in `Counts`."""
 
     OPEN = 0
     READ = 1
@@ -42,7 +42,7 @@ class Stage(IntEnum):
 
     @property
     def note(self) -> str:
-        """Description of the stage, empty if the name is sufficient."""
+        """Description of the stage, or an empty string if its name needs no explanation."""
         return _NOTES.get(self, "")
 
 

@@ -69,7 +69,7 @@ class Training(Counting):
         return len(images)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the loss."""
+        """Run the model on a batch and return its loss."""
         parts = [each.mean() for each in tensors_of(self.model(images)) if each.is_floating_point()]
         if not parts:
             raise ArgumentError(
@@ -78,11 +78,11 @@ class Training(Counting):
         return torch.stack(parts).sum()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients."""
+        """Compute the gradients of the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def optimize(self) -> None:
-        """Take a step."""
+        """Update the weights by one step of the optimizer."""
         assert self.optimizer is not None
         self.optimizer.step()
         self.optimizer.zero_grad()

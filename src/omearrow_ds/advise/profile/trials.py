@@ -16,7 +16,7 @@ from omearrow_ds.errors import OMEArrowDSError
 
 @dataclass(frozen=True)
 class Trial:
-    """Measurement of other settings.
+    """Settings that differ from the current ones, and the measurement of a loop with these settings.
 
     Attributes
     ----------
@@ -62,11 +62,11 @@ class Trial:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it was clearly faster, in every round."""
+        """Whether this trial was at least 10 % faster than the current settings, and faster in every round."""
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
     def measured(self, rates: Rounds, now: Rounds, images: int) -> Trial:
-        """Return the trial with its rates, compared with the rates of the current settings."""
+        """Return a copy of this trial with its rate, and its gain over the rates ``now`` of the current settings."""
         rate, by_turn = median(rates.values()), gains(rates, now)
         return replace(
             self,
@@ -78,7 +78,7 @@ class Trial:
         )
 
     def paid(self, rates: Rounds, demand: Rounds, images: int) -> Trial:
-        """Return the trial with its break-even epochs, compared with access on demand."""
+        """Return a copy of this trial with the epochs after which its setup pays, compared with access on demand."""
         if self.setup_s is None:
             return self
         by_turn, epoch_s = gains(rates, demand), images / median(demand.values())
@@ -87,7 +87,7 @@ class Trial:
 
 
 class Made(NamedTuple):
-    """A loop that is set up; with only a part of the images, the setup of all would take ``factor`` times as long."""
+    """A loop ready to run. For a loop over a part of the images, ``factor`` scales its setup time to all images."""
 
     loop: Loop
     factor: float = 1.0
@@ -95,14 +95,14 @@ class Made(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Settings to try, and a function that sets them up; a trial with a note is not set up."""
+    """Settings to try, and the function that creates their loop; it is not called if ``trial.note`` is not empty."""
 
     trial: Trial
     make: Callable[[], Made]
 
 
 def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
-    """Set up all candidates without a note, and return trials and loops; the stack ends their workers."""
+    """Return each trial with its loop, or with None if the trial has a note. ``stack`` closes the loops."""
     ready: list[tuple[Trial, Loop | None]] = []
     for trial, make in candidates:
         if trial.note:
@@ -122,7 +122,7 @@ def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Tria
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
-    """Return the number of whole epochs after which a setup pays, or None if it never does.
+    """Return the number of epochs after which faster epochs have saved the setup time, or None if they never do.
 
     ``epoch_s`` is an epoch without the setup, ``gain`` the median speedup, and ``least_gain`` the speedup of the worst
     round. A setup that was not faster in every round never pays.

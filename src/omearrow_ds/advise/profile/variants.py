@@ -16,26 +16,26 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 
 def on_demand(dataset: Samples) -> Samples:
-    """Return the dataset without pixels in memory, with a newly opened store."""
+    """Return a copy of the dataset that opens its files again and reads images on demand."""
     masks = dataset._mask_collection
     return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
-    """Return the dataset with all pixels and masks decoded into memory, or into mapped files in ``folder``."""
+    """Return a copy with all images and masks decoded into memory, or into memory-mapped files in ``folder``."""
     masks = dataset._mask_collection
     masks = None if masks is None else masks.preloaded(folder, progress=progress)
     return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
-    """Return the dataset on demand from a new file in the format ``name``."""
+    """Convert the images to ``file`` in the format ``name``, and return a dataset that reads them from it on demand."""
     convert(dataset.source, file, name)
     return dataset._with_reader(dataset._collection.on_demand(open_source(file, name)))
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Return a dataset of the first images, decoded into memory for about ``most_s`` seconds.
+    """Decode the first images into memory for about ``most_s`` seconds, and return a dataset of these images.
 
     Masks stay as they are.
     """

@@ -29,7 +29,7 @@ _CHEAPER = MappingProxyType(
 
 
 class Headroom(NamedTuple):
-    """Speedup of the loop on one batch that is already loaded: ratio of medians, and ratio per round."""
+    """Speedup if the loop repeats one batch in memory instead of loading batches: by medians, and per round."""
 
     ratio: float
     turns: Sequence[float]
@@ -72,7 +72,7 @@ class Verdict:
 def judge(
     breakdown: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool, noise: float = 0.0
 ) -> Verdict:
-    """Return the verdict.
+    """Return the bottleneck of the loop, the certainty of this result, and the setting to try first.
 
     ``headroom`` is None without a model, ``tried`` is whether trials were requested, and ``noise`` is the noise of the
     rounds of the loop.

@@ -24,7 +24,7 @@ _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
 
 
 class Cells:
-    """The objects in the images of a source.
+    """Objects of a source around which samples are cropped.
 
     ``crop_size``, ``on``, ``nulls`` and ``options`` have the meaning of `omearrow_ds.OMEArrowDataset`. ``options``
     contains those of ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that were passed. Errors are those of the
@@ -70,11 +70,11 @@ class Cells:
         return len(self.fields)
 
     def within(self, images: Sequence[int]) -> Array:
-        """Return the sorted indices of the objects in some images."""
+        """Return the sorted indices of the objects that are in ``images``."""
         return np.flatnonzero(np.isin(self.fields, np.asarray(images, np.int64)))
 
     def among(self, images: Sequence[int], image_ids: Sequence[str]) -> CropOptions:
-        """Return the keywords for a dataset of copies of some images, whose new ids are ``image_ids``."""
+        """Return the dataset keywords that crop around the objects of ``images`` in copies named ``image_ids``."""
         part = self._objects.keep(self.within(images))
         new_id = dict(zip(images, image_ids, strict=True))
         names, values = (_CENTER, part.centers) if part.boxes is None else (_BOX, part.boxes)
@@ -86,7 +86,7 @@ class Cells:
         return cast(CropOptions, {**placed, **kept})
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
-        """Return options to open the images without the objects, and without types of columns of only the objects."""
+        """Return the options that open only the images: ``opening`` without column types of the objects' table."""
         given: Any = self.given
         own = set(given.get("column_types", ())) - set(self._source_columns)
         types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in own}
@@ -104,7 +104,7 @@ class Cells:
 
 
 def in_turn(numbers: Array, fields: Array, random: np.random.Generator) -> list[int]:
-    """Return samples in random order, in which images with remaining samples take turns.
+    """Return samples in random order, one of each image per turn, so that crops of one image are far apart.
 
     In a collection of thousands of images, a shuffled batch rarely has two crops of one image. In a sample of a few
     images, only this order keeps such repetitions as rare.

@@ -16,7 +16,7 @@ _SMALL: Encoding = "list"
 
 @dataclass(frozen=True)
 class Layout:
-    """A format, encoding and compression; ``as_it_is`` marks the existing files, which need no conversion."""
+    """Format, encoding and compression of stored images; ``as_it_is`` is True for the existing files."""
 
     format: Format
     encoding: Encoding = _EVERY_DTYPE
@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def missing(self) -> str | None:
-        """Why the layout cannot be tried, or None."""
+        """Why the format's library cannot be used, or None if the layout can be tried."""
         return self.format.missing_backend
 
     @property
@@ -42,11 +42,11 @@ class Layout:
 
     @property
     def is_default(self) -> bool:
-        """Whether ``omearrow-ds convert`` writes this layout without options of encoding and compression."""
+        """Whether ``omearrow-ds convert`` writes this layout if ``--encoding`` and ``--compression`` are not passed."""
         return self.encoding == _EVERY_DTYPE and self.compression in (None, self.format.compressions[0])
 
     def as_flags(self) -> list[str]:
-        """Return the command-line flags of encoding and compression."""
+        """Return the flags of ``omearrow-ds convert`` that select this encoding and compression."""
         if self.is_default:
             return []
         encoding = [] if self.encoding == _EVERY_DTYPE else ["--encoding", self.encoding]

@@ -16,7 +16,7 @@ Sure = Literal["sure", "close", "unsure"]
 
 
 class Turn(NamedTuple):
-    """Times of one layout in one round, in seconds of the whole collection, except ``batch_s`` per batch.
+    """Times of one layout in one round, in seconds; all except ``batch_s`` are for the whole collection.
 
     ``preloaded_s`` is an epoch from memory. It does not depend on the layout, so it is measured once per round.
     """
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     batch_s: float
 
     def total_s(self, epochs: int, *, preload: bool) -> float:
-        """Return the seconds of all epochs, including conversion and opening or preloading."""
+        """Return the seconds of conversion, opening or preloading, and all epochs together."""
         if preload:
             return self.convert_s + self.preload_s + epochs * self.preloaded_s
         return self.convert_s + self.open_s + epochs * self.epoch_s
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of one layout: size of the whole collection in it, its rounds, and the number of sampled images."""
+    """Measurements of one layout, the number of sampled images, and the size of the whole collection in this layout."""
 
     layout: Layout
     size_bytes: int
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One plan in the table: its costs in seconds over the whole collection, or why it is excluded.
+    """One plan in the table, with its cost in seconds for the whole collection, or the reason of its exclusion.
 
     Each part is the minimum of all rounds. ``noise`` is the relative difference of median and minimum, 0.1 is 10 %.
     """
@@ -82,7 +82,7 @@ class Row:
 
 
 def rows_of(measured: Measured, task: Task) -> list[Row]:
-    """Return the rows of a layout, on demand and preloaded."""
+    """Return two rows for a layout: one with images read on demand, one with preloaded images."""
     return [_row(measured, task, preload=False), _row(measured, task, preload=True)]
 
 
@@ -115,23 +115,23 @@ def _over_budget(measured: Measured, task: Task, *, preload: bool) -> str | None
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
-    """Return possible plans by total cost, followed by excluded plans."""
+    """Return the plans within the budgets, the cheapest first, followed by the excluded plans."""
     return sorted(rows, key=lambda row: (row.why_not is not None, row.total_s, simplicity(row)))
 
 
 def simplicity(row: Row) -> tuple[bool, bool, int, bool]:
-    """Return the sort key of tied plans: existing files first, then default layouts, smaller files, and on demand."""
+    """Return the sort key of tied plans; existing files, default layouts, small files and no preloading come first."""
     layout = row.plan.layout
     return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
 
 
 def tie_of(best: Row, other: Row) -> float:
-    """Return the maximum ratio of total costs at which ``other`` is tied with ``best``."""
+    """Return the largest ratio of the cost of ``other`` to that of ``best`` at which the two plans are tied."""
     return tie(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
 def choose(rows: Sequence[Row]) -> Row | None:
-    """Return the simplest of the plans that are tied with the cheapest one, or None if no plan is possible."""
+    """Return the simplest plan that is tied with the cheapest plan, or None if all plans exceed the budgets."""
     order = [row for row in ranked(rows) if row.why_not is None]
     if not order:
         return None
@@ -140,7 +140,7 @@ def choose(rows: Sequence[Row]) -> Row | None:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Confidence in a choice, and its reason; ``rivals`` are plans whose costs differ by at most `CLOSE`."""
+    """Confidence in a chosen plan, its reason, and the ``rivals``: plans that cost up to `CLOSE` more or less."""
 
     level: Sure
     why: str
@@ -148,7 +148,7 @@ class Confidence:
 
 
 def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
-    """Return the confidence in a choice, from its rounds and those of the next best plan."""
+    """Return the confidence in the chosen plan; rounds in which the next best plan was faster reduce it."""
     others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
     if why := doubt(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)

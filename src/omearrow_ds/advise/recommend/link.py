@@ -25,7 +25,7 @@ class Link:
 
     @classmethod
     def of(cls, bandwidth: str | float | None, latency: str | float | None) -> Link | None:
-        """Return the link from strings with units or from numbers, or None without a bandwidth.
+        """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth.
 
         Raises `ArgumentError` if a value is invalid, or if ``latency`` is passed without ``bandwidth``.
         """
@@ -44,7 +44,7 @@ class Link:
         return cls(bytes_s, latency_s)
 
     def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:
-        """Return the seconds of fetching all parts, with several concurrent requests."""
+        """Return the seconds to fetch all parts of a collection with several concurrent requests."""
         parts = math.ceil(decoded_bytes / part_bytes) or 1
         return stored_bytes / self.bytes_s + self.latency_s * (_OPENING + math.ceil(parts / AHEAD))
 
@@ -68,24 +68,24 @@ class Fetched:
 
     @classmethod
     def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
-        """Return the times of a row over a link; fetching and decoding overlap."""
+        """Return the times of the plan of ``row`` if parts are fetched over ``link`` while others are decoded."""
         fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, row.plan.layout.format.part_bytes)
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
 
     @property
     def limit(self) -> str:
-        """The slower of ``"link"`` and ``"decoding"``."""
+        """``"link"`` if fetching takes longer than decoding, else ``"decoding"``."""
         return "link" if self.fetch_s >= self.decode_s else "decoding"
 
     def total_s(self, epochs: int) -> float:
-        """Return the seconds of all epochs."""
+        """Return the seconds of ``epochs`` epochs, of which only the first fetches parts."""
         return self.epoch_s + (epochs - 1) * self.later_s
 
 
 @dataclass(frozen=True)
 class OverLink:
-    """Estimates of the measured plans over a link."""
+    """Estimated times of the measured plans if their files are fetched over a link."""
 
     link: Link
     rows: tuple[Fetched, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
@@ -102,7 +102,7 @@ class OverLink:
     def choose(
         cls, link: Link, rows: Sequence[Row], task: Task, command_of: Callable[[Plan], str], *, on_server: bool
     ) -> OverLink | None:
-        """Return the estimates of all possible plans, or None if no measured plan can be read from a bucket.
+        """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
 
         ``on_server`` is whether the existing collection consists of parts on a server.
         """

@@ -25,7 +25,7 @@ _BATCH_TIMES = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a loader; ``start_method=None`` is the default of `OMEArrowDataLoader`."""
+    """Settings of a loader; ``start_method=None`` selects the default start method of `OMEArrowDataLoader`."""
 
     num_workers: int
     batch_size: int
@@ -34,7 +34,7 @@ class Settings:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords of `OMEArrowDataLoader`, without those that are its defaults."""
+        """Keywords that configure `OMEArrowDataLoader` with these settings, without its default values."""
         keywords: dict[str, Any] = {"num_workers": self.num_workers}
         if self.num_workers and self.prefetch_factor not in (None, 2):
             keywords["prefetch_factor"] = self.prefetch_factor
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """Settings in words."""
+        """Description of the settings for reports."""
         words = [count(self.num_workers, "worker"), f"batches of {self.batch_size}"]
         if self.num_workers:
             words.append(f"prefetch {self.prefetch_factor or 2}")
@@ -54,7 +54,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scanned:
-    """Measurement of settings: minimum seconds per sample of all rounds, None if only the start was timed.
+    """Loader settings and their fastest round in seconds per sample; None if only the start of workers was timed.
 
     ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
     """
@@ -67,7 +67,7 @@ class Scanned:
 
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
-    """Return the settings to scan, first those without workers and with ``batch_size``."""
+    """Return the loader settings to scan; the first ones have no workers and the requested ``batch_size``."""
     settings = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
     if cores == 1:
         return settings  # A worker would compete with this process for the core.
@@ -84,7 +84,7 @@ def scan(
     start_methods: Sequence[str] = (),
     fields: Array | None = None,
 ) -> list[Scanned]:
-    """Time an epoch of ``indices`` with all settings in rounds until the deadline, then other start methods.
+    """Time an epoch of ``indices`` per loader setting, in rounds until the deadline; then time other start methods.
 
     ``fields`` are the image indices of crops, None for images. ``start_methods`` are names of multiprocessing, tried
     with the best number of workers if that is not 0. They run the main script again in each worker, so it needs a
@@ -119,7 +119,7 @@ def scan(
 
 
 def best(scanned: Sequence[Scanned], work_s: float = inf) -> Scanned:
-    """Return the settings with the fewest workers that are tied with the fastest, with the requested batch size.
+    """Return the settings with the fewest workers among the fastest ones that use the requested batch size.
 
     Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """

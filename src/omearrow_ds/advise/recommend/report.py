@@ -28,7 +28,7 @@ _VALUES = ("size_bytes", "convert_s", "open_s", "epoch_s", "batch_s", "total_s",
 
 @dataclass(frozen=True)
 class Looked:
-    """Size of the sample in images and decoded bytes; ``cut`` is whether large images were cut."""
+    """Size of the measured sample in images and decoded bytes; ``cut`` is True if large images were cropped."""
 
     images: int
     size_bytes: int
@@ -204,7 +204,7 @@ def target_of(path: Path, plan: Plan) -> Path:
 
 
 def free_beside(path: Path, suffix: str) -> Path:
-    """Return an unused path for the conversion, next to ``path``, or in the current folder for a URL."""
+    """Return an unused path for the converted files: next to ``path``, or in the current folder if it is a URL."""
     if isinstance(path, Url):
         path = Path(path.name)
     elif not path.exists():  # The folder of a glob pattern or a list.

@@ -28,7 +28,7 @@ _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer for
 
 
 class Contest:
-    """Measurements of layouts until ``deadline_s``; ``absent`` has the reasons why layouts are not measured."""
+    """Measurements of layouts until ``deadline_s``; ``absent`` explains why a layout was not measured."""
 
     def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
         self.use, self.task, self._whole, self._folder = use, task, whole, folder
@@ -45,7 +45,7 @@ class Contest:
         self.absent: dict[Layout, str] = {}
 
     def run(self, layouts: Sequence[Layout], progress: tqdm) -> None:
-        """Measure every layout once, then those that may win, in rounds until the deadline.
+        """Measure every layout once; then measure the layouts that may still be the best, until the deadline.
 
         The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
         ``progress`` is updated after every measurement.
@@ -70,7 +70,7 @@ class Contest:
         return list(self._measured.values())
 
     def trial_for(self, plan: Plan) -> LayoutTrial | None:
-        """Return a trial whose files represent a plan; preloaded pixels are equal for all written trials."""
+        """Return a trial to measure a plan; a preloaded plan can use any written trial, since all decode alike."""
         trial = self.trials.get(plan.layout)
         written = (each for each in self.trials.values() if isinstance(each, WrittenTrial) and each.path.exists())
         if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):

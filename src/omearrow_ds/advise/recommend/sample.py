@@ -28,7 +28,7 @@ _LARGE_PART = 8  # An image that takes more than an eighth of the sample is cut.
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sample: images, bytes of decoded pixels, and seconds of reading."""
+    """Maximum number of images, decoded bytes and seconds of reading for a sample."""
 
     images: int = 2048
     size_bytes: int = 32_000_000
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sample:
-    """Images (T, C, Z, Y, X) of a collection with ids, metadata and columns, and the size of the collection.
+    """Some images (T, C, Z, Y, X) of a collection, their ids, metadata and columns, and the collection's total size.
 
     The images are whole, or tiles, or regions if some are very large (``cut``). They come from the sorted ``indices``.
     The whole collection has ``whole_count`` such images or tiles with ``whole_bytes`` decoded. ``axes`` are the axes of
@@ -57,7 +57,7 @@ class Sample:
     cells: Cells | None = None
 
     def part(self, step: int) -> Sample:
-        """Return every ``step``-th image as a sample of the same collection."""
+        """Return a smaller sample with every ``step``-th image of this sample."""
         rows = range(0, len(self.images), step)
         columns = self.columns.take(pa.array(rows)) if self.columns.num_columns else self.columns
         lists = {name: getattr(self, name)[::step] for name in ("images", "image_ids", "metadata", "indices")}
@@ -75,7 +75,7 @@ class Sample:
 
     @property
     def factor(self) -> float:
-        """Decoded size of the whole collection divided by that of the sample."""
+        """Decoded size of the whole collection divided by the decoded size of the sample."""
         return 1.0 if self.complete else self.whole_bytes / max(1, self.size_bytes)
 
 
@@ -88,7 +88,7 @@ def take_sample(
     crop_size: tuple[int, int] | None = None,
     cells: Cells | None = None,
 ) -> Sample:
-    """Read a sample that is spread over the whole collection; the first image is read regardless of limits.
+    """Read images spread over the whole collection up to the limits; the first image is read regardless of them.
 
     With ``tile``, images are cut into single-channel tiles of that edge. With ``cells``, images are whole and contain
     cells. Raises `ArgumentError` for a collection without images, or without an image that contains a tile, and

@@ -33,7 +33,7 @@ _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 
 @dataclass(frozen=True)
 class Use:
-    """Access pattern, batch size and sample settings of a measurement, and its clock.
+    """Access pattern, batch size, sample settings and clock of a measurement.
 
     An epoch that takes longer than ``part_s`` is estimated from its first batches.
     """
@@ -47,19 +47,19 @@ class Use:
     def dataset(
         self, path: Paths, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
     ) -> OMEArrowDataset:
-        """Return the dataset that a user would make."""
+        """Open ``path`` as a dataset with the sample settings of this measurement."""
         limit = _NO_LIMIT_BYTES if preload else None
         return make_dataset(self.samples, path, format_name, preload=preload, max_bytes=limit, **opening)
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
-        """Return the loader that a user would make, with a given order of samples."""
+        """Return a loader that yields samples in ``order``, by default without workers."""
         if dataset.shape is None:
             settings["collate_fn"] = list  # Images of different shapes cannot be stacked.
         given: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
         return OMEArrowDataLoader(dataset, sampler=order, **given)
 
     def order(self, indices: Sequence[int], number: int, fields: Array | None = None) -> list[int]:
-        """Return the order of an epoch over ``indices``; a random one depends only on ``number``.
+        """Return the order of ``indices`` in an epoch; a random order is determined by the epoch ``number``.
 
         With crops, the images of ``fields`` take turns.
         """
@@ -73,18 +73,18 @@ class Use:
 
 @dataclass(frozen=True)
 class Whole:
-    """The existing collection, and the options that it was opened with."""
+    """The existing collection and the options used to open it."""
 
     source: BaseSource
     decoded_bytes: Array
     opening: OpenOptions = field(default_factory=OpenOptions)
 
     def read_s(self, sample: Sample, use: Use) -> float:
-        """Return the seconds of reading pixels and metadata for a conversion, scaled from the first images."""
+        """Return the estimated seconds to read all pixels and metadata for a conversion; only first images are read."""
         return self._scanned_s(sample, use, lambda index, _: self.source.metadata(index))
 
     def decode_s(self, sample: Sample, use: Use) -> float:
-        """Return the seconds of decoding all pixels into memory, scaled from the first images."""
+        """Return the estimated seconds to decode all pixels into memory; only the first images are decoded."""
         return self._scanned_s(sample, use, lambda _, image: np.array(image))
 
     def _scanned_s(self, sample: Sample, use: Use, take: Callable[[int, Array], Any]) -> float:
@@ -102,7 +102,7 @@ class Whole:
 
 
 class LayoutTrial:
-    """Measurements of one layout on the samples of ``indices``, scaled to the whole collection.
+    """Measurement of one layout with the samples at ``indices``; times are scaled to the whole collection.
 
     ``factor`` is the ratio of decoded bytes of collection and sample, or of their numbers of crops with ``fields``.
     """
@@ -171,7 +171,7 @@ class LayoutTrial:
         return self._use.clock() - start_s, dataset
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Return the dataset that a user would make of the stored files."""
+        """Open the files of this layout as a dataset with the settings of the measurement."""
         return self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
@@ -198,7 +198,7 @@ class LayoutTrial:
 
 
 class WrittenTrial(LayoutTrial):
-    """A layout of the sample, written to a new folder in each round."""
+    """Trial that writes the sample in a layout, into a new folder per round, and reads it."""
 
     def __init__(self, layout: Layout, sample: Sample, use: Use, folder: Path) -> None:
         path, cells = folder / f"images{layout.format.suffix}", sample.cells
@@ -235,7 +235,7 @@ class WrittenTrial(LayoutTrial):
 
 
 class StoredTrial(LayoutTrial):
-    """The existing collection: nothing is written, and the images of the sample are read from it."""
+    """Trial that reads the sampled images from the existing collection, without writing."""
 
     def __init__(self, layout: Layout, whole: Whole, sample: Sample, use: Use) -> None:
         indices: Sequence[int] = sample.indices
@@ -258,7 +258,7 @@ class StoredTrial(LayoutTrial):
         return self._whole.source.stored_size()[2]
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Return the dataset that a user would make of the existing collection."""
+        """Open the existing collection as a dataset with the settings of the measurement."""
         return self._use.dataset(self._whole.source.given, self.layout.format.name, preload=preload, **self.opening)
 
     def _convert_s(self, read_s: float) -> float:
