@@ -22,7 +22,7 @@ from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
-    """A source with other columns, one row per image."""
+    """A source whose columns come from a table with one row per image."""
 
     def __init__(self, source: BaseSource, columns: pa.Table) -> None:
         super().__init__(source)
@@ -58,10 +58,10 @@ class WithColumns(Over):
 
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
-    """Return a source with the columns of a table in addition to its own; see `omearrow_ds.open_images`.
+    """Return a source with its own columns and those of a joined table; see `omearrow_ds.open_images`.
 
     Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
-    duplicate, none matches, or both have a column of one name.
+    duplicate, none matches, or the table and the source have different columns of one name.
     """
     given = read_given(columns, "columns", types)
     pairs, where = choose_pairs(source, given, on), given.where

@@ -29,7 +29,7 @@ class Hasher:
         self._begun: dict[tuple[np.dtype[Any], tuple[int, ...]], xxhash.xxh3_128] = {}
 
     def checksum(self, image: Array) -> str:
-        """Return the checksum of an image: its kind, then 32 hexadecimal digits."""
+        """Return the checksum of an image: the prefix ``xxh3-128:``, then 32 hexadecimal digits."""
         kind = image.dtype, image.shape
         if kind not in self._begun:
             self._begun[kind] = xxhash.xxh3_128(f"{image.dtype.name} {image.shape}".encode())

@@ -33,7 +33,7 @@ _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 @dataclass(frozen=True)
 class Description:
-    """Contents of a collection of images, and how it is stored."""
+    """Shapes, dtypes, columns and storage layout of a collection of images."""
 
     # path, format_name, format_label: where it is stored, and in which format
     path: str
@@ -74,11 +74,11 @@ class Description:
 
     @property
     def preload_fits(self) -> bool:
-        """Whether ``preload=True`` accepts the images now."""
+        """Whether the decoded images fit into the memory that ``preload=True`` may use."""
         return self.decoded_bytes <= preload_limit_bytes(self.available_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
+        """Return the description as a dictionary of JSON values."""
         return {
             "path": self.path,
             "format": self.format_name,
@@ -117,7 +117,7 @@ def describe(
     read_pixels: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> Description:
-    """Return the contents of a collection of images, and how it is stored.
+    """Return shapes, dtypes, columns and storage layout of a collection of images.
 
     Pixels are decoded only with ``read_pixels``, of up to 64 uint16 images on this machine. ``opening`` is as in
     `open_images`. In folders of image files, channels, compression and chunking are those of a few files spread over

@@ -38,7 +38,7 @@ Place = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as 
 
 @dataclass(frozen=True)
 class Fields:
-    """Files, ids and columns of fields."""
+    """Image files, ids and columns of fields of view."""
 
     files: Sequence[str]  # Names relative to a folder, or absolute ones.
     grids: Sequence[Array]  # One array (T, C, Z) of file indices per field.
@@ -52,7 +52,7 @@ class Fields:
 
 
 class FieldSource(Over):
-    """Fields that are each joined from several files along T, C and Z."""
+    """Fields of view, each joined from several files along T, C and Z."""
 
     def __init__(self, files: BaseSource, fields: Fields) -> None:
         super().__init__(files)
@@ -194,7 +194,7 @@ def open_pattern(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Open a folder of image files as fields, identified by file names; see `omearrow_ds.open_images`.
+    """Open a folder of image files as fields whose file names match a pattern; see `omearrow_ds.open_images`.
 
     Raises `ArgumentError` if the pattern is invalid or a channel does not exist; `FormatError` if names do not match,
     or files are missing, duplicate or of several kinds.
@@ -282,13 +282,13 @@ def joined_files(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Return the source at ``path`` of fields whose files are in ``root``, or at URLs that ``objects`` reads.
+    """Return a source of fields, read from files in ``root`` or, with ``objects``, from files at URLs.
 
     Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
     read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
-    all files are inspected, and a field like the majority is the reference.
+    all files are inspected, and a field with the most frequent shape and dtype is the reference.
 
-    Raises `FormatError` if files of that field cannot be read, or differ in Y, X or dtype.
+    Raises `FormatError` if files of a reference field cannot be read, or differ in Y, X or dtype.
     """
     module = get_format("tiff").module()
     how: dict[str, Any] = {} if objects is None else {"objects": objects}
@@ -341,7 +341,7 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
 
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
-    """Return the layout that matches the image files of a folder, and the numbers of fields and channels."""
+    """Return the name of the layout that matches all image files of a folder, and the number of fields and channels."""
     here = _files_below(path, patterns.Pattern("", re.compile("")))
     names = [name for name in here if name.lower().endswith(TIFF_SUFFIXES)]
     layout = patterns.layout_of(names)
@@ -354,7 +354,7 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
 
 
 def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
-    """Warn of fields that are left out."""
+    """Warn that incomplete fields are skipped."""
     what = f"{path}: {number:,} of {total:,} fields are incomplete, the first: {first}"
     warnings.warn(f"{what}; they are left out", UserWarning, stacklevel=2)
 
@@ -461,7 +461,7 @@ def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> di
 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
-    """Return the value in ``known`` for each of ``channels``, or raise `ArgumentError`."""
+    """Return the value in ``known`` for each channel name; raise `ArgumentError` for unknown or repeated names."""
     there = f"there are {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):  # Sets are refused: their order varies per run.
@@ -538,7 +538,7 @@ def _columns(keys: Sequence[str], kept: Sequence[tuple[str, ...]]) -> pa.Table:
 
 
 def typed(name: str, values: list[str | None]) -> list[Any]:
-    """Return the values of a column, with sites as integers if all are numeric."""
+    """Return the values of a column; ``Metadata_Site`` becomes integers if all of its values are digits or None."""
     numbers = name == "Metadata_Site" and all(value is None or re.fullmatch("[0-9]{1,18}", value) for value in values)
     return [None if value is None else int(value) for value in values] if numbers else values
 

@@ -21,22 +21,22 @@ _SHORT = 2 * 16  # Number of hexadecimal digits.
 
 
 def new_hash(said: bytes = b"") -> hashlib.blake2b:
-    """Return a hash object for small data, updated with these bytes."""
+    """Return a new hash object for small data, updated with the bytes ``said``."""
     return hashlib.blake2b(said, digest_size=16)
 
 
 def digest_of(said: bytes) -> str:
-    """Return the hash of a few bytes, in hexadecimal digits."""
+    """Return the hash of a small bytes object as hexadecimal digits."""
     return new_hash(said).hexdigest()
 
 
 def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:
-    """Return an empty hash object for naming a part, or for checking a part whose name has ``digits``."""
+    """Return an empty hash object for new part names or, with ``digits``, for a part name with these digits."""
     return new_hash() if is_short(digits) else hashlib.sha256()
 
 
 def is_short(digits: str) -> bool:
-    """Whether digits are of the short hash, for small data and the parts of older versions."""
+    """Whether ``digits`` have the length of the short hash of small data, which also names parts of older versions."""
     return len(digits) == _SHORT
 
 
@@ -47,7 +47,7 @@ def file_hash(file: Path) -> str:
 
 
 def hash_of(path: Path) -> str:
-    """Return the hash that names a part, from its bytes, or from names, sizes and bytes of all files in its folder."""
+    """Return the hash that names a part, computed from its file, or from names, sizes and bytes of its files."""
     digest, is_folder = part_hash(), path.is_dir()
     for each in sorted(Path(entry) for entry in entries_below(path)) if is_folder else [path]:
         if is_folder:

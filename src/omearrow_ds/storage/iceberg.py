@@ -20,9 +20,9 @@ _VERSION = re.compile(r"v?(\d+)")
 
 
 def metadata_of(path: Path) -> Path | None:
-    """Return the newest metadata file of the Iceberg table at a path, a folder or such a file; None for other paths.
+    """Return the newest metadata file of an Iceberg table, given its folder or a metadata file; None for other paths.
 
-    Raises `FormatError` if two files are the newest, and no hint names one.
+    Raises `FormatError` if two metadata files have the newest version, and no version hint names one of them.
     """
     if is_metadata_file(path):
         return path
@@ -41,12 +41,12 @@ def metadata_of(path: Path) -> Path | None:
 
 
 def is_metadata_file(path: Path) -> bool:
-    """Whether a path has the name of a metadata file."""
+    """Whether the file name of a path is that of an Iceberg metadata file."""
     return path.name.endswith(_METADATA)
 
 
 def is_metadata(folder: Path) -> bool:
-    """Whether a folder holds the metadata of an Iceberg table."""
+    """Whether a folder contains Iceberg metadata files."""
     return folder.is_dir() and bool(_metadata_files(folder))
 
 
@@ -55,7 +55,7 @@ def _metadata_files(folder: Path) -> list[Path]:
 
 
 def parts_of_table(metadata: Path) -> list[Part]:
-    """Return the data files of the newest snapshot in a metadata file.
+    """Return the data files that an Iceberg metadata file lists for the newest snapshot.
 
     Raises `BackendError` if pyiceberg is not installed; `MissingPathError` if the table's files are at a URL or
     missing; `FormatError` if the table was moved, has deleted rows or renamed columns, or has no files.

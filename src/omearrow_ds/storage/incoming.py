@@ -32,7 +32,7 @@ def describe(
     where: str,
     hasher: Hasher | None,
 ) -> Iterator[codec.Image]:
-    """Yield the images as (T, C, Z, Y, X) with their ids, metadata and checksums; ``where`` names the target in errors.
+    """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; error messages start with ``where``.
 
     Raises `ImageError` if an image is not an array, or its rank does not match ``axes``; `MetadataError` if the number
     of ids or metadata differs from that of images, or metadata does not fit its image.
@@ -82,7 +82,7 @@ def _refuse_other(image: Array, name: str) -> None:
 def checked(
     images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, where: str
 ) -> Iterator[codec.Image]:
-    """Yield the images; raise an error for unsupported ones, or columns of another length, before publication."""
+    """Yield the images; raise an error if an image is unsupported or the columns have another number of rows."""
     count = 0
     for image in images:
         codec.check_image(image, encoding, f"{where}: image {count} ({image.image_id})")
@@ -95,7 +95,7 @@ def checked(
 
 
 def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
-    """Yield images until ``stopping`` is set: one item of a stream consists of many, which may arrive slowly."""
+    """Yield images until ``stopping`` is set, checked per image because a table may need many slow images."""
     for image in images:
         if stopping.is_set():
             return
@@ -103,7 +103,7 @@ def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[
 
 
 def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
-    """Return the ids as a list, or raise `MetadataError` if they are not distinct strings."""
+    """Return the image ids as a list; raise `MetadataError` unless all are distinct, non-empty Unicode strings."""
     if isinstance(image_ids, str):
         raise MetadataError(f"{where}: image_ids is one string, {image_ids!r}; a sequence of them is needed")
     ids = list(image_ids)
@@ -117,7 +117,7 @@ def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
 
 
 def as_table(columns: Columns | None, where: str) -> pa.Table | None:
-    """Return columns as a table of plain types, or None without columns; raise `MetadataError` if it is invalid."""
+    """Return columns as a table of plain Arrow types, or None without columns; raise `MetadataError` if invalid."""
     if columns is None:
         return None
     try:
@@ -153,5 +153,5 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be stored as UTF-8; file names in other encodings contain lone surrogates."""
+    """Whether a text can be encoded as UTF-8; a file name with lone surrogates cannot."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

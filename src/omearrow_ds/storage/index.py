@@ -40,13 +40,13 @@ _STRUCT = pa.struct(
 
 
 def write_index(path: Path, index: Index) -> str:
-    """Write ``index.parquet`` to ``path``, and return its hash."""
+    """Write an image index to the Parquet file ``path``, and return the hash of the file."""
     pq.write_table(_as_table(index), path, compression="zstd")
     return file_hash(path)
 
 
 def index_hash(index: Index) -> str:
-    """Return the hash of an index, which is equal in every process."""
+    """Return a hash of the contents of an image index, which is the same in every process."""
     digest = new_hash()
     with pa.PythonFile(_Hashed(digest), mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
@@ -82,14 +82,14 @@ def _as_table(index: Index) -> pa.Table:
 
 
 class StoredIndex:
-    """An ``index.parquet``.
+    """An image index stored as ``index.parquet``.
 
     Parameters
     ----------
     file
-        Its path.
+        Path of the file.
     digest, images
-        Its hash and the number of images per part, as in the manifest.
+        Hash of the file and number of images per part, as in the manifest.
     manifest
         Name of the manifest.
 
@@ -106,7 +106,7 @@ class StoredIndex:
         self._hashed: Stamp | None = None
 
     def read(self) -> Index:
-        """Return the image index; columns and checksums, which are most of it, are read lazily."""
+        """Return the image index without columns and checksums, which are read lazily because they are large."""
         with self._open() as opened:
             if opened.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
                 what = f"its column {schema.SIDECAR_COLUMN!r} is of another type than ours"
@@ -124,7 +124,7 @@ class StoredIndex:
 
     @cached_property
     def column_names(self) -> list[str]:
-        """Names of the columns in addition to the images."""
+        """Names of the columns of the collection, without the column that describes the images."""
         with self._open() as opened:
             return [name for name in opened.schema_arrow.names if name != schema.SIDECAR_COLUMN]
 
@@ -133,12 +133,12 @@ class StoredIndex:
         return self.columns([name])[name]
 
     def columns(self, names: Sequence[str] | None = None) -> pa.Table:
-        """Return some columns, or all."""
+        """Return the named columns, or all columns for None."""
         with self._open() as opened:
             return plain_columns(opened.read(self.column_names if names is None else list(names)), str(self._file))
 
     def checksums(self) -> pa.ChunkedArray | None:
-        """Return the checksums, or None if all are null."""
+        """Return the checksums of all images, or None if every checksum is null."""
         with self._open() as opened:
             sums = _said(opened, "checksum")
         return None if sums.null_count == len(sums) else pa.chunked_array([sums])

@@ -49,7 +49,7 @@ _UNREADABLE = (FormatError, MissingPathError)
 
 @dataclass(frozen=True)
 class Work:
-    """Complete description of the parts to make: images, plan and target."""
+    """Images, plan and target of the parts to make."""
 
     material: Material
     plan: Plan
@@ -59,7 +59,7 @@ class Work:
     skip_errors: bool
 
     def make(self, number: int) -> Record:
-        """Make a part, and return its valid record: that of another attempt, if it was first."""
+        """Make a part and return its record, or the record of another attempt that finished the part first."""
         with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as made:
             return self._make(number, made)
 
@@ -140,7 +140,7 @@ def _make_there(recipe: bytes, number: int) -> Record:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Executor, share and error handling of jobs.
+    """Settings for making parts: executor, error handling and share of the parts.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Jobs:
 
     @classmethod
     def choose(cls, settings: WriteSettings) -> Jobs:
-        """Return the jobs that settings describe, or raise `ArgumentError`."""
+        """Return the job settings in ``settings``; raise `ArgumentError` for an unsupported executor."""
         executor = settings.executor
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(
@@ -177,7 +177,7 @@ class Jobs:
 
 
 def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | None:
-    """Return the plan and jobs of a target in parts; None for other targets.
+    """Return the partition rules and job settings of a target in parts; None for other targets.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | 
 def make_parts(
     material: Material, target: Target, cut: Cut, jobs: Jobs, opening: Open, *, progress: bool
 ) -> Unfinished:
-    """Make all missing parts of a new or continued collection, or a share of them.
+    """Make the missing parts of a new or unfinished collection, or of one share of its parts.
 
     Raises
     ------
@@ -300,7 +300,7 @@ def _lost(path: Path, error: BaseException) -> WriteError:
 
 
 def return_memory() -> None:
-    """Make the C library return large memory blocks when they are freed; for processes that only write.
+    """Make the C library return large freed blocks to the system; only for processes that write.
 
     By default, glibc keeps more memory the larger the freed blocks are: a process that wrote parts of 64 MiB with
     Vortex grew to 420 MB, with this setting to 250 MB. Smaller blocks are still kept and reused, because allocating

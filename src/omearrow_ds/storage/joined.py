@@ -30,7 +30,7 @@ _THREADS = 2  # More threads would wait for the GIL.
 
 
 class MixedColumnError(ColumnError):
-    """Column whose types in two parts have no common type."""
+    """Error for a column whose types in two parts have no common type."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -38,16 +38,16 @@ class MixedColumnError(ColumnError):
 
 
 class Part(NamedTuple):
-    """Part of a joined collection.
+    """A part of a joined collection.
 
     Attributes
     ----------
     path
-        Its path.
+        Path of the part.
     name
-        Its name among all parts, with parent folders separated by ``/``.
+        Name of the part among all parts, with parent folders separated by ``/``.
     keys
-        Values of its Hive folders, which apply to all of its images, as text; None is null.
+        Values of the Hive folders in the path, as text, for all images of the part; None is null.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Ids, shapes, dtypes and columns of a part, without open files."""
+    """Ids, shapes, dtypes and columns of a part, available while the part is closed."""
 
     format: Format
     image_ids: Sequence[str]
@@ -72,12 +72,12 @@ class Known(NamedTuple):
 
 
 class JoinedSource(PartsSource):
-    """Third-party collections, read as one.
+    """Third-party collections that are read as one collection.
 
     Parameters
     ----------
     given
-        Paths that open it again.
+        Paths that open the source again.
     image_column, other_image_columns
         Names of the columns with the images of the parts, and of columns with other images in any of them.
     *parts
@@ -109,23 +109,23 @@ class JoinedSource(PartsSource):
 def joined(
     path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], given: Paths | None = None
 ) -> JoinedSource:
-    """Open collections as one.
+    """Open several collections as one collection.
 
     Parameters
     ----------
     path
-        Folder of the collections, or their common folder.
+        Folder that contains the collections.
     parts
-        One or more, in order.
+        One or more collections, in order.
     opening
-        Picklable function that opens one. It takes ``look``: the part is not read before it is opened again.
+        Picklable function that opens a collection. It takes ``look``: the part is not read before it is opened again.
     given
-        Paths that open all of them again; None is ``path``.
+        Paths that open all collections again; None is ``path``.
 
     Raises
     ------
     FormatError
-        If they are of several formats.
+        If the collections have several formats.
     ColumnError
         If images are in columns of different names, or the types of a column have no common type.
     """
@@ -146,7 +146,7 @@ def joined(
 
 
 class Looked(NamedTuple):
-    """Stored info and columns of a part that was only inspected."""
+    """Image properties and columns of a part that was inspected but is not open for reading."""
 
     format: Format
     image_column: tuple[str, ...]
@@ -169,7 +169,7 @@ def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> l
 
 
 def look(opening: Open, path: Path) -> Known:
-    """Return ids, shapes, dtypes and columns of a collection, and close it."""
+    """Open a collection, return its ids, shapes, dtypes and columns, and close it."""
     with opening(path) as source:
         return _known_of(source)
 
@@ -260,7 +260,7 @@ def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Inde
 def index_of(
     known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
 ) -> Index:
-    """Return the image index of several collections, with the given ids, columns and rows."""
+    """Return the image index of several collections, with the ids, columns and rows that are passed."""
     return Index(
         list(accumulate((len(each.image_ids) for each in known), initial=0)),
         image_ids,

@@ -28,7 +28,7 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
 class Given(NamedTuple):
-    """A table as passed by the caller."""
+    """A table that the caller passed, with its name in errors and its metadata."""
 
     table: pa.Table  # The table, with plain types.
     where: str  # Its name in errors.
@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 def table_file(given: Any, option: str) -> TableFile | None:
-    """Return the file that ``option`` names, or None if it is not a path.
+    """Return the table file at the path that was passed as ``option``, or None if ``given`` is not a path.
 
     Raises `MissingPathError` if the file does not exist.
     """
@@ -51,7 +51,7 @@ def table_file(given: Any, option: str) -> TableFile | None:
 
 
 def read_given(given: Any, option: str, types: ColumnTypes) -> Given:
-    """Read the table, the frame or the file that ``option`` names; ``types`` are those of columns in text tables.
+    """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
 
     Raises `ArgumentError` for other values; `MissingPathError` if the file does not exist; `FormatError` if the file
     cannot be read; `MetadataError` if two columns have one name, or types are not supported.
@@ -85,10 +85,10 @@ def _of_frame(given: Any, option: str) -> pa.Table:
 
 
 def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
-    """Return the pairs of column names to join by, in the source and in the table.
+    """Return the pairs of columns to join by; each pair is a name in the source and a name in the table.
 
-    Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or without ``on`` if both
-    have none in common.
+    Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or if ``on`` is
+    None and the source and the table have no column in common.
     """
     own, theirs, renamed = source.columns.column_names, given.table.column_names, given.renamed
     if on is None:
@@ -128,7 +128,7 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 
 
 class Keys:
-    """Keys of images and of a table's rows as integers, which are equal if the keys are equal.
+    """Join keys of images and of table rows, encoded so that equal keys are equal integers.
 
     Raises `ColumnError` if values of a column cannot be compared.
 
@@ -164,7 +164,7 @@ class Keys:
         self.images, self.rows = both[: len(source)], both[len(source) :]
 
     def told(self, index: int, *, row: bool) -> str:
-        """Return the key of an image, or of a row, as text."""
+        """Return the join key of an image or of a table row, as text."""
         codes = [pair[row][index] for pair in self._codes]
         return ", ".join(
             repr(None if code < 0 else values[code]) for values, code in zip(self._values, codes, strict=True)
@@ -181,7 +181,7 @@ def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any,
 
 
 def numbers_of(column: pa.ChunkedArray) -> Array:
-    """Return numbers, including numeric text, as float64, and other values as NaN."""
+    """Return the numbers of a column, including numeric text, as float64; other values become NaN."""
     if pa.types.is_nested(column.type):
         return np.full(len(column), np.nan)
     encoded = column.combine_chunks().dictionary_encode()
@@ -192,7 +192,7 @@ def numbers_of(column: pa.ChunkedArray) -> Array:
 
 
 def first_equal(keys: Array) -> tuple[int, int] | None:
-    """Return the first index whose key occurs earlier, with that earlier index; None if keys are distinct."""
+    """Return the indices of the first repeated key: where it first occurs, and where it repeats; None if all differ."""
     order = np.argsort(keys, kind="stable")
     again = order[1:][(keys[order[1:]] == keys[order[:-1]]) & (keys[order[1:]] >= 0)]
     if not len(again):
@@ -202,7 +202,7 @@ def first_equal(keys: Array) -> tuple[int, int] | None:
 
 
 def places(keys: Array, wanted: Array) -> Array:
-    """Return the index in ``keys`` of each of ``wanted``, (n,) int64; -1 if it is missing or null."""
+    """Return (n,) int64, the index in ``keys`` of each key in ``wanted``; -1 if that key is null or missing."""
     if not len(keys):
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")
@@ -212,7 +212,7 @@ def places(keys: Array, wanted: Array) -> Array:
 
 
 def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: Array) -> None:
-    """Raise `MetadataError` if an image and the row of its id are of different plates, wells or sites.
+    """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites.
 
     Ids such as ``image-00000`` occur in many collections.
     """
@@ -230,7 +230,7 @@ def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: 
 
 
 def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:
-    """Return the first distinct keys of images or rows as text."""
+    """Return the first few distinct keys of the given images or table rows, as text."""
     of = (keys.rows if row else keys.images)[numbers]
     first = np.sort(np.unique(of, return_index=True)[1])
     shown = [keys.told(int(numbers[number]), row=row) for number in first[:_SHOWN]]

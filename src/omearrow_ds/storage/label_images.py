@@ -15,9 +15,9 @@ from omearrow_ds.storage.formats._regions import Region
 
 
 class LabelSource(Over):
-    """Label images whose bool pixels are read as uint8, and whose int64 and uint64 pixels as int32.
+    """Label images that are read as uint8 if stored as bool, and as int32 if stored as int64 or uint64.
 
-    Reading raises `DecodeError` for a label that int32 does not hold.
+    Reading raises `DecodeError` for a label that does not fit in int32.
     """
 
     def __init__(self, source: BaseSource) -> None:
@@ -52,12 +52,12 @@ class LabelSource(Over):
 
 
 def with_label_dtypes(source: BaseSource) -> BaseSource:
-    """Return label images with dtypes that torch supports; ``source`` itself if it has them already."""
+    """Return a source of label images with dtypes that torch supports; ``source`` itself if it needs no conversion."""
     return source if _find_wide(source) is None else LabelSource(source)
 
 
 def refuse_label_dtypes(source: BaseSource) -> None:
-    """Raise `DecodeError` if an image is of a dtype that only label images may have."""
+    """Raise `DecodeError` if an image has a dtype that is supported only for label images."""
     index = _find_wide(source)
     if index is not None:
         names = ", ".join(dtype.name for dtype in DTYPES)

@@ -23,7 +23,7 @@ _OF_SERVER = re.compile(r"status code|Generic (S3|GCS|MicrosoftAzure) error|HTTP
 
 
 def settings(url: str, storage: Storage) -> dict[str, str]:
-    """Return Lance's ``storage_options``, with keys if a profile supplies them: pass them on, and do not store them.
+    """Return Lance's ``storage_options``; they may contain the secret keys of a profile and must not be stored.
 
     Raises
     ------
@@ -48,11 +48,11 @@ def settings(url: str, storage: Storage) -> dict[str, str]:
 
 
 class PassingError(StorageError):
-    """Error of a server that may succeed on retry."""
+    """Server error after which a retry may succeed."""
 
 
 def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError | None:
-    """Return the error of a server, never in its own words, which may contain keys and signatures; None for others."""
+    """Return the server error that caused ``error``, without text that may contain secrets; None for other errors."""
     if not isinstance(error, Exception) or _OF_SERVER.search(str(error)) is None:
         return None
     try:
@@ -62,7 +62,7 @@ def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError 
 
 
 def again(where: str, read: Callable[[], Found]) -> Found:
-    """Return the result of a read, retried for half a minute if a server does not answer."""
+    """Return the result of ``read``, which is retried for half a minute while the server does not answer."""
     patience = Patience(where)
     while True:
         patience.begin()

@@ -56,7 +56,7 @@ def open_listed(
 ) -> fields.FieldSource:
     """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
 
-    Rows of equal files, series and pages, as the cells of one field have, are one image. Columns ``Metadata_*`` with
+    Rows with equal files, series and pages, such as the cells of one field, are one image. Columns ``Metadata_*`` with
     one value per field are columns of the images. Files at URLs are read by ``objects``; a table at a URL is read from
     its local ``copy``. Raises `ColumnError` if the table lists no TIFF files; `ArgumentError` if a channel is unknown;
     `FormatError` if the table cannot be read, or if files are missing, differ, or are of two channels or fields.
@@ -162,7 +162,7 @@ class _Followed:
         self._named = {_host(str(each)) for each in (path, url) if isinstance(each, Url)}
 
     def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
-        """Return the file of a channel in each row."""
+        """Return the file that each row lists for a channel, or None for a row without a file."""
         names: list[str | None] = table[channel.file].to_pylist()
         folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
         numbers = [whole_numbers(self._path, table, name, names) for name in (channel.series, channel.page)]

@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
 
 class ChannelColumns(NamedTuple):
-    """Names of the columns that list the files of a channel; None for those that the table does not have."""
+    """Names of the table columns that describe the files of a channel; None for a missing column."""
 
     kind: str  # FileName or URL.
     file: str
@@ -30,7 +30,7 @@ class ChannelColumns(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """File that a table lists, with its image series and page, counted from 0, if the table names them."""
+    """A file in a table, with its image series and page, counted from 0; None if the table does not name them."""
 
     file: str
     series: int | None = None
@@ -38,12 +38,12 @@ class ListedFile(NamedTuple):
 
 
 def is_listing(name: str) -> bool:
-    """Return whether a column of this name may list files."""
+    """Return whether a column name is that of a column with file names or URLs."""
     return _FILE.fullmatch(name) is not None
 
 
 def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
-    """Return the columns of each channel, in the order of the table; file names are preferred to URLs."""
+    """Return the file columns of each channel in table order; columns of file names precede columns of URLs."""
     matches = [match for match in map(_FILE.fullmatch, names) if match is not None]
     preferred = {match[3]: match for match in sorted(matches, key=lambda match: match[2] != "URL")}
     channels = {}
@@ -60,7 +60,7 @@ def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
 
 
 def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequence[str | None]) -> list[int | None]:
-    """Return a column of series or pages, which may be text; None per row if it is missing or empty.
+    """Return the series or page number in each row; None in all rows if the column is missing or empty.
 
     Raises `FormatError` if a row with a file has no whole number.
     """
@@ -81,7 +81,7 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
 
 
 class Folders:
-    """Folders of listed files on this machine, each of which is read once.
+    """Local folders of listed files; each folder is read once.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ class Folders:
         self._known: dict[str, tuple[Hashable, dict[str, bool]]] = {}
 
     def identity(self, file: str) -> Hashable:
-        """Return a value that is equal for all paths of one file, also through links and ``..``; None if it is missing.
+        """Return a value that is equal for all paths to a file, also through links and ``..``; None if it is missing.
 
-        Whether a file at a URL exists is only seen when it is read.
+        The existence of a file at a URL is checked only when the file is read.
         """
         url = url_of(file) if ":" in file else None
         if url is not None:
@@ -123,7 +123,7 @@ class Folders:
 def refuse_doubled(
     path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
 ) -> None:
-    """Raise `FormatError` if two channels, or two fields, have one page of one file.
+    """Raise `FormatError` if two channels or two fields refer to the same page of a file.
 
     ``fields`` are the table row, files and identities of files of each field.
     """

@@ -37,16 +37,16 @@ INDEX_NAME = re.compile(r"index(-[0-9a-f]{32})?\.parquet")
 
 @dataclass(frozen=True)
 class Published:
-    """Entry of a part in ``parts.json``.
+    """Entry for one part in ``parts.json``.
 
     Attributes
     ----------
     name
-        In the folder of the parts: its number, a hash of its bytes, the suffix of its format.
+        File name of the part: its number, a hash of its bytes, and the suffix of its format.
     images, size_bytes
-        Number of images, and size of its files.
+        Number of images in the part, and size of the files of the part.
     places
-        Byte offsets of its images, if they are stored as in memory.
+        Byte offsets of the images, if the part stores them as in memory.
     """
 
     name: str
@@ -56,18 +56,18 @@ class Published:
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Self:
-        """Return the entry that JSON describes."""
+        """Return the part entry that a JSON object describes."""
         places = tuple(Run(*map(int, each)) for each in said.get("places", ()))
         return cls(str(said["name"]), int(said["images"]), int(said["size_bytes"]), places)
 
     @property
     def hash(self) -> str:
-        """Hash of its bytes, as in its name."""
+        """Hash of the contents of the part, as in the name of the part."""
         return hash_in(self.name)
 
 
 def hash_in(name: str) -> str:
-    """Return the hexadecimal digits of the hash in a name that matches `PART_NAME`."""
+    """Return the hexadecimal digits of the hash in a part name that matches `PART_NAME`."""
     return name.partition("-")[2].partition(".")[0]
 
 
@@ -80,11 +80,11 @@ class Manifest:
     format
         Name of the parts' format.
     parts
-        All of them, in order.
+        Entries of all parts, in order.
     index
         Hash of ``index.parquet``, of 128 bits in hexadecimal digits.
     made
-        Layout, seed and source that it was made with.
+        Layout, seed and source of the collection.
     failed
         Images that could not be read and were left out: each ``{"id": ..., "error": ...}``.
     outline
@@ -102,7 +102,7 @@ class Manifest:
     index_file: str = INDEX
 
     def as_json(self) -> str:
-        """Return the text of ``parts.json``, in version 1 if possible, because older readers refuse version 2."""
+        """Return the JSON text of the manifest, in version 1 if possible, because older readers refuse version 2."""
         version = 1 if all(is_short(part.hash) for part in self.parts) else _VERSION
         return json.dumps(asdict(self) | {"version": version}, indent=1)
 
@@ -140,17 +140,17 @@ class Manifest:
         return manifest
 
     def stored_index(self, file: Path) -> StoredIndex:
-        """Return the index that belongs to this manifest, which is stored in ``file``."""
+        """Return the image index of this manifest, which is stored in ``file``."""
         return StoredIndex(file, self.index, [each.images for each in self.parts], MANIFEST)
 
 
 class PublishedSource(PartsSource):
-    """A folder with ``parts.json``: opening it reads two files, for any number of parts.
+    """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts.
 
     Parameters
     ----------
     path
-        The folder.
+        Folder that contains ``parts.json``.
     opening
         Picklable function that opens a part.
     """
@@ -212,5 +212,5 @@ class PublishedSource(PartsSource):
 
 
 def is_published(path: Path) -> bool:
-    """Whether a path is that of a complete collection in parts."""
+    """Whether a path is a folder that contains ``parts.json``, so that the collection in parts is complete."""
     return (path / MANIFEST).is_file()

@@ -24,12 +24,12 @@ def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSour
 
 
 def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
-    """Open the parts below a folder that is not itself a collection, or the table of an Iceberg metadata file.
+    """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection.
 
     Raises
     ------
     FormatError
-        If it is unfinished, contains no readable collection, or has several formats.
+        If the folder is unfinished, or contains no readable collection or several formats.
     """
     if folder.name.endswith(SUFFIX):
         raise FormatError(f"{folder}: is not complete, {MANIFEST} is missing; make it again, or restore it")

@@ -40,7 +40,7 @@ _SHOWN = 3
 
 
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
-    """Return the source of the masks of a source's images, and (n,) int64, the mask of each; -1 for one without.
+    """Return a source of masks, and (n,) int64, the mask index of each image, which is -1 for an image without a mask.
 
     Raises `ArgumentError` if ``masks`` is invalid; `MetadataError` if an image has no mask or several, or a mask has
     another size.

@@ -21,16 +21,16 @@ HELD_BYTES = 2**25  # Decoded images in memory at once if they are written in an
 
 
 class Material(Protocol):
-    """Images to be written: their index, and a way to read some of them.
+    """Images to write: ids, shapes, dtypes and columns, and methods that read some of the images.
 
     Attributes
     ----------
     source
-        Source that they are read from.
+        Source that the images are read from.
     image_ids, shapes, dtypes, columns, checksums
-        Those of a source, for the images as written.
+        Attributes as in a source, for the written images.
     options
-        Options that their pixels depend on in addition to the source, for JSON.
+        Options, as JSON values, that affect the written pixels in addition to the source.
     """
 
     source: BaseSource
@@ -45,21 +45,21 @@ class Material(Protocol):
         """Yield the images at sorted, distinct indices."""
 
     def opening(self, place: Place) -> Callable[[], Material]:
-        """Return a picklable function that opens them in another process by names only.
+        """Return a picklable function that opens the images in another process by file names only.
 
-        ``place`` stores data without a name.
+        Data without a file name is stored in ``place``.
         """
 
 
 class Stored:
-    """Images of a source, as written by `omearrow_ds.convert`.
+    """Images of a source that `omearrow_ds.convert` writes.
 
     Parameters
     ----------
     source
         An open source; images that have a checksum are verified.
     checksum
-        Whether each gets a checksum: the stored one, or otherwise a new one.
+        Whether each image gets a checksum: the stored one or, if none is stored, a new one.
     """
 
     def __init__(self, source: BaseSource, *, checksum: bool) -> None:
@@ -77,7 +77,7 @@ class Stored:
             yield from (self._image(number, pixels) for number, pixels in zip(some.tolist(), views, strict=True))
 
     def in_order(self) -> Iterator[codec.Image]:
-        """Yield all images in order: each stored block is read once, and its memory may be reused for the next."""
+        """Yield all images in order; each stored block is read once, into memory that the next block may reuse."""
         for start, images in self._verified.blocks():
             yield from (self._image(number, pixels) for number, pixels in enumerate(images, start=start))
 
@@ -86,7 +86,7 @@ class Stored:
         return codec.Image(pixels, self.image_ids[number], self.source.metadata(number), checksum)
 
     def opening(self, place: Place) -> Callable[[], Material]:
-        """Return a function that opens them in another process."""
+        """Return a function that opens the images in another process."""
         del place
         return partial(_stored, opening_of(self.source), checksum=self._hasher is not None)
 
@@ -96,7 +96,7 @@ def _stored(opening: Callable[[], BaseSource], *, checksum: bool) -> Material:
 
 
 def opening_of(source: BaseSource) -> Callable[[], BaseSource]:
-    """Return a function that opens a source in another process."""
+    """Return a function that opens ``source`` in another process."""
     return source.opened_by or partial(_itself, source)
 
 
@@ -105,7 +105,7 @@ def _itself(source: BaseSource) -> BaseSource:
 
 
 def as_ordered(material: Material, numbers: Array) -> Iterator[codec.Image]:
-    """Yield images at distinct indices in any order; chunks of them are held so that each stored block is read once.
+    """Yield images at distinct indices in the given order; sorted chunks of images are read and held in memory.
 
     Images at sorted indices are yielded as they are read.
     """

@@ -55,7 +55,7 @@ _LABELS = (
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects in the images of a source."""
+    """Objects, such as cells, in the images of a source."""
 
     table: pa.Table  # One row per object, without objects that have no image or no position.
     rows: Array  # (n,) int64, the row of each in the given table
@@ -66,7 +66,7 @@ class Objects:
     where: str  # Name of the table in messages.
 
     def keep(self, kept: Array) -> Objects:
-        """Return the objects at some indices, or where a mask is true."""
+        """Return the objects that indices or a boolean mask select."""
         numbers = np.flatnonzero(kept) if kept.dtype == np.bool_ else kept
         if len(numbers) == len(self.rows) and (numbers == np.arange(len(numbers))).all():
             return self
@@ -76,7 +76,7 @@ class Objects:
         return Objects(table, self.rows[numbers], self.fields[numbers], centers, boxes, self.where)
 
     def labels(self) -> tuple[str, Array] | None:
-        """Return name and values of the column with the objects' labels in label images; None without one."""
+        """Return name and values of the column with the labels of the objects; None without such a column."""
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
@@ -94,9 +94,9 @@ def open_objects(
     types: ColumnTypes,
     skip_nulls: bool = False,
 ) -> Objects:
-    """Return the objects of a table that are in the images of a source.
+    """Return the objects of a table whose images are in a source.
 
-    Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or no name is known;
+    Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known name;
     `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its image.
 
     Parameters
@@ -304,7 +304,7 @@ def _refuse_outside(
 
 
 def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
-    """Return the column types in ``opening``, after reading the columns of the table of objects."""
+    """Return the column types in ``opening``, after adding the column names of the table of objects."""
     types = ColumnTypes.of(opening.get("column_types"))
     file = table_file(objects, "objects") if types else None
     if file is not None:
@@ -314,12 +314,12 @@ def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
 
 
 def on_of_objects(opening: OpenOptions) -> On | None:
-    """Remove ``on`` from ``opening`` and return it, unless it applies to ``columns``."""
+    """Remove ``on`` from ``opening`` and return it; if ``on`` applies to ``columns``, keep it and return None."""
     return opening.pop("on", None) if opening.get("columns") is None else None
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
-    """Return one id per object: that of its image with its label, or with its row if labels are not distinct."""
+    """Return one id per object: the id of its image and its label or, if labels are not distinct, its row number."""
     labels = objects.labels()
     numbers = objects.rows
     if labels is not None and np.isfinite(labels[1]).all():

@@ -40,20 +40,20 @@ Fetch = Callable[[int], object]  # Writes to a descriptor, or raises; True if th
 
 
 class Held:
-    """A file that stays in the cache until it is released, or the process ends."""
+    """A cached file that is pinned until it is released or the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the cached file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)  # Not unlocked: a forked child may use it too.
 
     @property
     def sound(self) -> bool:
-        """Whether its bytes are those that were written; compared once per system start."""
+        """Whether the contents of the file match the hash in its name; computed at most once per system start."""
         status = os.fstat(self._descriptor)
         if status.st_mtime in (_this_start_s(), _ON_DISK_S):
             return True
@@ -66,7 +66,7 @@ class Held:
         return True
 
     def remove(self) -> None:
-        """Remove the file, unless it was replaced."""
+        """Remove the file from the cache, unless another file has replaced it."""
         with suppress(FileNotFoundError):
             if os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self._descriptor)):
                 self.path.unlink()
@@ -78,16 +78,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Kept:
-    """A file in the cache.
+    """Name, size and last use of a cached file.
 
     Attributes
     ----------
     name, size_bytes
-        Its name and size.
+        Name of the file, and size in bytes.
     used_s
         Time of the last use, in seconds since 1970.
     held
-        Whether a process uses or fetches it.
+        Whether a process uses or fetches the file.
     """
 
     name: str
@@ -113,7 +113,7 @@ class PartCache:
 
     @classmethod
     def choose(cls, folder: str | os.PathLike[str] | None, limit_bytes: int | None) -> PartCache:
-        """Return a cache; by default in the user's cache folder, limited to a tenth of the free space of its disk.
+        """Return the cache in ``folder``; by default in the user's cache folder, with a tenth of the free disk space.
 
         Raises
         ------
@@ -136,14 +136,14 @@ class PartCache:
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
-        """Return the cache in an existing folder, from which parts may be removed.
+        """Return the cache in an existing folder, whose files may be removed.
 
         Raises
         ------
         MissingPathError
             If the folder does not exist.
         FormatError
-            If it is not a cache.
+            If the folder is not a cache.
         """
         where = Path(folder).absolute()
         if not where.is_dir():
@@ -175,32 +175,32 @@ class PartCache:
         return found
 
     def shrink(self) -> None:
-        """Evict least recently used files until the size is within the limit, or all others are in use."""
+        """Evict least recently used files until the cache is within its limit or all remaining files are in use."""
         with self._names(), suppress(BlockingIOError):
             self._make_room(0, self.folder)
 
     def there(self, name: str) -> Held | None:
-        """Return a file if it is in the cache, regardless of its size."""
+        """Return the cached file with this name, regardless of its size; None if it is not in the cache."""
         return self._there(name, None)
 
     def hold(self, name: str, size_bytes: int, fetch: Fetch, *, let_go: Callable[[], bool] = bool) -> Held:
-        """Return a file, fetched if it is missing; wait if another process is fetching it.
+        """Return a cached file, which is fetched if missing; wait while another process fetches the file.
 
         Parameters
         ----------
         name, size_bytes
-            Its name and size.
+            Name of the file, and size in bytes.
         fetch
-            Writes it.
+            Function that writes the file.
         let_go
-            Releases a file of this process if the cache is full; False if it has none.
+            Releases a file that this process uses if the cache is full; returns False if it uses none.
 
         Raises
         ------
         WriteError
             If the cache is full, and no file in use is released.
         StorageError
-            If another process is fetching it without progress.
+            If another process fetches the file without progress.
         """
         started_s = time.monotonic()
         while True:
@@ -217,7 +217,7 @@ class PartCache:
             time.sleep(_LOOK_S)
 
     def hold_if_room(self, name: str, size_bytes: int, fetch: Fetch) -> Held | None:
-        """Return a file like `hold`; None if the cache is full, or another process is fetching it."""
+        """Return a file as `hold` does; None if the cache is full or another process fetches the file."""
         try:
             return self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
         except BlockingIOError:
@@ -393,7 +393,7 @@ def _unusable(folder: Path, error: OSError) -> WriteError:
 
 
 def write_all(descriptor: int, piece: memoryview, at: int | None = None) -> None:
-    """Write all bytes despite partial writes, at an offset of a file, or at its current position."""
+    """Write all bytes of ``piece`` at the offset ``at`` of a file, or at the current file position for None."""
     while piece:
         count = os.write(descriptor, piece) if at is None else os.pwrite(descriptor, piece, at)
         piece, at = piece[count:], None if at is None else at + count
@@ -410,7 +410,7 @@ def _this_start_s() -> int:
 
 
 def default_folder() -> Path:
-    """Return the default cache folder, which is in the user's cache folder."""
+    """Return the default folder of fetched parts, which is in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
 
 

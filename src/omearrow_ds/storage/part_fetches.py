@@ -23,7 +23,7 @@ Came = Callable[[int], None]
 
 
 class Arrivals:
-    """Counts and reports the bytes of arriving parts, each once."""
+    """Counts and reports the fetched bytes of parts; a repeated fetch is not counted."""
 
     def __init__(self, parts: Sequence[Published]) -> None:
         self._parts = parts
@@ -32,13 +32,13 @@ class Arrivals:
         self._counting = threading.Lock()
 
     def tell(self, came: Callable[[int], object] | None) -> int:
-        """Start counting, and return the size of all parts in bytes."""
+        """Start to report counted bytes to ``came``, and return the total size of all parts in bytes."""
         with self._counting:
             self._came, self._left_bytes = came, [each.size_bytes for each in self._parts]
             return sum(self._left_bytes)
 
     def more(self, number: int, count: int) -> None:
-        """Count bytes of a part; bytes that were already counted are ignored."""
+        """Count fetched bytes of a part; bytes beyond the size of the part, from a repeated fetch, are ignored."""
         with self._counting:
             if self._came is not None:
                 new = min(count, self._left_bytes[number])
@@ -47,7 +47,7 @@ class Arrivals:
 
 
 class Ahead:
-    """Prefetches parts in threads; errors are raised to the thread that waits for the part."""
+    """Prefetches parts in threads; the error of a prefetch is raised where the part is opened."""
 
     def __init__(
         self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int, arrivals: Arrivals
@@ -63,14 +63,14 @@ class Ahead:
         self._looking = threading.Lock()
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Start with the first part only, for full bandwidth; each finished part raises the concurrency by one."""
+        """Prefetch parts in order, first a single part; each finished part raises the concurrency by one."""
         with self._looking:
             self._coming = {number: None for number in numbers if number not in self._fetching}
             self._begun, self._at_once = self._fetching.keys() & set(numbers), 1
             self._go_on()
 
     def reached(self, number: int) -> None:
-        """Record that a part is used next: fetch it at once, and allow another prefetch."""
+        """Record that a part is used next: start its fetch immediately, and allow another prefetch."""
         with self._looking:
             self._begun.discard(number)
             if number in self._coming and self._wanted:
@@ -78,7 +78,7 @@ class Ahead:
             self._go_on()
 
     def taken(self, number: int, fetch: Fetch) -> Fetch:
-        """Return a fetch of a part that is opened now, after waiting for its prefetch, whose error it raises."""
+        """Return a function that fetches a part; wait for its prefetch first, whose error the function raises."""
         with self._looking:
             self._coming.pop(number, None)
             self._begun.discard(number)
@@ -138,7 +138,7 @@ class Ahead:
         return self._count > 0 and threading.main_thread().is_alive()
 
     def close(self) -> None:
-        """Start no more fetches, and leave running ones."""
+        """Start no more fetches; running fetches continue."""
         with self._looking:
             self._coming, self._count = {}, 0
 
@@ -148,7 +148,7 @@ class _Stopped(Exception):  # noqa: N818  # It is not an error.
 
 
 def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
-    """Return a function that writes a part, and compares its bytes with the hash in its name.
+    """Return a function that fetches a part into a file and compares its bytes with the hash in its name.
 
     ``came`` receives the number of bytes of each piece, and may raise an exception to abort.
     """
@@ -186,7 +186,7 @@ class _Ranges:
         self._failed = False
 
     def in_order(self) -> Iterator[Span]:
-        """Yield the finished ranges in order; all threads have ended when the iterator ends."""
+        """Yield the fetched byte ranges in file order; all threads have ended when the iterator ends."""
         threads = [threading.Thread(target=self._work, name="omearrow-ds-range") for _ in range(_RANGES)]
         there: set[int] = set()
         try:

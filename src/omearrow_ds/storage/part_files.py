@@ -29,13 +29,13 @@ _MOST_ENTRIES = 10**6
 
 
 def has_hidden(names: Sequence[str], steps: Sequence[str]) -> bool:
-    """Return whether a path has a hidden name that no step of the glob matches from its first character on."""
+    """Return whether a path has a hidden name whose first character is not explicit in any step of the glob."""
     hidden = [name for name in names if name.startswith(_HIDDEN)]
     return any(not any(step[:1] == name[0] and fnmatchcase(name, step) for step in steps) for name in hidden)
 
 
 def is_several(path: object) -> bool:
-    """Whether it is several paths: a sequence of them, or a glob that is not itself a path."""
+    """Whether ``path`` is a sequence of paths, or a glob that is not the name of an existing file."""
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
         return isinstance(text, str) and glob.has_magic(text) and not os.path.lexists(text)
@@ -43,12 +43,12 @@ def is_several(path: object) -> bool:
 
 
 def is_path(path: object) -> TypeGuard[Paths]:
-    """Whether it is one path or several paths."""
+    """Whether ``path`` is a path, a glob or a sequence of paths."""
     return isinstance(path, str | os.PathLike) or is_several(path)
 
 
 def label_of(paths: Paths) -> Path:
-    """Return a label of several paths: the glob, or their common folder and number."""
+    """Return a label for several paths: the glob, or the common folder and the number of paths."""
     if isinstance(paths, str | os.PathLike):
         return Path(paths).absolute()
     folders = [Path(each).absolute().parent for each in paths]
@@ -92,7 +92,7 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
 
 
 def parts_below(folder: Path, only: str | None) -> list[Part]:
-    """Return the parts below a folder, with keys from the names of their folders."""
+    """Return the parts below a folder; the names of their Hive folders become their keys."""
     return [_part(path, folder, path.parent.relative_to(folder).parts) for path in files_below(folder, only)]
 
 
@@ -120,7 +120,7 @@ def _globbed(pattern: str) -> list[Path]:
 
 
 def files_below(folder: Path, only: str | None) -> list[Path]:
-    """Return the tables below a folder that is not itself a collection, in natural order of their relative paths.
+    """Return the tables below a folder that is not itself a collection, in natural order of relative paths.
 
     Raises
     ------

@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._handles import LOOK_NS
 
 
 class Parts(Protocol):
-    """Images of one shape and dtype in several parts; see `omearrow_ds.storage.parts.PartsSource`."""
+    """A source of several parts whose images have one shape and dtype; see `omearrow_ds.storage.parts.PartsSource`."""
 
     starts: Sequence[int]
     shapes: Array
@@ -31,10 +31,10 @@ class Parts(Protocol):
 
     @property
     def opened(self) -> Iterable[int]:
-        """Numbers of the open parts."""
+        """Indices of the parts that are open."""
 
     def part(self, number: int) -> BaseSource:
-        """Return a part, opened if it is not."""
+        """Return a part, which is opened if it is closed."""
 
 
 class _Part(NamedTuple):
@@ -48,7 +48,7 @@ def _whole(images: Array) -> Array:
 
 
 class PartStacks(Stacks):
-    """Images of all parts, of one shape and dtype.
+    """Images of one shape and dtype from all parts of a source.
 
     One array holds the address of each image, so that a batch of several parts is gathered in one loop. If the memory
     layout of a part differs from the others, its images are decoded on request.
@@ -89,7 +89,7 @@ class PartStacks(Stacks):
         return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return a region of each image; see `Stacks.cut`."""
+        """Return stacks of one region per image; see `Stacks.cut`."""
         return PartStacks(self._source, lambda images: cut(self._cut(images)))
 
     def _turns(self, indices: Array) -> list[Array]:
@@ -99,7 +99,7 @@ class PartStacks(Stacks):
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
     def located(self, indices: Array) -> Located:
-        """Return the addresses of some images, whose parts are opened, and checked once per millisecond."""
+        """Return the memory addresses of images; their parts are opened, and checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # Another thread may close a part, and map it at another address.
             parts = self._looked_at(numbers)
@@ -118,7 +118,7 @@ class PartStacks(Stacks):
         return Located(addresses, held)
 
     def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of a later batch's images in open parts; see `Stacks.request_ahead`."""
+        """Request the pages of images of a later batch if their parts are open; see `Stacks.request_ahead`."""
         is_open = np.isin(self._first.searchsorted(indices, "right") - 1, list(self._parts))
         if is_open.any():
             super().request_ahead(indices[is_open], None if rows is None else (rows[0][is_open], rows[1]))

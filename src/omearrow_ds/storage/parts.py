@@ -53,20 +53,20 @@ class Index:
 
 
 class PartsSource(BaseSource):
-    """Several collections of one format that are read as one.
+    """Several collections of one format that are read as one collection.
 
     Parameters
     ----------
     path
-        Folder of the collections, or their common folder.
+        Folder that contains the collections.
     fmt
-        Their format.
+        Format of the collections.
     parts
-        Their paths, in order.
+        Paths of the collections, in order.
     index
-        Index of their images.
+        Image index of the collections.
     opening
-        Picklable function that opens one of them.
+        Picklable function that opens a collection.
     stamps
         State of each when ``index`` was built; None if changes are detected otherwise.
     """
@@ -117,16 +117,16 @@ class PartsSource(BaseSource):
 
     @property
     def opened(self) -> Iterable[int]:
-        """Numbers of the open parts."""
+        """Indices of the parts that are open."""
         return list(self._opened)
 
     def part(self, number: int) -> BaseSource:
-        """Return a part, opened if it is not; the least recently used part is closed if too many are open.
+        """Return a part, which is opened if it is closed; if too many are open, the least recently used one is closed.
 
         Raises
         ------
         FormatError
-            If it has changed since the index was built.
+            If the part has changed since the index was built.
         """
         source = self._opened.pop(number, None) or self._opened_part(number)
         self._opened[number] = source

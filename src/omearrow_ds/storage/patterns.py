@@ -31,7 +31,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Layout:
-    """File names of an instrument."""
+    """Pattern of the image file names of an instrument."""
 
     label: str  # Common name of the instrument.
     regex: str  # Expression with one named group per value in a file name.
@@ -64,7 +64,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A compiled pattern for paths relative to a folder, with ``/`` between folders."""
+    """A compiled pattern of file paths relative to a folder, with ``/`` between folders."""
 
     text: str  # The pattern as passed.
     file: re.Pattern[str]  # Matches the whole relative path of an image.
@@ -75,11 +75,11 @@ class Pattern:
     hidden: tuple[bool, ...] = ()  # Whether the pattern of each folder, and of the file, begins with a dot.
 
     def names_hidden(self, depth: int) -> bool:
-        """Return whether hidden files or folders may match at some depth."""
+        """Return whether the pattern matches hidden names at a folder depth."""
         return depth < len(self.hidden) and self.hidden[depth]
 
     def said(self, name: str) -> dict[str, str | None] | None:
-        """Return the values in the name of a file; None if it does not match."""
+        """Return the values that the pattern finds in a file path; None if the path does not match."""
         found = self.file.fullmatch(name)
         return None if found is None else {self.names[group]: value for group, value in found.groupdict().items()}
 
@@ -166,7 +166,7 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    """Return the layout that matches all image files of a folder, or None."""
+    """Return the name of the layout that matches all image files of a folder, or None."""
     for name, layout in LAYOUTS.items():
         regex, no_image = re.compile(layout.regex), re.compile(layout.no_image or "(?!)")
         if names and all(regex.fullmatch(file) or no_image.fullmatch(file) for file in names):
@@ -175,12 +175,12 @@ def layout_of(names: Sequence[str]) -> str | None:
 
 
 def column_of(name: str) -> str:
-    """Return the column for a name in a pattern: ``Metadata_Well``, as in CellProfiler."""
+    """Return the column name for a name in a pattern, as in CellProfiler: ``Metadata_Well`` for ``well``."""
     return name if name.startswith("Metadata_") else f"Metadata_{name[:1].upper()}{name[1:]}"
 
 
 def well_of(row: str, column: str) -> str:
-    """Return the well of a row and a column, counted from 1: ``B07``; row 27 is AA."""
+    """Return the name of the well at a row and a column, both counted from 1, such as ``B07``; row 27 is AA."""
     number = int(row) - 1
     letters = chr(ord("A") + number % 26)
     return f"{chr(ord('A') + number // 26 - 1) if number >= 26 else ''}{letters}{int(column):02d}"
@@ -189,7 +189,7 @@ def well_of(row: str, column: str) -> str:
 def harmony_channels(
     folder: Path, channels: Sequence[str], objects: Objects | None = None
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return names of channels by their numbers, and pixel sizes, from the nearest index of Harmony.
+    """Return channel names by channel number, and pixel sizes, from the nearest Harmony index file.
 
     Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
     ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.

@@ -25,7 +25,7 @@ _LOCK = "lock"
 
 
 class Place(Protocol):
-    """Files by name, such as ``"parts/00000-ab.arrow"``. Picklable, and without cost until the first access.
+    """Storage of named files, such as ``"parts/00000-ab.arrow"``; picklable, and unused until the first access.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class Place(Protocol):
 
     @property
     def replaces(self) -> str | None:
-        """Hash of the manifest that is to be replaced."""
+        """Hash of the existing manifest that the new manifest replaces, or None."""
 
     @property
     def begun(self) -> bool:
-        """Whether a collection is being made."""
+        """Whether writing of a collection has begun, and it is not yet published."""
 
     @property
     def stands(self) -> bool:
@@ -58,16 +58,16 @@ class Place(Protocol):
 
     @property
     def told_as(self) -> str:
-        """Path to remove in order to start over."""
+        """Path that a user deletes to restart an unfinished collection."""
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if the path must not be written; a begun collection is continued."""
+        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
 
     def refuse_format(self, fmt: Format) -> None:
-        """Raise `ArgumentError` if the place does not support parts of a format."""
+        """Raise `ArgumentError` if parts of a format cannot be written to this place."""
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Prepare the place for writing; return the hash of the manifest that is replaced in the same place.
+        """Prepare the place for writing; return the hash of the manifest that the new one replaces, or None.
 
         Raises
         ------
@@ -79,50 +79,50 @@ class Place(Protocol):
         """Return the bytes of a file; None if it does not exist."""
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several files."""
+        """Return the bytes of several files; None for a missing file."""
 
     def write_once(self, name: str, data: bytes) -> bool:
         """Write a file atomically if it does not exist; return False otherwise."""
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest; return False if a manifest exists that is not the one to be replaced."""
+        """Write the manifest; return False if a manifest other than the replaced one exists."""
 
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context with a temporary file, which atomically replaces the named file at the end."""
+        """Return a context with a temporary file, which atomically replaces the file ``name`` at exit."""
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, and return its hash and name."""
+        """Write an image index, and return its hash and file name."""
 
     def made_at(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context with a temporary path for a part, which is removed at the end."""
+        """Return a context with a temporary path for a part, which is removed at exit."""
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Move a finished part to the parts."""
+        """Move a finished part into the folder of parts."""
 
     def forget(self, name: str) -> None:
-        """Remove the files stored alongside a part, after it was published."""
+        """Remove the auxiliary files of a part after the collection was published."""
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return ids, shapes, dtypes and columns of parts."""
+        """Return ids, shapes, dtypes and columns of the given parts."""
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return the JSON outline of all images, derived from a few of them."""
+        """Return a description of all images for JSON, derived from a few of them."""
 
     def sizes(self, folder: str) -> Mapping[str, int]:
         """Return the names in ``parts`` or ``jobs``, with sizes in bytes."""
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files or parts, which may be missing."""
+        """Remove files or parts; missing ones are ignored."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Lock out other publishers if locks are supported; otherwise, the first manifest is valid."""
+        """Exclude other publishers with a lock if locks are supported; otherwise, the first manifest is valid."""
 
     def finish(self, index_file: str) -> None:
-        """Move the collection to its final path, and remove all other files except the current index."""
+        """Move the collection to its final path, and remove all files except its parts, manifest and index."""
 
 
 class Folder:
-    """A local folder, or a hidden one next to it while another collection exists at the path.
+    """A local target folder, or a hidden folder next to it while another collection exists at the path.
 
     Parameters
     ----------
@@ -143,11 +143,11 @@ class Folder:
 
     @property
     def told_as(self) -> str:
-        """Path to remove in order to start over."""
+        """Path that a user deletes to restart an unfinished collection."""
         return str(self._root)
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if the path must not be written; a begun collection is continued."""
+        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
         try:
             check_target(self.path, overwrite=overwrite)
         except PathExistsError:
@@ -159,7 +159,7 @@ class Folder:
 
     @property
     def begun(self) -> bool:
-        """Whether a collection is being made."""
+        """Whether writing of a collection has begun, and it is not yet published."""
         return (self._root / JOBS).is_dir() and (self._root != self.path or is_unfinished(self.path))
 
     @property
@@ -168,7 +168,7 @@ class Folder:
         return is_published(self.path)
 
     def begin(self, *, overwrite: bool) -> None:
-        """Prepare the folder for writing."""
+        """Check the target path, and create the folders of jobs and parts."""
         if self._root != self.path:  # Another process may have published a collection since the last check.
             check_target(self.path, overwrite=overwrite)
         self._remove_replaced()
@@ -188,7 +188,7 @@ class Folder:
         return file.read_bytes() if file.is_file() else None
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several files."""
+        """Return the bytes of several files; None for a missing file."""
         return list(map(self.read, names))
 
     def write_once(self, name: str, data: bytes) -> bool:
@@ -217,7 +217,7 @@ class Folder:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary file, which atomically replaces the named file at the end."""
+        """Yield a temporary file, which atomically replaces the file ``name`` at exit."""
         temporary = self._temporary(name)
         try:
             yield temporary
@@ -227,13 +227,13 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, and return its hash and name."""
+        """Write an image index, and return its hash and file name."""
         with self.replacing(INDEX) as file:
             return write_index(file, index), INDEX
 
     @contextmanager
     def made_at(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path for a part, which is removed at the end."""
+        """Yield a temporary path for a part, which is removed at exit."""
         stem, dot, suffix = name.partition(".")
         made = self._root / JOBS / f"{stem}-{uuid.uuid4().hex[:12]}{dot}{suffix}"
         try:
@@ -242,7 +242,7 @@ class Folder:
             _remove(made)
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Move a finished part to the parts."""
+        """Move a finished part into the folder of parts."""
         del opening
         for each in entries_below(made) if made.is_dir() else ():
             _sync(Path(each.path))
@@ -256,14 +256,14 @@ class Folder:
         _sync(place.parent)
 
     def forget(self, name: str) -> None:
-        """Do nothing: no files are stored alongside parts."""
+        """Do nothing: parts in a local folder have no auxiliary files."""
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return ids, shapes, dtypes and columns of parts."""
+        """Return ids, shapes, dtypes and columns of the given parts."""
         return [look(opening, self._root / PARTS / part.name) for part in parts]
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return the JSON outline of all images, derived from a few of them."""
+        """Return a description of all images for JSON, derived from a few of them."""
         files = [self._root / PARTS / each.name for each in parts]
         with PartsSource(self.path, fmt, files, index, opening) as source:
             return source.outline().as_json()
@@ -279,13 +279,13 @@ class Folder:
         return found
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files or parts, which may be missing."""
+        """Remove files or parts; missing ones are ignored."""
         for name in names:
             _remove(self._root / name)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock out other publishers if the file system has locks; otherwise, the first manifest is valid."""
+        """Exclude other publishers with a lock if the file system has locks; otherwise, the first manifest is valid."""
         other = PathExistsError(f"{self.path}: was published, or is being published, by somebody else")
         try:
             lock = (self._root / JOBS / _LOCK).open("w")

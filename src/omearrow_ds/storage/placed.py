@@ -22,7 +22,7 @@ _MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
 
 
 class Run(NamedTuple):
-    """Images at regular offsets of a file, all in bytes; Parquet stores images in pages, with gaps between values.
+    """Images at regular byte offsets of a file, possibly in pieces with gaps, as in Parquet pages.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class Run(NamedTuple):
 
 
 def runs_of(source: BaseSource) -> list[Run]:
-    """Return the offsets of the images in a local file if they are stored as in memory; empty otherwise.
+    """Return the offsets of the images in a local file that stores them as in memory; an empty list for other files.
 
-    Also empty if a checksum is missing, because fetched bytes could not be verified.
+    The list is also empty if a checksum is missing, because fetched bytes could not be verified.
     """
     mapping, checksums = source.mapping, source.checksums
     stacks = None if mapping is None or checksums is None or checksums.null_count else source.stacked()
@@ -87,18 +87,18 @@ def _pieces(image: Array) -> tuple[int, int] | None:
 
 
 class Placed(BaseSource):
-    """Images of an unopened part; fetched images must be compared with their checksums.
+    """Images fetched by byte range from an unopened part; callers must compare the images with their checksums.
 
     Parameters
     ----------
     path
         The URL of the part.
     fmt
-        Its format.
+        Format of the part.
     size_bytes, runs
-        Its size, and the offsets of its images.
+        Size of the part in bytes, and the offsets of the images.
     known
-        Ids, shapes, dtypes and checksums of its images.
+        Ids, shapes, dtypes and checksums of the images.
     fetch
         Returns the bytes of spans of the part.
     opening
@@ -122,7 +122,7 @@ class Placed(BaseSource):
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        """Return images; neighbors share a request."""
+        """Return images; one request fetches images that are near each other in the file."""
         places = [self._place(index) for index in indices]
         found = self._fetch([span for span, _, _ in places])
         return [
@@ -164,27 +164,27 @@ class Placed(BaseSource):
         return self._open_whole(self.path)
 
     def blocks(self) -> Iterator[Block]:
-        """Return blocks of all images, from the opened part."""
+        """Return blocks of all images, read through the opened part."""
         return self._whole.blocks()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the metadata of an image, from the opened part."""
+        """Return the metadata of an image, read through the opened part."""
         return self._whole.metadata(index)
 
     def stems(self, index: int) -> list[str]:
-        """Return the possible names of an image, from the opened part."""
+        """Return the possible names of an image, read through the opened part."""
         return self._whole.stems(index)
 
     def chunk_codec(self) -> str | None:
-        """Return None: images are stored uncompressed."""
+        """Return None, because the images are stored uncompressed."""
         return None
 
     def stored_as(self) -> Stored:
-        """Return how the opened part is stored."""
+        """Return the storage layout of the opened part."""
         return self._whole.stored_as()
 
     def close(self) -> None:
-        """Close the part if it was opened."""
+        """Close the part if it is open."""
         if "_whole" in vars(self):
             self._whole.close()
 

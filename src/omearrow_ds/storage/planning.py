@@ -25,7 +25,7 @@ PLATE = "Metadata_Plate"
 
 @dataclass(frozen=True)
 class Plan:
-    """Indices of the images in order of parts; part k is ``order[starts[k]:starts[k + 1]]``."""
+    """Image indices grouped by part: part k has the images ``order[starts[k]:starts[k + 1]]``."""
 
     order: Array
     starts: Array
@@ -34,7 +34,7 @@ class Plan:
         return len(self.starts) - 1
 
     def part(self, number: int) -> Array:
-        """Return the indices of the images of a part, in its order."""
+        """Return the indices of the images in a part, in the order of the part."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
 
@@ -58,13 +58,13 @@ class Cut:
 
     @classmethod
     def choose(cls, settings: WriteSettings, default_bytes: int = PART_BYTES) -> Self:
-        """Return the cut of these options, with parts of ``default_bytes`` if they state no size."""
+        """Return the rules in write settings; parts have ``default_bytes`` if the settings state no size."""
         group_by = settings.group_by
         names = (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
         return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
     def plan(self, material: Material) -> Plan:
-        """Return the plan of a material.
+        """Return the assignment of the images of a material to parts.
 
         Raises
         ------
@@ -119,7 +119,7 @@ def _permutation(seed: int, group: int, length: int) -> Array:
 
 
 def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[str, Any]:
-    """Return the input of a plan for JSON; equal inputs give equal parts."""
+    """Return all inputs of a plan as JSON values; equal inputs give equal parts."""
     source = material.source
     layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(cut)}
     layout["group_by"] = list(cut.group_by)
@@ -139,7 +139,7 @@ def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[
 
 
 def known_of(material: Material) -> str:
-    """Return a hash of all properties of the images that are known without reading them."""
+    """Return a hash of ids, shapes, dtypes, columns and checksums of the images."""
     count = len(material.image_ids)
     of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
     return index_hash(Index([0, count], *of_images, np.arange(count)))

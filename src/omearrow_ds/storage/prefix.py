@@ -29,7 +29,7 @@ _AT_ONCE = 16  # Concurrent requests for small objects.
 
 
 class Prefix:
-    """A `omearrow_ds.storage.place.Place` below a URL.
+    """Objects below a URL as a `omearrow_ds.storage.place.Place`.
 
     Parameters
     ----------
@@ -47,18 +47,18 @@ class Prefix:
 
     @property
     def told_as(self) -> str:
-        """Description of the objects to remove in order to start over."""
+        """Description of the objects that a user deletes to restart an unfinished collection."""
         return f"what is below {self.path}/{JOBS}"
 
     @property
     def replaces(self) -> str | None:
-        """Hash of the manifest that is to be replaced."""
+        """Hash of the existing manifest that the new manifest replaces, or None."""
         said = self.read(f"{JOBS}/{PLAN}")
         return None if said is None else json.loads(said).get(REPLACES)
 
     @property
     def begun(self) -> bool:
-        """Whether a collection is being made."""
+        """Whether writing of a collection has begun, and it is not yet published."""
         return self.read(f"{JOBS}/{PLAN}") is not None
 
     @property
@@ -67,7 +67,7 @@ class Prefix:
         return self.read(MANIFEST) is not None
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if the URL must not be written; a begun collection is continued."""
+        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
         there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
         replaced = plan is not None and there is not None and digest_of(there) == json.loads(plan).get(REPLACES)
         if there is not None and (plan is None or replaced) and not overwrite:
@@ -77,7 +77,7 @@ class Prefix:
         return PathExistsError(f"{self.path}: exists already; pass overwrite=True to replace it, or choose another URL")
 
     def refuse_format(self, fmt: Format) -> None:
-        """Raise `ArgumentError` if the place does not support parts of a format."""
+        """Raise `ArgumentError` if parts of a format cannot be written to an object store."""
         if fmt.in_folder:
             names = ", ".join(each.name for each in FORMATS if not each.in_folder)
             raise ArgumentError(
@@ -87,7 +87,7 @@ class Prefix:
             )
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Return the hash of the manifest that will be replaced; no preparation is needed."""
+        """Return the hash of the manifest that the new one replaces, or None; a URL needs no preparation."""
         there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
         if there is None or plan is not None:
             return None
@@ -103,7 +103,7 @@ class Prefix:
             return None
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several objects."""
+        """Return the bytes of several objects; None for a missing object."""
         self._remote.open()
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             return list(threads.map(self.read, names))
@@ -124,7 +124,7 @@ class Prefix:
         return True
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest; return False if a manifest exists that is not the one to be replaced."""
+        """Write the manifest; return False if a manifest other than the replaced one exists."""
         replaces = self.replaces
         if replaces is None:
             return self._remote.create(MANIFEST, data)
@@ -132,13 +132,13 @@ class Prefix:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary file, which is uploaded at the end."""
+        """Yield a temporary file, which is uploaded as the object ``name`` at exit."""
         with self.made_at(Path(name).name) as file:
             yield file
             self._remote.put(name, file)
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, named by its hash: readers of the old manifest still find the old index."""
+        """Write an index under a name with its hash, so that readers of the old manifest still find the old index."""
         with self.made_at(INDEX) as file:
             digest = write_index(file, index)
             name = f"{Path(INDEX).stem}-{digest}{Path(INDEX).suffix}"
@@ -147,12 +147,12 @@ class Prefix:
 
     @contextmanager
     def made_at(self, name: str) -> Iterator[Path]:
-        """Yield a path for a part in a private folder, which is removed with those that killed processes left."""
+        """Yield a path for a part in a private temporary folder, which is removed at exit."""
         with private_folder(Path(tempfile.gettempdir()), f"omearrow-ds-{os.getuid()}-") as folder:
             yield folder / name
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Upload a finished part, and its index, which the publisher needs."""
+        """Upload a finished part and its image index, which publishing reads."""
         each = look(opening, made)
         if name.startswith(f"{0:05d}-"):
             with opening(made) as source:
@@ -163,11 +163,11 @@ class Prefix:
             self._remote.put(_known_by(name), file)
 
     def forget(self, name: str) -> None:
-        """Remove the objects stored alongside a part, after it was published."""
+        """Remove the auxiliary objects of a part after the collection was published."""
         self.remove([_known_by(name), _outline_by(name)])
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return the indexes of parts, as uploaded with them."""
+        """Return the image indexes that were uploaded with the parts."""
         del opening
         said = self.read_all([_known_by(part.name) for part in parts])
         return [self._known(part, each) for part, each in zip(parts, said, strict=True)]
@@ -183,7 +183,7 @@ class Prefix:
             return replace(index.read(), columns=index.columns(), checksums=index.checksums())
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return the outline that was uploaded with the first part."""
+        """Return the description of the images that was uploaded with the first part."""
         del fmt, index, opening
         said: dict[str, Any] = json.loads(self.read(_outline_by(parts[0].name)) or b"{}")
         if said:
@@ -195,15 +195,15 @@ class Prefix:
         return self._remote.sizes(folder)
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects, which may be missing."""
+        """Remove objects; missing objects are ignored."""
         self._remote.remove(names)
 
     def alone(self) -> AbstractContextManager[None]:
-        """Do nothing: the first manifest is valid."""
+        """Return an empty context: no lock is needed, because only the first manifest is valid."""
         return nullcontext()
 
     def finish(self, index_file: str) -> None:
-        """Remove all but the collection; the plan last: while it exists, the same command resumes the cleanup."""
+        """Remove temporary objects; the plan is removed last, so that the same command can resume the cleanup."""
         self.remove([name for name in self.sizes("") if INDEX_NAME.fullmatch(name) and name != index_file])
         self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if name != PLAN])
         self.remove([f"{JOBS}/{PLAN}"])

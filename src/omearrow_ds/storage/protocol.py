@@ -61,7 +61,7 @@ class ImageSource(Protocol):
 
     @property
     def rows(self) -> Array:
-        """Row number of each image in the table."""
+        """Row number of each image in the stored table."""
 
     @property
     def format(self) -> Format:
@@ -125,7 +125,7 @@ class ImageSource(Protocol):
 
 
 class Beside(Protocol):
-    """Samples without their pixels: their path, with one id and one row of columns per sample."""
+    """Ids and columns of samples, without their pixels."""
 
     path: Path
 
@@ -135,11 +135,11 @@ class Beside(Protocol):
 
     @property
     def columns(self) -> pa.Table:
-        """One row per sample."""
+        """Table with one row per sample."""
 
     @property
     def named(self) -> Named:
-        """The columns, for callers that do not need all of them."""
+        """Columns by name, each of which may be read lazily."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -171,7 +171,7 @@ class OpenOptions(TypedDict, total=False):
 
 
 class FormatModule(Protocol):
-    """Members of the module of a `Format`.
+    """Attributes that the module of a `Format` must have.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise an error if ``path`` must not be written: it exists, or its parent folder does not.
+    """Raise an error if ``path`` exists and must not be replaced, or if its parent folder does not exist.
 
     With ``overwrite`` only a file, an empty folder or a collection of images is replaced, never another folder.
     Raises `PathExistsError` if an existing path must not be replaced; `MissingPathError` if the folder of ``path`` is
@@ -65,7 +65,7 @@ def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> Non
 
 @contextmanager
 def private_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new private folder, which is removed at the end; folders that killed processes left are removed too."""
+    """Yield a new private folder, which is removed at exit; also remove folders that killed processes left behind."""
     _remove_leftovers(parent, prefix)
     folder, lock = _locked_folder(parent, prefix)
     try:
@@ -127,7 +127,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 
 
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Move a complete file or folder to its target, atomically if supported; the replaced one stays near ``temporary``.
+    """Move a complete file or folder to ``path``, atomically if supported; a replaced one stays near ``temporary``.
 
     Raises `PathExistsError` if the target exists and must not be replaced.
     """
@@ -170,7 +170,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def move_without_replacing(temporary: Path, path: Path) -> None:
-    """Move a file or a folder to a path that must not exist: of concurrent calls, one succeeds."""
+    """Move a file or a folder to a path that must not exist; only one of several concurrent calls succeeds."""
     if temporary.is_dir():
         temporary.rename(path)
         return

@@ -29,12 +29,12 @@ Copies = tuple[str | os.PathLike[str] | None, int | None]
 
 
 class Reach:
-    """Reads objects in any bucket by URL, with one `Storage`; see `Objects`.
+    """Reads objects at URLs in any bucket with one `Storage`; see `Objects`.
 
     Parameters
     ----------
     storage
-        Access to their servers.
+        Access to the servers of the objects.
     copies
         Folder and limit of the cache for copies of whole objects, as arguments of `PartCache.choose`; None for no
         copies.
@@ -49,7 +49,7 @@ class Reach:
         return Reach, (self.storage, self.copies)
 
     def remote(self, url: str) -> tuple[Remote, str]:
-        """Return the bucket or host of a URL, and the name of the object there."""
+        """Return the bucket or web server of a URL, and the name of the object in it."""
         scheme, _, rest = url.partition("://")
         host, _, name = rest.partition("/")
         if scheme in ("http", "https"):  # Their object names are percent-encoded in URLs.
@@ -60,7 +60,7 @@ class Reach:
         return self._remotes[bucket], name
 
     def open(self, url: str) -> Ranged:
-        """Open an object, and fetch its beginning."""
+        """Open an object for range requests, and fetch its first bytes."""
         remote, name = self.remote(url)
         (head,), seen = remote.ranges(name, [(0, HEAD_BYTES)])
 
@@ -87,7 +87,7 @@ class Reach:
         return memoryview(found)
 
     def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
-        """Prefetch whole objects that are read next."""
+        """Prefetch whole objects that will be read next."""
         self._coming.get().expect({url: partial(self._read, url, seen) for url, seen in wanted.items()})
 
     def inside(self, url: str) -> Mapping[str, Seen]:
@@ -103,7 +103,7 @@ class Reach:
         self._coming.close()
 
     def copied(self, url: str) -> tuple[Held, Seen]:
-        """Return a whole object in the cache, fetched unless its current version is cached, and the version.
+        """Return a cached copy of an object, and its version; the object is fetched unless that version is cached.
 
         Raises
         ------
@@ -126,18 +126,18 @@ class Reach:
         return cache.hold(f"00000-{digest_of(which)}{suffix}", seen.size_bytes, fetch), seen
 
     def settings(self, url: str) -> dict[str, str]:
-        """Return Lance's options for a server; see `omearrow_ds.storage.libraries`."""
+        """Return Lance's storage options for the server of a URL; see `omearrow_ds.storage.libraries`."""
         remote, _ = self.remote(url)
         remote.open()  # Raises the reason if the client cannot be opened.
         return libraries.settings(url, self.storage)
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return the server error behind an error of Lance; None if the server is not involved."""
+        """Return the server error that caused an error of Lance; None if no server error caused it."""
         remote, _ = self.remote(url)
         return libraries.failed(remote, url, error)
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
-        """Return the result of a Lance read, retried if the server does not answer."""
+        """Return the result of a Lance read, which is retried while the server does not answer."""
         return libraries.again(url, read)
 
 
@@ -153,7 +153,7 @@ class _Coming:
         self._looking = threading.Lock()  # Threads may share a source.
 
     def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
-        """Start fetches in order, and cancel running fetches that are no longer requested."""
+        """Start the given fetches in order, and cancel running fetches that are not among them."""
         with self._looking:
             if fetches.keys() <= self._begun.keys() | self._next.keys():  # All of them are already queued.
                 return
@@ -163,7 +163,7 @@ class _Coming:
             self._go_on()
 
     def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
-        """Return an object, fetched now if its prefetch has not begun."""
+        """Return an object from its prefetch, or fetch the object now if no prefetch has begun."""
         with self._looking:
             self._next.pop(url, None)
             begun = self._begun.pop(url, None)

@@ -92,26 +92,26 @@ class Storage:
 
 
 class Seen(NamedTuple):
-    """Version of an object: its size, and its ETag or modification time."""
+    """Version of an object: the size, and the ETag or modification time."""
 
     size_bytes: int
     tag: str
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Seen:
-        """Return the version of an object from obstore's metadata."""
+        """Return the object version that metadata of obstore contains."""
         return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
 class Remote:
-    """Objects below a URL.
+    """Objects below a URL, for reading.
 
     Parameters
     ----------
     url
         The folder.
     storage
-        Access to its server.
+        Access to the server.
     """
 
     _option = "storage"  # Name of the argument that passes its `Storage`.
@@ -139,11 +139,11 @@ class Remote:
         return functools.cache(lambda read_s: opened_client(url, storage, read_s=read_s))
 
     def open(self) -> None:
-        """Open the client, before threads use it."""
+        """Open the client, which must exist before threads use it."""
         self._store.get()
 
     def read(self, name: str) -> bytes:
-        """Return a small object."""
+        """Return the bytes of a small object."""
         found = bytearray()
         self.fetch(name, None, found.extend)
         return bytes(found)
@@ -151,7 +151,7 @@ class Remote:
     def ranges(
         self, name: str, spans: Sequence[Span], seen: Seen | None = None, size_bytes: int | None = None
     ) -> tuple[list[memoryview], Seen]:
-        """Return the bytes of several spans of an object, fetched concurrently, and the object's version.
+        """Return the bytes of several byte ranges of an object, fetched concurrently, and the version of the object.
 
         Spans that are near each other share a request. The last may reach beyond the end. For errors, see `fetch`.
         """
@@ -181,7 +181,7 @@ class Remote:
         return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
 
     def listed(self, prefix: str) -> dict[str, Seen]:
-        """Return the objects below a prefix, by name relative to it.
+        """Return the versions of all objects below a prefix, by object name relative to the prefix.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class Remote:
         span: tuple[int, int | None] | None = None,
         seen: Seen | None = None,
     ) -> Seen:
-        """Pass an object to ``sink`` in pieces, and resume after interruptions; return its version.
+        """Pass an object to ``sink`` in pieces, resume after interruptions, and return the version of the object.
 
         ``span`` limits it to the bytes from start to stop, or to its end if that is earlier. ``seen`` is the expected
         version.
@@ -274,7 +274,7 @@ class Remote:
         return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
     def refuse_final(self, where: str, error: Exception) -> str:
-        """Raise `StorageError` for errors that a retry cannot fix; return a short description of others."""
+        """Raise an error that a retry cannot fix; otherwise return a short description of the error."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
         kind, told = type(error).__name__, _told(error)
@@ -346,7 +346,7 @@ class Remote:
 
 
 class Patience:
-    """Retry budget of a server: it may be silent for 30 s, regardless of the number of tries.
+    """Retry budget for a server, which may be silent for 30 s regardless of the number of tries.
 
     Parameters
     ----------
@@ -369,15 +369,15 @@ class Patience:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last progress."""
+        """Seconds since the server last made progress."""
         return time.monotonic() - self._last_s
 
     def got_on(self) -> None:
-        """Record progress: the server is not silent."""
+        """Record that the server made progress."""
         self._last_s, self._pause_s, self.silent_tries = time.monotonic(), _PAUSE_S, 0
 
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
-        """Pause before the next try, of ``try_s`` or as long as the last; raise `StorageError` if no time is left."""
+        """Pause before the next try; raise `StorageError` if too little time is left for a try of ``try_s``."""
         tried_s, silent_s = self.tried_s, self.silent_s
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
@@ -414,14 +414,14 @@ def _used_by() -> int:
 
 
 def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Mapping[str, Any] | None = None) -> Any:
-    """Return a client whose read timeout is ``read_s``, which retries by itself only if ``retries`` is given.
+    """Return a client with the read timeout ``read_s``; only with ``retries``, the client itself retries requests.
 
     Raises
     ------
     BackendError
         If obstore is not installed.
     StorageError
-        In a process that was forked from one that had a client.
+        If this process was forked from a process that had used a client.
     """
     if importlib.util.find_spec("obstore") is None:
         raise BackendError(f"{url}: needs obstore, which is not installed; pip install 'omearrow-ds[remote]'")
@@ -448,7 +448,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
-    """Return obstore's settings, and a credential provider if the credentials are those of a profile."""
+    """Return obstore's settings, and a credential provider if a profile contains the credentials."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
@@ -500,7 +500,7 @@ def _provider(name: str, said: Mapping[str, str]) -> Any:
 
 
 def keys_of(provider: Any) -> dict[str, str]:
-    """Return the current credentials of a provider, by their AWS names in lower case."""
+    """Return the current credentials of a provider; the keys are AWS names in lower case."""
     found = provider()
     kept = {"access_key_id": found["access_key_id"], "secret_access_key": found["secret_access_key"]}
     return {**kept, "session_token": found.get("token")} if found.get("token") else kept

@@ -41,12 +41,12 @@ _WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if image
 
 
 class RemoteParts(PublishedSource):
-    """A folder with ``parts.json`` on a server: opening it reads two objects, for any number of parts.
+    """A published collection in parts on a server; opening it reads two objects, for any number of parts.
 
     Parameters
     ----------
     path
-        Its URL.
+        URL of the folder.
     opening
         Picklable function that opens a part.
     storage

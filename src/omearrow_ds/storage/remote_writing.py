@@ -24,14 +24,14 @@ Found = TypeVar("Found")
 
 
 class RemoteWriter(Remote):
-    """Objects below a URL, for writing.
+    """Objects below a URL, for reading and writing.
 
     Parameters
     ----------
     url
         The folder; servers of plain HTTP are read-only.
     storage
-        Access to its server.
+        Access to the server.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class RemoteWriter(Remote):
         return opened_client(self.url, self.storage, retries=_RETRIES)
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write or replace an object; large ones in several concurrent pieces.
+        """Write or replace an object; a large object is sent in several concurrent pieces.
 
         If a piece takes longer than the timeout of a silent server, but the server answers small requests, the link
         is slow: the object is then sent piece by piece with longer timeouts.
@@ -86,11 +86,11 @@ class RemoteWriter(Remote):
         self._insist(attempt, patience, slow)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small object if it does not exist; return False otherwise."""
+        """Write a small object if it does not exist; return False if it exists."""
         return self._conditional(name, data, "create")
 
     def replace(self, name: str, data: bytes, digest: str) -> bool:
-        """Replace the small object with a given hash; return False if the object has another hash."""
+        """Replace a small object whose hash is ``digest``; return False if the object has another hash."""
         from obstore import get  # noqa: PLC0415
 
         def found() -> tuple[bytes, str | None]:
@@ -117,7 +117,7 @@ class RemoteWriter(Remote):
         return self._insist(attempt, patience)
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the names in a folder with sizes in bytes; ``""`` is the URL itself."""
+        """Return names and sizes in bytes of the objects in a folder; ``""`` is the folder of the URL itself."""
         from obstore import list as listed  # noqa: PLC0415
         from obstore import list_with_delimiter  # noqa: PLC0415
 
@@ -132,7 +132,7 @@ class RemoteWriter(Remote):
         return self._insist(attempt, Patience(f"{self.url}/{folder}"))
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects, which may be missing."""
+        """Remove objects; missing objects are ignored."""
         from obstore import delete  # noqa: PLC0415
 
         def attempt() -> None:
@@ -188,6 +188,6 @@ class _Watched(io.FileIO):
         self._patience = patience
 
     def read(self, size: int | None = -1, /) -> Any:
-        """Return a piece."""
+        """Return the next bytes of the file, and record progress."""
         self._patience.got_on()
         return super().read(size)

@@ -183,7 +183,7 @@ def open_source(
     skip_errors: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> BaseSource:
-    """Open a collection like `open_images`, as the source that this package uses.
+    """Open a collection as `open_images` does, and return the internal type `BaseSource`.
 
     Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
@@ -642,7 +642,7 @@ def convert(
 def opened(
     images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
 ) -> AbstractContextManager[BaseSource]:
-    """Return an open source, which stays open after use, or open a path, which is closed after use."""
+    """Return a context with a source, which is closed at exit only if it was opened from a path."""
     if is_path(images):
         return open_source(images, skip_errors=skip_errors, **opening)
     refuse_opening_again(opening, "a source")
@@ -653,7 +653,7 @@ def opened(
 
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
-    """Write a collection in parts, or a share of its parts, from any material."""
+    """Write the images of a material as a collection in parts, or write one share of the parts."""
     unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
     if jobs.task is None:
         unfinished.publish()
@@ -665,7 +665,7 @@ def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
 
 
 def publish(path: StrPath, *, storage: Storage | None = None) -> None:
-    """Make the parts of ``convert(..., task=(K, N))`` or ``write_crops(..., task=(K, N))`` one collection.
+    """Publish the parts of ``convert(..., task=(K, N))`` or ``write_crops(..., task=(K, N))`` as one collection.
 
     Parameters
     ----------
@@ -703,7 +703,7 @@ def _open_part(path: Path, engine: str | None = None) -> BaseSource:
 
 
 def refuse_opening_again(opening: OpenOptions, what: str) -> None:
-    """Raise `ArgumentError` if options to open ``what`` are given although it is already open."""
+    """Raise `ArgumentError` if opening options are passed for ``what``, which is already open."""
     refuse_unknown(opening, OpenOptions.__annotations__, what)
     if opening:
         given = ", ".join(f"{name}=" for name in opening)
@@ -711,7 +711,7 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
 
 
 def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
-    """Raise `PathExistsError` if the target would replace the source, or become a part of it."""
+    """Raise `PathExistsError` if the target would replace the source, or become a part of the source."""
     url = url_of(dst)
     if url is not None:
         if src.path == url:

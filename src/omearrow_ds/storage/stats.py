@@ -81,7 +81,7 @@ class Stats:
         return pa.Table.from_pylist(list(rows.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. NaN and infinity become null."""
+        """Return the statistics as a dictionary of JSON values; NaN and infinity become null."""
         rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
         return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
@@ -145,15 +145,15 @@ def _in_json(value: Any) -> Any:
 
 
 class Samples(Protocol):
-    """A dataset, or a view of one: a source, and the image of each sample."""
+    """A dataset or a view of a dataset: an open source, and the image index of each sample."""
 
     @property
     def source(self) -> BaseSource:
-        """The open source."""
+        """Open source of the images."""
 
     @property
     def fields(self) -> Array:
-        """(n,) integers, the index of each sample's image."""
+        """(n,) integers, the image index of each sample."""
 
 
 def stats(
@@ -265,7 +265,7 @@ def _measured(
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
-    """Return the channel names of images, from a few spread over them.
+    """Return the channel names of the picked images, read from a few images spread over them.
 
     Raises `FormatError` if names of channels at one index differ: their values would be mixed.
     """
@@ -289,7 +289,7 @@ _SCHEMA = (
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Raise an error if a table of statistics cannot be written to ``path``."""
+    """Raise an error if ``path`` has no suffix of a table of statistics, or must not be replaced."""
     if path.suffix not in (".parquet", ".csv", ".json"):
         raise ArgumentError("a table of statistics is written as .parquet, .csv or .json", path=path)
     check_target(path, overwrite=overwrite)
@@ -335,7 +335,7 @@ class _Histogram:
         self._images = self._saturated = 0
 
     def add(self, pixels: Array) -> None:
-        """Count the pixels of a channel of an image."""
+        """Count the pixel values of one channel of an image."""
         info = np.iinfo(pixels.dtype)
         flat = pixels.reshape(-1)
         counts = np.bincount(flat if info.min == 0 else flat.astype(np.int64) - info.min)
@@ -379,7 +379,7 @@ class _Moments:
         self._step = 1  # Stride of the sampled pixels.
 
     def add(self, pixels: Array) -> None:
-        """Add the pixels of a channel of an image."""
+        """Add the pixels of one channel of an image to the statistics."""
         flat = pixels.reshape(-1)
         self._images += 1
         if self.floating:

@@ -45,7 +45,7 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFile:
-    """A table in a file, Parquet or text.
+    """A table in a Parquet, CSV or TSV file.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class TableFile:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the columns; none if the file is not a table.
+        """Names of the columns; an empty list if the file is not a table.
 
-        Raises `FormatError` if it is text in an encoding that is not read.
+        Raises `FormatError` if a text file has an unsupported encoding.
         """
         refuse_special(self.path)
         try:
@@ -76,7 +76,7 @@ class TableFile:
             return []
 
     def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
-        """Return some columns, or all.
+        """Return the named columns, or all columns if no names are passed.
 
         Columns of text have the types of `omearrow_ds.storage.text_columns`. ``types`` override some columns,
         regardless of how their values are spelled. Raises `FormatError` if the file cannot be read, or a value does
@@ -162,7 +162,7 @@ class TableFile:
 
 
 class ColumnTypes(dict[str, str]):
-    """Types that ``column_types=`` gives to columns of text tables, by the names of the columns.
+    """Column types that ``column_types=`` passes for text tables, by column name.
 
     Raises `ArgumentError` if ``given`` is not a mapping of names to `TYPES`.
 
@@ -192,7 +192,7 @@ class ColumnTypes(dict[str, str]):
 
     @classmethod
     def of(cls, given: Mapping[str, str] | None) -> ColumnTypes:
-        """Return ``given`` unchanged if it is of this class, so that it remembers the tables read so far."""
+        """Return ``given`` itself if it is a `ColumnTypes`, which keeps the column names of all tables read so far."""
         return given if isinstance(given, cls) else cls(given)
 
     def of_table(self, table: TableFile) -> dict[str, str]:
@@ -204,7 +204,7 @@ class ColumnTypes(dict[str, str]):
         return by_plain_name | {name: self[name] for name in names if name in self}
 
     def refuse_unknown(self) -> None:
-        """Raise `ColumnError` for a column that no table has."""
+        """Raise `ColumnError` if ``column_types=`` names a column that is in no text table read so far."""
         for name in self:
             if name in self.names:
                 continue
@@ -220,9 +220,9 @@ class ColumnTypes(dict[str, str]):
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
-    """Return the columns that describe fields, by their names in CellProfiler: ``Image_Metadata_Well_x`` is a well.
+    """Return the columns that describe fields, by CellProfiler name: ``Metadata_Well`` for ``Image_Metadata_Well_x``.
 
-    If several columns have one meaning, the plainest name is used, or the left one of two that a join made.
+    If several columns have one CellProfiler name, the exact name is preferred, then the left column of a join.
     """
     ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
     for name in names:

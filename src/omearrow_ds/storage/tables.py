@@ -29,7 +29,7 @@ def open_as(
     nulls: str = "error",
     **options: Any,
 ) -> BaseSource:
-    """Open a stored collection of a format with ``source_type``; options equal to None or 0 are dropped."""
+    """Open a stored collection with ``source_type``; options equal to None or 0 are not passed on."""
     how = {name: value for name, value in options.items() if value not in (None, 0)}
     with refusing(path, fmt.label, (*source_type.errors, *MALFORMED)):
         if fmt.kind == "table":
@@ -83,9 +83,9 @@ def _told(sources: Sequence[TableSource]) -> str:
 
 
 class SelectedRows(Over):
-    """Some rows of a source.
+    """Selected images of a source.
 
-    ``picked`` are sorted indices of its images; ``reopen`` opens the table again. Closing one closes the other.
+    ``picked`` are sorted indices of the images; ``reopen`` opens the table again. Closing it closes the source.
     """
 
     def __init__(self, source: BaseSource, picked: Array, reopen: partial[BaseSource]) -> None:
@@ -123,7 +123,7 @@ class SelectedRows(Over):
 
 
 class JoinedColumns(Over):
-    """Images of several columns of one table, joined along C.
+    """Images of several table columns, joined along C per row.
 
     Ids and metadata are those of the first column, channels those of each. If their names are missing or not distinct,
     they are named after their columns. Joined images have no checksums. Raises `ColumnError` if images of one row

@@ -29,10 +29,10 @@ _EXACT, _LARGE = 2**53, 2**63  # Whole numbers below the first are exact in floa
 
 
 def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of text in the first type that all of its values have.
+    """Return a text column converted to the first of the following types that fits all of its values.
 
     - int64: whole numbers without leading zeros that fit;
-    - float64: these, and numbers with a fraction or a negative exponent; infinity and NaN;
+    - float64: whole numbers, and numbers with a fraction or a negative exponent; infinity and NaN;
     - text: all else. A column without values has Arrow's null type.
     """
     for kind, parse in _PARSERS[_rank_of(column.slice(0, _FEW).to_pylist()) :]:
@@ -49,9 +49,9 @@ def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def parse_as(kind: str, column: pa.ChunkedArray, where: str, name: str) -> pa.ChunkedArray:
-    """Return a column of text in one of `TYPES`, however its numbers are spelled: ``+3``, ``007`` and ``1E5`` too.
+    """Return a text column parsed as one of `TYPES`; spellings such as ``+3``, ``007`` and ``1E5`` are accepted.
 
-    Raises `FormatError` for another value. ``where`` and ``name`` are the table and the column in its message.
+    Raises `FormatError` for a value of another type. ``where`` and ``name`` are the table and column in its message.
     """
     if kind == "text":
         return column

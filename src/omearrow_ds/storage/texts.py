@@ -11,7 +11,7 @@ _AT_ONCE = 2**16  # Strings converted together when all are iterated.
 
 
 class Texts(Sequence[str]):
-    """The strings of an array without nulls; it equals any sequence of equal strings."""
+    """Sequence of the strings in an Arrow array without nulls, equal to any sequence of the same strings."""
 
     def __init__(self, array: pa.StringArray) -> None:
         self._array = array

@@ -49,21 +49,21 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class Record:
-    """Result of a job: a part, and the images that ``failed``, each as ``{"id": ..., "error": ...}``."""
+    """Result of a job: the finished part, and the ``failed`` images, each as ``{"id": ..., "error": ...}``."""
 
     part: Published
     failed: Sequence[Mapping[str, str]] = ()
 
     @classmethod
     def parse(cls, said: bytes, file: Path) -> Self:
-        """Return the record in a file."""
+        """Return the record that the bytes of a file contain."""
         with refusing(file, "the record of a part", MALFORMED):
             found = json.loads(said)
             return cls(Published.parse(found["part"]), found["failed"])
 
 
 def place_of(path: Path, storage: Storage | None) -> Place:
-    """Return where a collection in parts is made."""
+    """Return the local folder or URL prefix in which a collection in parts is written."""
     return Prefix(path, storage or Storage()) if isinstance(path, Url) else Folder(path)
 
 
@@ -73,7 +73,7 @@ class Unfinished:
     Parameters
     ----------
     place
-        Its target.
+        Target of the collection.
     opening
         Picklable function that opens a part.
     """
@@ -83,7 +83,7 @@ class Unfinished:
 
     @property
     def published(self) -> bool:
-        """Whether it is published, and only cleanup is left."""
+        """Whether the collection is published, so that only cleanup is left."""
         return self._manifest is not None
 
     @property
@@ -96,7 +96,7 @@ class Unfinished:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """Description of the parts; None if no process has begun."""
+        """Description of the planned parts; None if no process has begun to make them."""
         said = self.place.read(f"{JOBS}/{PLAN}")
         if said is None:
             manifest = self._manifest
@@ -105,7 +105,7 @@ class Unfinished:
             return {name: value for name, value in json.loads(said).items() if name != REPLACES}
 
     def begin(self, described: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin, or continue.
+        """Begin a new collection, or continue an unfinished one.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class Unfinished:
 
     @property
     def made(self) -> set[int]:
-        """Numbers of the finished parts; on a server, found by names only."""
+        """Numbers of the finished parts; on a server, they are determined from object names only."""
         if not self.place.puts_whole:
             return set(self.records())
         parts = {int(name.partition("-")[0]) for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name)}
@@ -137,7 +137,7 @@ class Unfinished:
         return found & parts
 
     def records(self) -> dict[int, Record]:
-        """Return the records of finished parts by number; the record of a missing or truncated part is removed."""
+        """Return the records of finished parts by part number; records of missing or truncated parts are removed."""
         # Records are listed first: if parts were, a part that finishes in between would count as missing.
         names = sorted(name for name in self.place.sizes(JOBS) if _RECORD.fullmatch(name))
         told = self.place.read_all([f"{JOBS}/{name}" for name in names])
@@ -153,9 +153,9 @@ class Unfinished:
         return found
 
     def add(self, number: int, made: Path, record: Record) -> Record:
-        """Add a complete part, and record it; return the first record of this number.
+        """Add a complete part and its record; return the first record that was written for this part number.
 
-        A second part of a number is removed.
+        If another part with this number was recorded first, the new part is removed.
         """
         part, name = f"{PARTS}/{record.part.name}", f"{JOBS}/{number:05d}.json"
         self.place.take(made, record.part.name, self._opening)
@@ -175,7 +175,7 @@ class Unfinished:
         return first
 
     def publish(self) -> Manifest:
-        """Publish the collection, once all parts exist.
+        """Publish the collection if all of its parts exist.
 
         Raises
         ------
@@ -258,7 +258,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
-    """Raise `FormatError` that a collection in parts is unpublished, with its progress."""
+    """Raise `FormatError`, which states how many parts of an unpublished collection are finished."""
     unfinished = Unfinished(place, opening)
     plan = unfinished.plan or {"parts": 0}
     are = "is" if plan["parts"] == 1 else "are"

@@ -36,14 +36,14 @@ def open_url(
     skip_errors: bool = False,
     **given: Any,
 ) -> BaseSource:
-    """Open a collection at a URL; options are as in `omearrow_ds.open_images`, ``skip_errors`` as in `convert`.
+    """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`.
 
     Raises
     ------
     FormatError
-        If its format is not supported at URLs; the error states a remedy.
+        If the format is not supported at URLs; the error states a remedy.
     MissingPathError
-        If nothing exists there.
+        If nothing exists at the URL.
     """
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
@@ -94,7 +94,7 @@ def _refuse_cache(url: Url, reach: Reach) -> None:
 
 
 def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSource:
-    """Open a part of a collection by its URL."""
+    """Open the part of a collection at a URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
@@ -145,16 +145,16 @@ def _format_at(url: Url, reach: Reach) -> Format:
 
 
 def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
-    """Return the URLs in a list, or None without any; or the sorted URLs that match one with ``*`` or ``[``.
+    """Return the URLs in a list, or the sorted URLs that match a URL with a glob; None if the list has no URL.
 
-    Matches are as for a local glob. Also None if an object has exactly that name.
+    A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob.
 
     Raises
     ------
     ArgumentError
-        If only some of them are URLs.
+        If only some paths in a list are URLs.
     MissingPathError
-        If none matches.
+        If no object matches.
     """
     if isinstance(paths, str | os.PathLike):
         text = str(url_of(paths))

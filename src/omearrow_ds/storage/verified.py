@@ -73,7 +73,7 @@ class VerifiedSource(Over):
                 raise ChecksumError(msg)
 
     def check_all(self, images: SupportsImages, where: str = "", done: Done | None = None) -> None:
-        """Raise `ChecksumError` if ``images[index]`` does not match its checksum, for any index."""
+        """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""
         step = piece_length(self.shapes, self.dtypes)
         for first in range(0, len(self), step):
             part = range(first, min(first + step, len(self)))
@@ -93,7 +93,7 @@ class VerifiedSource(Over):
             yield start, images
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        """Decode every image once into ``images[index]``, and check it while it is in the CPU cache.
+        """Decode each image once into ``images[index]``, and verify it while it is in the CPU cache.
 
         Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
         """
@@ -125,7 +125,7 @@ class VerifiedSource(Over):
 
 
 def verified_where_stored(source: BaseSource) -> BaseSource:
-    """Return a source that compares stored checksums, or ``source`` itself if none are stored."""
+    """Return a source that verifies images with stored checksums, or ``source`` itself if none are stored."""
     if source.checksums is None or isinstance(source, VerifiedSource):
         return source
     return VerifiedSource(source, gaps=True)

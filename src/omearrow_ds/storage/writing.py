@@ -55,7 +55,7 @@ class Layout:
         fmt: Format,
         settings: WriteSettings,
     ) -> Layout:
-        """Return the requested layout, with defaults of the format for None.
+        """Return the layout in write settings; None is the default of the format.
 
         Raises `ArgumentError` if the format does not support the encoding, compression, groups or chunks.
         """
@@ -108,13 +108,13 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
 
 
 def is_parts(path: str | os.PathLike[str]) -> bool:
-    """Whether a target path is that of a collection in parts."""
+    """Whether a target path has the suffix of a collection in parts."""
     return Path(path).name.lower().endswith(SUFFIX)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Path, format and layout of written images."""
+    """Path, format and layout of a collection to write."""
 
     path: Path
     format: Format
@@ -130,7 +130,7 @@ class Target:
         format_name: str | None,
         settings: WriteSettings,
     ) -> Target:
-        """Check all options before reading or writing; for a target in parts, the format is that of the parts."""
+        """Return the target after checking all options; for a collection in parts, the format is that of the parts."""
         where: Path = url_of(path) or Path(path)
         refuse_odd_name(where)
         in_parts = is_parts(where)
@@ -149,7 +149,7 @@ class Target:
 
     @property
     def in_parts(self) -> bool:
-        """Whether it is a collection in parts."""
+        """Whether the target is a collection in parts."""
         return is_parts(self.path)
 
 

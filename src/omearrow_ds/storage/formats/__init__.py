@@ -27,7 +27,7 @@ _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError,
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format, described without importing its library.
+    """Properties of a storage format, available without importing its library.
 
     Attributes
     ----------
@@ -100,12 +100,12 @@ class Format:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """All suffixes of its paths."""
+        """All path suffixes of the format."""
         return (self.suffix, *self.other_suffixes)
 
     @property
     def part_bytes(self) -> int:
-        """Default size of a part, so that a worker needs at most 200 MB in addition to it."""
+        """Default part size in bytes: to write a part, a worker needs at most 200 MB more than the part itself."""
         size = PART_BYTES
         while (self.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
             size //= 2
@@ -113,19 +113,19 @@ class Format:
 
     @property
     def missing_backend(self) -> str | None:
-        """Instruction to install the backend, or None if it is installed."""
+        """Instruction to install the backend, or None if the backend is installed."""
         if importlib.util.find_spec(self.backend) is not None:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
         return f"format {self.name!r} needs the module {self.backend!r}: pip install {package}"
 
     def compressions_of(self, encoding: str) -> tuple[str, ...]:
-        """Return the values of ``compression=`` for an encoding."""
+        """Return the compression methods that the format supports for a pixel encoding."""
         in_chunks = self.kind == "table" and encoding == "bytes"
         return (*self.compressions, *CHUNK_COMPRESSIONS) if in_chunks else self.compressions
 
     def files_beside(self, path: Path) -> list[Path]:
-        """Return the paths of additional files that belong to a file, existing or not."""
+        """Return the paths of auxiliary files of a stored file, such as its write-ahead log, existing or not."""
         resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
         return [Path(f"{resolved}{suffix}") for suffix in self.beside]
 
@@ -304,24 +304,24 @@ def get_format(name: str) -> Format:
 
 
 def format_names() -> str:
-    """Return the names of all formats, for an error."""
+    """Return the names of all formats, separated by commas, for an error message."""
     return ", ".join(fmt.name for fmt in formats())
 
 
 def fitting(test: Callable[[Format], bool]) -> list[Format]:
-    """Return the formats that pass ``test``: built-in ones or, if none does, slower to find, registered ones."""
+    """Return the built-in formats that pass ``test``; if none does, the registered formats that pass it."""
     return [fmt for fmt in FORMATS if test(fmt)] or [fmt for fmt in formats() if test(fmt)]
 
 
 def of_suffix(name: str, *, files: bool = False) -> Format | None:
-    """Return the format with the longest suffix that ``name`` ends with; with ``files``, only single-file formats."""
+    """Return the format with the longest suffix of ``name``; ``files`` excludes formats that are stored as folders."""
     low = name.lower()
     found = fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))
     return max(found, key=lambda fmt: max(len(each) for each in fmt.suffixes if low.endswith(each)), default=None)
 
 
 def format_of_target(path: Path) -> Format:
-    """Return the format of the suffix of a path to be written, or raise `FormatError`."""
+    """Return the format for the suffix of an output path; raise `FormatError` for an unknown suffix."""
     found = of_suffix(path.name)
     if found is None:
         suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())

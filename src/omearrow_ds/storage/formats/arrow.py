@@ -30,7 +30,7 @@ STAGES = {"Source._batch": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to an IPC file, a record batch each; only an uncompressed file is read zero-copy."""
+    """Write each table as a record batch of an IPC file; only an uncompressed file is read zero-copy."""
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
         for table in tables:
@@ -53,7 +53,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, mapped: pa.Buffer, places: list[int] | None) -> _Columns:
-        """Return the columns at ``places``, or all (None)."""
+        """Return the columns at the field indices ``places``, or all columns for None."""
         reader = pa.ipc.open_file(mapped)
         if places is None:
             return cls(reader, reader.schema, None)
@@ -372,12 +372,12 @@ class _Memory(Unmapped):
         self.file = mmap.mmap(-1, fetched.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Fetch spans."""
+        """Fetch byte ranges of the remote file, and write them into the local memory-mapped file."""
         for (start, stop), data in zip(spans, self._fetched.take(spans), strict=True):
             self.file[start:stop] = data
 
     def fetch(self, number: int) -> None:
-        """Fetch all pixels of a record batch; those of the previous one are evicted."""
+        """Fetch all pixels of a record batch, and evict the pixels of the record batch fetched before."""
         for start, stop in self._pixels[self.filled] if self.filled >= 0 else []:
             first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
             if first < length:

@@ -79,7 +79,7 @@ class _Counted:
             yield table
 
     def with_keys(self) -> Iterator[pa.Table]:
-        """Yield the tables with a last column of keys."""
+        """Yield the tables, each with the row numbers appended as the last column."""
         for table in self:
             yield table.append_column(_KEY_FIELD, pa.array(np.arange(self.rows - len(table), self.rows)))
 
@@ -139,9 +139,9 @@ def _refuse_in_use(path: Path) -> None:
 
 
 class Source(_sql.SqlSource):
-    """Images of a table of a DuckDB database, by default ``images`` (or the table below this view), or its only one.
+    """Images of a DuckDB table: the requested one, else ``images`` (or the table of that view), else the only table.
 
-    Raises `ColumnError` if the table does not exist, or, if none was requested, unless exactly one has images.
+    Raises `ColumnError` if the requested table does not exist, or if none was requested and the choice is ambiguous.
     """
 
     name = "duckdb"
@@ -159,7 +159,7 @@ class Source(_sql.SqlSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse columns that DuckDB cannot store, and paths that it would misread."""
+        """Refuse columns that DuckDB cannot store, and paths that DuckDB would misread or has open."""
         super().refuse_target(path, columns)
         _refuse_misread(path)
         _refuse_in_use(path)
@@ -193,7 +193,7 @@ class Source(_sql.SqlSource):
         return super()._query(select, rest)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if DuckDB failed for another reason than damage; None if the file may be damaged."""
+        """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
         return super().failure(error) or _not_had(self.path, error)
 
     def _relation(self) -> str:

@@ -61,7 +61,7 @@ STAGES = {"Source._fetch": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Lance dataset; the bits of pixel lists are packed in any case."""
+    """Write tables to a Lance dataset; Lance packs the bits of pixel lists even without compression."""
     import lance  # noqa: PLC0415  # an optional backend
 
     position = table_schema.get_field_index(schema.COLUMN)
@@ -107,7 +107,7 @@ class Source(LeafSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse names that Lance reserves: its own, or with a dot or a backtick, which it writes but cannot read."""
+        """Refuse column names that Lance reserves (``_row...``) or cannot read back (with a dot or a backtick)."""
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
@@ -278,7 +278,7 @@ class Source(LeafSource):
         return [f"{self.path}/_versions/{name}.manifest" for name in names]
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if Lance failed for another reason than damage; None if the file may be damaged."""
+        """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
         return super().failure(error) if any(map(os.path.exists, self._told_by)) else self._gone()
 
     def _gone(self) -> FormatError:
@@ -292,7 +292,7 @@ class Source(LeafSource):
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """The version, and the fingerprint of its manifest: another version or dataset is refused."""
+        """Arguments that reopen this version: its number and its manifest's fingerprint; other versions are refused."""
         return {"known": (self._version, self.stamp)}
 
     def _session(self, number: int) -> FragmentSession:
@@ -364,9 +364,9 @@ class Source(LeafSource):
 
 
 class RemoteSource(OnServer, Source):
-    """Images of a Lance dataset on a server, read by Lance's own client: rows by number, of the pixel leaf only.
+    """Images of a Lance dataset on a server; Lance's own client fetches only the pixels of the requested rows.
 
-    Its version and the fingerprint of its manifest are fixed when it is opened; data files are never overwritten.
+    Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files.
     """
 
     takes = ("image_column",)

@@ -87,7 +87,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, image: Image, tile: tuple[int, int] | None) -> _Layout:
-        """Return tiles, or the layout with the largest chunks that fit in a page, if possible the whole image."""
+        """Return the layout for ``tile`` or, if None, the layout with the largest chunks that fit in a Parquet page."""
         shape = image.pixels.shape
         ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
         for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
@@ -97,7 +97,7 @@ class _Layout(NamedTuple):
         raise ImageError(f"{msg}; write it to another format, or in parts")
 
     def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the start offsets of chunks in an image."""
+        """Yield the offset of each chunk in an image of the given shape."""
         return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
 
 
@@ -116,7 +116,7 @@ class _ChunkWriter:
         self._group, self._group_bytes = 0, 0
 
     def add(self, image: Image, image_id: str, layout: _Layout) -> None:
-        """Add an image under a unique id; its memory may be reused afterwards."""
+        """Add an image under an id that is unique in the dataset; the pixels of a ``fleeting`` image are copied."""
         for start in layout.starts(image.pixels.shape):
             chunk = image.pixels[_box(start, layout.chunk)]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
@@ -147,7 +147,7 @@ class _ChunkWriter:
 def write(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
-    """Write images into the new folder ``path``, in tiles or in as few chunks as possible, and the sidecar next to it.
+    """Write images, tiled or in as few chunks as possible, and a sidecar file into the new folder ``path``.
 
     ome-arrow finds an image by its id. If several images share one, as all images of CytoTable do, a number is added to
     the id in ome-arrow's tables.
@@ -224,7 +224,7 @@ class _Grid(NamedTuple):
 
 
 class Source(BaseSource):
-    """Images of ome-arrow's dataset, cut from the memory-mapped pages of its chunks, or else read by pyarrow.
+    """Images of an ome-arrow dataset, sliced from memory-mapped Parquet pages or, if that fails, read by pyarrow.
 
     Chunk locations come from the index if it fits the table of chunks, and are compared with that table when a row
     group is first read. Raises `FormatError` if a table is missing, an image is invalid, or its chunks do not fill it.

@@ -57,7 +57,7 @@ def write(
     compression: str,
     chunk_shape: tuple[int, int] = _zarr_chunks.CHUNK_SHAPE,
 ) -> None:
-    """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns as a sidecar."""
+    """Write images as OME-Zarr 0.5 groups into the new Zarr group ``path``, and the columns as a sidecar file."""
     zarr.create_group(path, zarr_format=3)
     arrays = _zarr_chunks.Writer(compression, chunk_shape)
 
@@ -74,7 +74,7 @@ def write(
 
 
 class Source(FolderSource):
-    """Images of a folder of OME-Zarr groups, in the sidecar's order or in natural order of their names.
+    """Images of a folder of OME-Zarr groups, in sidecar order or, without a sidecar, in natural order of group names.
 
     The image of a group is its ``level``, by default the first. Each field of view of a plate is an image; columns name
     plate, well, field (its path in the well) and, if all paths are whole numbers, site. A bare array is read if the
@@ -431,7 +431,7 @@ _OF_BUCKET = 2  # Parts of a URL without an object name.
 
 
 class RemoteSource(Source):
-    """Images of OME-Zarr on a server, read by zarr: fetches the chunks or shards of an image or region.
+    """Images of OME-Zarr on a server, read by zarr, which fetches the chunks or shards of an image or a region.
 
     A folder of images is listed by its sidecar or by the server; a plate, and one image, by their attributes.
     """
@@ -567,7 +567,7 @@ class RemoteSource(Source):
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return the number of objects, and their size in bytes; 0 bytes for a web server, which cannot list."""
+        """Return the number, size and allocated bytes of objects; sizes are 0 on a web server, which cannot list."""
         try:
             sizes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
         except StorageError:

@@ -18,7 +18,7 @@ from omearrow_ds.storage.formats._parquet_remote import RemoteParquet
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Parquet file, one row group each; if compressed, with one image per page, read separately."""
+    """Write each table as a row group of a Parquet file; a compressed file has one image per page."""
     options = page_options(compression, table_schema, [schema.CHECKSUM_COLUMN])
     with pq.ParquetWriter(path, table_schema, **options) as writer:
         for table in tables:

@@ -24,7 +24,7 @@ _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Parquet file with DuckDB, one row group per table if they are alike; without dictionaries."""
+    """Write tables to a Parquet file with DuckDB, without dictionaries; tables of equal length get a row group each."""
     remaining = iter(tables)
     first = next(remaining, table_schema.empty_table())
     options = {
@@ -63,7 +63,7 @@ class _ByDuckDB(_sql.SqlSource):
 
 
 class Source(ParquetSource):
-    """Images of a Parquet file written by DuckDB or another tool; DuckDB reads them with ``engine="duckdb"``."""
+    """Images of a Parquet file written by DuckDB or another tool; ``engine="duckdb"`` reads the images with DuckDB."""
 
     name = "parquet_duck"
     engines = (*ParquetSource.engines, "duckdb")
@@ -76,5 +76,5 @@ class Source(ParquetSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse names that differ only in case, and the name of DuckDB's row number."""
+        """Refuse column names that differ only in case, and the name that DuckDB reserves for row numbers."""
         _ByDuckDB.refuse_target(path, columns)

@@ -55,7 +55,7 @@ _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, 
 def write(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
-    """Write images as OME-TIFF files, whole or in tiles, into the new folder ``path``, and the columns as a sidecar."""
+    """Write images as OME-TIFF files, whole or tiled, and the columns as a sidecar into the new folder ``path``."""
     write_one = partial(_write_one, compression=compression, tile=chunk_shape)
     write_members(images, columns, path, "tiff", _SUFFIX, write_one)
 
@@ -97,7 +97,7 @@ def _identifier(name: str, pixels: Array) -> str:
 
 
 class Source(FolderSource):
-    """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
+    """Images of a folder of TIFF files, in sidecar order or, without a sidecar, in natural order of file names.
 
     In a file without OME axes, samples are channels, an unnamed stack is Z, and a stack of stacks is T and Z. Pixels
     stored as in memory are read directly; tifffile reads the others. Raises `FormatError` if a file is not a readable
@@ -354,7 +354,7 @@ class Source(FolderSource):
 
 
 class RemoteSource(Source):
-    """Images of TIFF files on servers: a whole file is fetched in one request, a region as the parts that it meets.
+    """Images of TIFF files on servers; a file is fetched in one request, a region as the byte ranges it overlaps.
 
     ``path`` is the URL of a file or of a folder, or a table that lists files.
     """
@@ -378,7 +378,7 @@ class RemoteSource(Source):
             super()._refuse_replaced()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the fetching error that tifffile reported as damage, if there is one."""
+        """Return the fetch error that made tifffile report damage; otherwise, the result of `Source.failure`."""
         told: BaseException | None = error
         while told is not None:
             if isinstance(told, OMEArrowDSError):
@@ -478,7 +478,7 @@ class RemoteSource(Source):
         super().decode_into(images, done)
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return regions; those of several images are fetched at the same time."""
+        """Return one region per row; regions of different images are fetched concurrently."""
         groups = list(rows_to_positions(rows).values())
         if len(groups) == 1:
             return super().read_regions(rows, regions)
@@ -509,7 +509,7 @@ class RemoteSource(Source):
         return replace(super().stored_as(), in_place=False, reading="whole files; of windows the parts that they meet")
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return the number of files and their size; files of unknown size count with the average of the others."""
+        """Return the number, size and allocated bytes of all files; a file of unknown size counts as average-sized."""
         known = [seen[0] for url, seen in self._seen.items() if not url.endswith(f"/{SIDECAR}")]
         num_files = len({member.file for member in self._members})
         size_bytes = sum(known) * num_files // max(1, len(known))
@@ -529,7 +529,7 @@ class _Recent:
         self._files: dict[str, Ranged] = {}
 
     def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
-        """Return a recently used or newly opened file at its start; each thread gets its own position."""
+        """Return the file at a URL with a separate read position at 0; the most recently used files stay open."""
         found = self._files.get(url) or open_file(url)
         self._files[url] = found
         while len(self._files) > _RECENT_FILES:
@@ -539,7 +539,7 @@ class _Recent:
         return found.again()
 
     def refuse_failed(self, url: str) -> None:
-        """Raise the error that occurred while a file was read, if any."""
+        """Raise the error that occurred while the file at ``url`` was read, if any."""
         found = self._files.get(url)
         if found is not None and found.failed is not None:
             self._files.pop(url, None)

@@ -35,9 +35,9 @@ STAGES = {"Source._images_of_scalars": "read+decode"}
 
 
 def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Vortex file, with the encodings that Vortex chooses, or with zstd if that is smaller.
+    """Write tables to a Vortex file with the encodings that Vortex chooses, including zstd if ``compression`` is zstd.
 
-    Runs in a separate thread: if Vortex pulls batches in its threads, the main one would see Ctrl-C only at the end.
+    Vortex is called in a separate thread, because otherwise the main thread would handle Ctrl-C only at the end.
     """
     import vortex.io  # noqa: PLC0415  # an optional backend
 
@@ -265,7 +265,7 @@ class Source(LeafSource):
 
 
 class RemoteSource(CopiedTable, Source):
-    """Images of a Vortex file on a server, copied to the cache: Vortex 0.91 itself fetches all of it per process."""
+    """Images of a Vortex file on a server, copied to the cache because Vortex 0.91 fetches all of it per process."""
 
     takes = ("image_column",)
 
