@@ -38,10 +38,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python .ci/install --constraint $(PINS) --editable '.[dev]'
 	@touch $(READY)
 
-lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the workflows, Dependabot, CITATION.cff
+lint: $(READY) ## ruff: rules and formatting; prose and names of what changed; zizmor and GitHub's schemas: the workflows, Dependabot, CITATION.cff
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.support.style
 	$(BIN)/zizmor --offline --persona auditor --strict-collection .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
