@@ -24,6 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 EXCEPTIONS = ROOT / "tests" / "style_exceptions.txt"
 CHECKED = ("src", "benchmarks", "tests", "docs", "README.md", "CHANGELOG.md")
+GENERATED = ("docs/reference/command-line.md", "docs/reference/options.md")  # By `make docs`.
 PHRASES = {
     "a noun instead of a what-clause": r"what (?:is|are|it|they|was|were|has|have|makes|gives|says|tells|stands|lies"
     r"|one|a|an|the|goes|comes|came)",
@@ -191,7 +192,13 @@ def checked_files() -> list[Path]:
     """Return the files that are checked."""
     roots = [ROOT / name for name in CHECKED]
     files = [file for path in roots for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
-    return [file for file in files if file.suffix in {".py", ".md"}]
+    return [
+        file
+        for file in files
+        if file.suffix in {".py", ".md"}
+        and file.relative_to(ROOT).as_posix() not in GENERATED
+        and not any(folder.startswith("_") for folder in file.relative_to(ROOT).parts[:-1])
+    ]
 
 
 def read_exceptions() -> dict[str, set[str]]:
