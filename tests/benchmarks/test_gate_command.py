@@ -240,20 +240,20 @@ def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room:
     repository.add("skipped", "pytest.skip('not here')")
     files = {name: tmp_path / "results" / f"gate.{name}" for name in ("json", "md", "png")}
     words = [f"--{option}={files[name]}" for option, name in (("json", "json"), ("summary", "md"), ("figure", "png"))]
-    status, said = gate(repository, *words, run=as_command, wanted=0)
-    assert status == 0, said
-    assert "No regression: none of 3 benchmarks" in said
-    assert "New, only head ran them: test_gate.py::test_newer (AttributeError" in said
-    assert "Skipped: test_gate.py::test_skipped (not here)." in said
-    assert "round 1 of 5: 4 benchmarks" in said
-    assert "left" in said
-    found = json.loads(files["json"].read_text())
-    names = {row["name"].rpartition("::")[2] for row in found["benchmarks"]}
+    status, output = gate(repository, *words, run=as_command, wanted=0)
+    assert status == 0, output
+    assert "No regression: none of 3 benchmarks" in output
+    assert "New, only run by head: test_gate.py::test_newer (AttributeError" in output
+    assert "Skipped: test_gate.py::test_skipped (not here)." in output
+    assert "round 1 of 5: 4 benchmarks" in output
+    assert "left" in output
+    results = json.loads(files["json"].read_text())
+    names = {row["name"].rpartition("::")[2] for row in results["benchmarks"]}
     assert names == {"test_work", "test_other", "test_later"}
-    assert all(row["rounds"] >= 5 and len(row["base"]) == len(row["head"]) for row in found["benchmarks"])
-    assert all(len(times["worked_s"]) == baton.TURNS for row in found["benchmarks"] for times in row["base"])
-    assert found["exit"] == 0
-    assert found["machine"]
+    assert all(row["rounds"] >= 5 and len(row["base"]) == len(row["head"]) for row in results["benchmarks"])
+    assert all(len(times["worked_s"]) == baton.TURNS for row in results["benchmarks"] for times in row["base"])
+    assert results["exit"] == 0
+    assert results["machine"]
     assert "### No regression" in files["md"].read_text()
     assert files["png"].stat().st_size > 10_000
     assert not left_behind(room)
@@ -299,11 +299,11 @@ def test_new_and_gone_benchmarks(repository: Repository) -> None:
     repository.add("later")
     repository.commit()
     repository.suite.write_text(repository.suite.read_text().replace("test_later", "test_renamed"))
-    status, said = gate(repository, "--own-benchmarks", "--strict")
-    assert status == 2, said
-    assert "New, only head ran them: test_gate.py::test_renamed." in said
-    assert "Missing, only run by base: test_gate.py::test_later." in said
-    assert "1 of base's benchmarks gone, which --strict forbids" in said
+    status, output = gate(repository, "--own-benchmarks", "--strict")
+    assert status == 2, output
+    assert "New, only run by head: test_gate.py::test_renamed." in output
+    assert "Missing, only run by base: test_gate.py::test_later." in output
+    assert "1 of base's benchmarks gone, which --strict forbids" in output
 
 
 def test_different_pixels_are_not_compared_in_speed(repository: Repository, room: Path, tmp_path: Path) -> None:
