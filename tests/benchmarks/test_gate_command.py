@@ -303,7 +303,7 @@ def test_new_and_gone_benchmarks(repository: Repository) -> None:
     assert status == 2, output
     assert "New, only run by head: test_gate.py::test_renamed." in output
     assert "Missing, only run by base: test_gate.py::test_later." in output
-    assert "1 of base's benchmarks gone, which --strict forbids" in output
+    assert "head lacks 1 benchmarks of base, which --strict forbids" in output
 
 
 def test_different_pixels_are_not_compared_in_speed(repository: Repository, room: Path, tmp_path: Path) -> None:
