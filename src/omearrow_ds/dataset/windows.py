@@ -90,7 +90,7 @@ class Layout(NamedTuple):
 class Scales(NamedTuple):
     """Arrays for (pixel / illumination - offset) / divisor in float32; without ``factors``, pixels are not scaled."""
 
-    dtype: torch.dtype  # Of samples.
+    dtype: torch.dtype  # Samples have this dtype.
     factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.
     illumination: torch.Tensor | None = None  # (G, P, H, W) float32
     clip: bool = False  # Whether values are clipped to [0, 1].

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.dataset.samples import StoredSamples
@@ -20,7 +20,7 @@ from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
 from omearrow_ds.loader.parts_order import PartsSampler, Ranks
-from omearrow_ds.loader.read_ahead import ReadAhead
+from omearrow_ds.loader.read_ahead import ReadAhead, unwrap
 from omearrow_ds.loader.resume import Order, Place, Progress, check, count_batches, resumed, state_of
 from omearrow_ds.loader.seeds import Seeds
 from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
@@ -342,7 +342,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
 def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
     """Whether batches can be drawn early, without effect on the order or the states of generators."""
-    samples = dataset.dataset if type(dataset) is Subset else dataset
+    samples, _ = unwrap(dataset)
     if type(sampler) not in (BatchSampler, SharedBatches) or not isinstance(samples, StoredSamples):
         return False
     of_parts = type(sampler.sampler) is PartsSampler and not sampler.sampler.fetches

@@ -25,39 +25,34 @@ class ReadAhead:
     """
 
     def __init__(self, dataset: Any, distance: int) -> None:
-        self._dataset, self.distance = dataset, distance
+        self.distance = distance
+        self._samples, self._positions = unwrap(dataset)
 
     @property
     def requests(self) -> PageRequests | None:
         """Rule that decides whether pages are requested; None if no batch is read from a file."""
-        samples = self._dataset.dataset if type(self._dataset) is Subset else self._dataset
+        samples = self._samples
         return samples._collection.page_requests if isinstance(samples, StoredSamples) else None
 
     def request(self, indices: Sequence[int] | None) -> None:
         """Request the pages of a batch; errors are ignored, as creating the batch raises them."""
         if indices is None:
             return
-        dataset = self._dataset
         with suppress(OMEArrowDSError):
-            if type(dataset) is Subset:
-                indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-            dataset._collection.request_ahead(dataset._positions(indices))  # noqa: SLF001  # Of a base class.
+            if self._positions is not None:
+                indices = [self._positions[index] for index in indices]
+            self._samples._collection.request_ahead(self._samples._positions(indices))  # noqa: SLF001  # Its base class is ours.
 
 
-class Announced:
-    """Indices of a batch and of a later batch; on arrival, a worker requests the pages of the later batch."""
-
-    def __init__(self, indices: Any, later: Any) -> None:
-        self._sent = indices, later
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, self._sent
+def unwrap(dataset: Any) -> tuple[Any, Sequence[int] | None]:
+    """Return the dataset below a ``Subset`` and its indices, or the dataset itself and None."""
+    return (dataset.dataset, dataset.indices) if type(dataset) is Subset else (dataset, None)
 
 
-def _arrive(indices: Any, later: Any) -> Any:
+def request_in_worker(indices: Sequence[int] | None) -> None:
+    """Request the pages of a later batch of this worker, if reads wait."""
     worker = get_worker_info()
-    if worker is not None and later is not None:
+    if worker is not None and indices is not None:
         ahead = ReadAhead(worker.dataset, 0)
         if ahead.requests is not None and ahead.requests.num_remaining:
-            ahead.request(later)
-    return indices
+            ahead.request(indices)

@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.read_ahead import Announced, ReadAhead
-from omearrow_ds.loader.seeds import Lent, Seeded, Seeds, of_batch
+from omearrow_ds.loader.read_ahead import ReadAhead, request_in_worker
+from omearrow_ds.loader.seeds import Lent, OnArrival, Seeds, of_batch, sow
 
 _VERSION = 2
 
@@ -202,18 +202,18 @@ class Order:
         if not self._workers:
             yield None
         seed = progress.seed
-        lent = progress.lent = None if seed is None or self._workers else Lent()
+        borrowed = progress.lent = None if seed is None or self._workers else Lent()
         key, ahead, requests = 0, self._ahead, None
         for number, indices in rest:
             progress.waiting[key] = number, indices
             key += self._workers
-            if lent is not None and seed is not None:
-                lent.lend(of_batch(seed, number))
+            if borrowed is not None and seed is not None:
+                borrowed.lend(of_batch(seed, number))
             if ahead is not None and self._workers:
-                indices = Announced(indices, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
+                indices = OnArrival(indices, request_in_worker, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
             elif ahead is not None and requests is not None and requests.num_remaining:
                 ahead.request(rest.peek(ahead.distance))
-            yield indices if seed is None or lent is not None else Seeded(indices, of_batch(seed, number))
+            yield indices if seed is None or borrowed is not None else OnArrival(indices, sow, of_batch(seed, number))
             if ahead is not None and requests is None and not self._workers:
                 requests = ahead.requests
                 ahead = None if requests is None else ahead

@@ -6,7 +6,7 @@ import functools
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -115,16 +115,16 @@ def _with_pair(do: Any, *arguments: Any, **kwargs: Any) -> Any:
         owner._bit_generator = generator  # noqa: SLF001
 
 
-class Seeded:
-    """Indices of a batch that seed the generators when a worker unpickles them, just before it creates the batch."""
+class OnArrival:
+    """Indices of a batch; a worker that unpickles them calls ``act(*arguments)`` before it creates the batch."""
 
-    def __init__(self, indices: Any, seed: bytes) -> None:
-        self._sent = indices, seed
+    def __init__(self, indices: Any, act: Callable[..., object], *arguments: Any) -> None:
+        self._sent = indices, act, arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, self._sent
 
 
-def _arrive(indices: Any, seed: bytes) -> Any:
-    sow(seed)
+def _arrive(indices: Any, act: Callable[..., object], arguments: tuple[Any, ...]) -> Any:
+    act(*arguments)
     return indices

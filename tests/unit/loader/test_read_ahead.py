@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, SequentialSampler, Subset
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader import read_ahead
-from omearrow_ds.loader.read_ahead import Announced
 from omearrow_ds.loader.resume import Rest
+from omearrow_ds.loader.seeds import OnArrival
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.page_requests import covers, set_reads, watch_file_requests, watch_requests
@@ -149,13 +149,14 @@ def test_a_state_while_reads_wait_continues_with_the_next_batch(stored, requeste
 def test_workers_request_announced_batches_only_while_reads_wait(stored, requested, reads, monkeypatch, is_waiting):
     dataset = OMEArrowDataset(stored("arrow"), preload=False)
     monkeypatch.setattr(read_ahead, "get_worker_info", lambda: SimpleNamespace(dataset=dataset))
-    assert pickle.loads(pickle.dumps(Announced([1, 2], [7, 8]))) == [1, 2]
+    announced = OnArrival([1, 2], read_ahead.request_in_worker, [7, 8])
+    assert pickle.loads(pickle.dumps(announced)) == [1, 2]
     for _ in range(2):
         dataset.__getitems__([0, 1])
         reads.ru_majflt += is_waiting
         reads.time_ns += 10**6
     requested.clear()
-    assert pickle.loads(pickle.dumps(Announced([1, 2], [7, 8]))) == [1, 2]
+    assert pickle.loads(pickle.dumps(announced)) == [1, 2]
     addresses = stacks_of(dataset).addresses[[7, 8]].tolist()
     assert all(covers(requested, address) for address in addresses) == is_waiting
 

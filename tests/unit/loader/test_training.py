@@ -96,7 +96,7 @@ def state_after(request, programs):
     return run
 
 
-@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.slow)])  # Of 3 batches per rank.
+@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.slow)])  # A rank has 3 batches.
 def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path, tmp_path, last):
     code = EXAMPLES["torchrun"].replace("SAVE_EVERY = 2, 100", "SAVE_EVERY = 2, 1; torch.manual_seed(0)")
     stop = f"            save()\n            if number == {last}: raise KeyboardInterrupt\n"
@@ -114,7 +114,7 @@ def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path,
     for name in ("module.weight", "module.bias"):
         assert not torch.equal(half["model"][name], whole["model"][name])
         torch.testing.assert_close(again["model"][name], whole["model"][name])
-    momentum = [each["optimizer"]["state"][0]["momentum_buffer"] for each in (again, whole)]
+    momentum = [state["optimizer"]["state"][0]["momentum_buffer"] for state in (again, whole)]
     torch.testing.assert_close(*momentum)
 
 

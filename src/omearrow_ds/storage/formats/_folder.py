@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -367,7 +367,7 @@ class FolderSource(BaseSource):
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         arrays: dict[int, Array] = {}
         whole: list[int] = []
-        with self._checking_regions():
+        with nullcontext() if self._in_place else self._opening():
             for row, positions in rows_to_positions(rows).items():
                 read = self._read_image_regions(row, [regions[position] for position in positions])
                 if read is None:
@@ -379,9 +379,10 @@ class FolderSource(BaseSource):
             arrays.update(zip(whole, read, strict=True))
         return [arrays[position] for position in range(len(rows))]
 
-    def _checking_regions(self) -> AbstractContextManager[Any]:
-        """Return a context for reading regions of images, which raises an error if the folder was replaced."""
-        return self._opening()
+    @cached_property
+    def _in_place(self) -> bool:
+        """Whether pixels of all files are read in place, through the folder that was opened."""
+        return all(member.pixel_offset is not None for member in self._members)
 
     def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:  # noqa: ARG002  # Formats override it.
         """Return regions of one image; None if they must be cut out of the whole image."""

@@ -23,7 +23,13 @@ from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PackedPages, PixelPages
+from omearrow_ds.storage.formats._parquet_pages import (
+    LENGTH_BYTES,
+    ColumnChunk,
+    DictionaryPages,
+    PackedPages,
+    PixelPages,
+)
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 
@@ -34,7 +40,6 @@ _MOST_GROUPS = 512  # limit of row groups whose pages are checked before the fir
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
-_LENGTH_BYTES = 4  # before each value
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
 STAGES = {"ParquetSource._read_group": "read+decode"}
@@ -279,8 +284,8 @@ class ParquetSource(TableSource):
         """Return the 4-byte lengths that Parquet stores before each chunk."""
         num_chunks = int(self._pieces[0])
         chunk_bytes = arrays[0][0].nbytes // num_chunks
-        distances = np.arange(num_chunks) * (chunk_bytes + _LENGTH_BYTES) - _LENGTH_BYTES
-        expected = np.frombuffer(chunk_bytes.to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+        distances = np.arange(num_chunks) * (chunk_bytes + LENGTH_BYTES) - LENGTH_BYTES
+        expected = np.frombuffer(chunk_bytes.to_bytes(LENGTH_BYTES, "little"), np.uint8)
         addresses = Stacks(arrays).addresses
         return Prefixes(addresses, distances, np.tile(expected, (num_chunks, 1)), self.refuse_damaged)
 

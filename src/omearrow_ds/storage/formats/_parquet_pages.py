@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 
 HEADER_BYTES = 256  # limit per page in fetched ranges; larger headers, with statistics of other writers, are rejected
 _LENGTH = np.dtype("<u4")
+LENGTH_BYTES = _LENGTH.itemsize  # Before each value of bytes.
 _LIST_VALUE = np.dtype("<i4")
 _LIST_PIXEL = np.dtype(np.uint16)  # an Arrow reader also keeps the low half of a value outside of the range
 _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)

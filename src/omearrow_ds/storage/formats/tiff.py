@@ -12,7 +12,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -228,14 +228,6 @@ class Source(FolderSource):
 
     def _read_through(self, index: int, block: Array) -> Array:
         return block if self._read_in_place(self._members[index], block) else self.views([index])[0]
-
-    def _checking_regions(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._is_in_place else super()._checking_regions()
-
-    @cached_property
-    def _is_in_place(self) -> bool:
-        """Whether pixels of all files are read in place, through the open folder."""
-        return all(member.pixel_offset is not None for member in self._members)
 
     def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:
         member = self._members[row]
