@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import os
 import subprocess
 import sys
@@ -298,8 +299,21 @@ def test_the_version_is_that_of_the_installed_distribution():
     assert omearrow_ds.__version__ == importlib.metadata.version("omearrow-ds")
 
 
-def test_all_public_names_exist_and_have_docstrings():
-    assert sorted(omearrow_ds.__all__) == sorted(set(omearrow_ds.__all__))
+def public_objects():
+    """Yield the public names of the package, and the members of its public classes."""
     for name in omearrow_ds.__all__:
-        assert getattr(omearrow_ds, name).__doc__
+        public = getattr(omearrow_ds, name)
+        yield name, public
+        for attribute, member in inspect.getmembers(public) if inspect.isclass(public) else ():
+            function = getattr(member, "fget", getattr(member, "func", member))
+            defined_in = getattr(function, "__module__", None) or ""
+            if not attribute.startswith("_") and defined_in.startswith("omearrow_ds."):
+                yield f"{name}.{attribute}", member
+
+
+def test_all_public_names_and_their_members_have_docstrings():
+    assert sorted(omearrow_ds.__all__) == sorted(set(omearrow_ds.__all__))
+    objects = dict(public_objects())
+    assert {"OMEArrowDataset.split", "OMEArrowDataLoader.state_dict", "Profile.epoch_s"} <= set(objects)
+    assert [name for name, value in objects.items() if not inspect.getdoc(value)] == []
     assert (TREES.folder / "py.typed").is_file()
