@@ -24,7 +24,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.profile.variants import preloaded
 from omearrow_ds.errors import MemoryLimitError, PathExistsError
-from omearrow_ds.storage.formats import _handles
+from omearrow_ds.storage import byte_source
 from tests.support.errors import find_problems, raises
 from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of
 
@@ -380,7 +380,7 @@ def test_threads_read_on_where_another_closes(numbered, name):
 @formats
 def test_what_was_written_over_is_not_read_with_the_targets_of_before(numbered, tmp_path, monkeypatch, name):
     """Existing files are overwritten, as by ``cp`` and ``rsync --inplace``. Lance's names differ per dataset."""
-    monkeypatch.setattr(_handles, "LOOK_NS", 0)
+    monkeypatch.setattr(byte_source, "STATUS_NS", 0)
     path = numbered(name)
     other = numbered(name, OTHERS, stem="other")
     dataset, idle = on_demand(path, format=name), on_demand(path, format=name)

@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import ConcatDataset
 
 from omearrow_ds import DecodeError, FormatError, OMEArrowDataLoader, OMEArrowDataset, open_images
-from omearrow_ds.storage.formats._handles import LOOK_NS
+from omearrow_ds.storage.byte_source import STATUS_NS
 from tests.adversarial.layout_damage import DAMAGED, IMAGES, IMAGES_PER_PART, NUM_IMAGES, cut_end
 from tests.adversarial.layouts import (
     ACCESSES,
@@ -161,7 +161,7 @@ def test_access_is_refused_when_the_file_is_cut_after_opening(written, tmp_path,
 
 def wait_for_look() -> None:
     """Wait until open parts are checked again, which happens once per millisecond."""
-    time.sleep(2 * LOOK_NS / 1e9)
+    time.sleep(2 * STATUS_NS / 1e9)
 
 
 # ---- Loaders with a worker

@@ -50,11 +50,12 @@ def layer_of(name):
 
 
 def package_of(dotted):
-    """Return the package of a module or of a name in it: the deepest folder, or a module at the root."""
+    """Return the package of a module or of a name in it: the deepest folder, or a module at the root or of storage."""
     root, *rest = dotted.removesuffix(".__init__").split(".")
     folder, names = ROOT_FOLDERS[root], [root]
     for name in rest:
-        if (folder / name).is_dir() or (folder == TREES.folder and (folder / f"{name}.py").is_file()):
+        of_modules = folder in (TREES.folder, TREES.folder / "storage")
+        if (folder / name).is_dir() or (of_modules and (folder / f"{name}.py").is_file()):
             folder, names = folder / name, [*names, name]
         else:
             break

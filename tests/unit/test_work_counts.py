@@ -20,7 +20,8 @@ from omearrow_ds import OMEArrowDataset, open_images, write_images
 from omearrow_ds.dataset import gather as rows
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.kernels import stacks
-from omearrow_ds.storage.formats import _handles, _parquet, _sql, tiff
+from omearrow_ds.storage import byte_source
+from omearrow_ds.storage.formats import _parquet, _sql, tiff
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -71,8 +72,8 @@ def opened(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch):
     """Disable checks of files and disk reads, which run once per millisecond, not per call."""
-    for module in (_handles, tiff):
-        monkeypatch.setattr(module, "LOOK_NS", 10**15)
+    for module in (byte_source, tiff):
+        monkeypatch.setattr(module, "STATUS_NS", 10**15)
     monkeypatch.setattr(stacks, "QUERY_NS", 10**15)
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
-from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, places, read_given, some_keys

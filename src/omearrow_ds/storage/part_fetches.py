@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError
-from omearrow_ds.storage.formats._ranged import Span
+from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.hashes import part_hash
 from omearrow_ds.storage.manifest import PARTS, Published
 from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
@@ -185,22 +185,22 @@ class _Ranges:
         self._ended: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self._failed = False
 
-    def in_order(self) -> Iterator[Span]:
+    def in_order(self) -> Iterator[ByteRange]:
         """Yield the fetched byte ranges in file order; all threads have ended when the iterator ends."""
         threads = [threading.Thread(target=self._work, name="omearrow-ds-range") for _ in range(_RANGES)]
-        there: set[int] = set()
+        arrived: set[int] = set()
         try:
             for thread in threads:
                 thread.start()
             for number, span in enumerate(self._spans):
-                while number not in there:
+                while number not in arrived:
                     ended, error = self._ended.get()
                     if error is not None:
                         raise error
-                    there.add(ended)
+                    arrived.add(ended)
                 yield span
         finally:
-            self._failed = len(there) < len(self._spans)
+            self._failed = len(arrived) < len(self._spans)
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()  # Its descriptor is closed next.

@@ -14,8 +14,8 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.page_requests import PageRequests, request
 from omearrow_ds.kernels.scaling import Array
 from omearrow_ds.kernels.stacks import Guard, Located, Stacks, same_steps
+from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.formats._handles import LOOK_NS
 
 
 class Parts(Protocol):
@@ -150,20 +150,20 @@ class PartStacks(Stacks):
         now_ns = monotonic_ns()
         if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
             return {}
-        wanted = set(numbers.tolist())
-        if not wanted <= self._parts.keys():
-            for number in wanted & self._parts.keys():
+        numbers_read = set(numbers.tolist())
+        if not numbers_read <= self._parts.keys():
+            for number in numbers_read & self._parts.keys():
                 self._part(number)  # Marks it as recently used, so that it is not closed.
-        parts = {number: self._parts.get(number) or self._part(number) for number in wanted}
+        parts = {number: self._parts.get(number) or self._part(number) for number in numbers_read}
         for number, part in self._parts.items():  # All are checked together; otherwise every batch would check one.
             if part.guard is not None:
                 try:
                     part.guard(len(self._parts))
                 except FormatError:
-                    if number in wanted:
+                    if number in numbers_read:
                         raise
                 else:
-                    self._good_ns[number] = now_ns + LOOK_NS
+                    self._good_ns[number] = now_ns + STATUS_NS
         return parts
 
     def _part(self, number: int) -> _Part:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
-from omearrow_ds.storage.formats._ranged import Span
 from omearrow_ds.storage.formats._stored import Stored
 
 _MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
@@ -114,7 +114,7 @@ class Placed(BaseSource):
         size_bytes: int,
         runs: Sequence[Run],
         known: tuple[Sequence[str], Array, Sequence[np.dtype[Any]], pa.ChunkedArray],
-        fetch: Callable[[Sequence[Span]], list[memoryview]],
+        fetch: Callable[[Sequence[ByteRange]], list[memoryview]],
         opening: Callable[[Path], BaseSource],
     ) -> None:
         self.path, self.name = path, fmt.name  # type: ignore[misc]  # It has any format.
@@ -130,13 +130,13 @@ class Placed(BaseSource):
             for index, data, (_, pieces, gap) in zip(indices, found, places, strict=True)
         ]
 
-    def _place(self, index: int) -> tuple[Span, int, int]:
+    def _place(self, index: int) -> tuple[ByteRange, int, int]:
         """Return the byte range of an image, its number of pieces, and the gap between two of them."""
         row, size_bytes = index, int(self.shapes[index].prod()) * self.dtypes[index].itemsize
         for run in self._runs:
             if row < run.images * run.times:
-                time, here = divmod(row, run.images)
-                start = run.start + time * run.apart + here * run.step
+                time, position = divmod(row, run.images)
+                start = run.start + time * run.apart + position * run.step
                 stop = start + size_bytes + (run.pieces - 1) * run.gap
                 if (
                     run.pieces < 1
@@ -148,7 +148,8 @@ class Placed(BaseSource):
                 return (start, stop), run.pieces, run.gap
             row -= run.images * run.times
         raise FormatError(
-            f"{self.path}: image {index} is nowhere in it, as the manifest tells its places; restore it", image=index
+            f"{self.path}: image {index} is outside the part according to the byte ranges in the manifest; restore it",
+            image=index,
         )
 
     def _image(self, index: int, data: memoryview, pieces: int, gap: int) -> Array:

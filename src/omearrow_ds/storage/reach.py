@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage import libraries
+from omearrow_ds.storage.byte_source import HEAD_BYTES, ByteRange, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import HEAD_BYTES, Ranged, Span, stamp_of
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import Held, PartCache, write_all
@@ -59,15 +59,15 @@ class Reach:
             self._remotes[bucket] = Remote(Url(f"{scheme}:/{host}"), self.storage)
         return self._remotes[bucket], name
 
-    def open(self, url: str) -> Ranged:
+    def open(self, url: str) -> ObjectFile:
         """Open an object for range requests, and fetch its first bytes."""
         remote, name = self.remote(url)
-        (head,), seen = remote.ranges(name, [(0, HEAD_BYTES)])
+        (head,), version = remote.ranges(name, [(0, HEAD_BYTES)])
 
-        def fetch(spans: Sequence[Span]) -> list[memoryview]:
-            return remote.ranges(name, spans, seen)[0]
+        def fetch(spans: Sequence[ByteRange]) -> list[memoryview]:
+            return remote.ranges(name, spans, version)[0]
 
-        return Ranged(fetch, seen, head)
+        return ObjectFile(fetch, version, head, url)
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
         """Return the bytes of an object from ``start`` to ``stop``."""
@@ -115,15 +115,15 @@ class Reach:
         if self.copies is None:
             raise FormatError(f"{url}: is fetched whole")
         remote, name = self.remote(url)
-        (_, seen), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
-        which = repr((url, self.storage.endpoint, stamp_of(seen))).encode()
+        (_, version), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
+        which = repr((url, self.storage.endpoint, version_fingerprint(version))).encode()
         suffix = "".join(Url(url).suffixes[-1:]) or ".copy"
 
         def fetch(descriptor: int) -> bool:
-            remote.fetch(name, seen.size_bytes, partial(write_all, descriptor), seen=seen)
+            remote.fetch(name, version.size_bytes, partial(write_all, descriptor), seen=version)
             return True  # The name is a hash of its URL, not of its bytes.
 
-        return cache.hold(f"00000-{digest_of(which)}{suffix}", seen.size_bytes, fetch), seen
+        return cache.hold(f"00000-{digest_of(which)}{suffix}", version.size_bytes, fetch), version
 
     def settings(self, url: str) -> dict[str, str]:
         """Return Lance's storage options for the server of a URL; see `omearrow_ds.storage.libraries`."""

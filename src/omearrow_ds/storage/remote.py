@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
+from omearrow_ds.storage.byte_source import ByteRange, coalesced
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Span, coalesced
 from omearrow_ds.storage.formats._urls import Url, as_parsed
 from omearrow_ds.text import as_keywords
 
@@ -149,7 +149,7 @@ class Remote:
         return bytes(found)
 
     def ranges(
-        self, name: str, spans: Sequence[Span], seen: Seen | None = None, size_bytes: int | None = None
+        self, name: str, spans: Sequence[ByteRange], version: Seen | None = None, size_bytes: int | None = None
     ) -> tuple[list[memoryview], Seen]:
         """Return the bytes of several byte ranges of an object, fetched concurrently, and the version of the object.
 
@@ -158,9 +158,9 @@ class Remote:
         runs = coalesced(spans)
 
         def read(run: tuple[int, int]) -> tuple[memoryview, Seen]:
-            found = bytearray()
-            now = self.fetch(name, size_bytes, found.extend, span=run, seen=seen)
-            return memoryview(found), now
+            answers = bytearray()
+            now = self.fetch(name, size_bytes, answers.extend, span=run, seen=version)
+            return memoryview(answers), now
 
         if len(runs) == 1:
             fetched = [read(runs[0])]

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Span
 from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
@@ -172,7 +172,7 @@ class RemoteParts(PublishedSource):
         assert self.checksums is not None
         known = self.image_ids[images], self.shapes[images], self.dtypes[images], self.checksums[images]
 
-        def fetch(spans: Sequence[Span]) -> list[memoryview]:
+        def fetch(spans: Sequence[ByteRange]) -> list[memoryview]:
             return self._remote.ranges(f"{PARTS}/{part.name}", spans, size_bytes=part.size_bytes)[0]
 
         path = self.parts[number]

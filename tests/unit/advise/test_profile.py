@@ -33,7 +33,8 @@ from omearrow_ds.advise.profile import measure, opening
 from omearrow_ds.advise.profile.hooks import FOREIGN, find, hooks
 from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.training import Counting, Training
-from omearrow_ds.storage.formats import _handles, arrow
+from omearrow_ds.storage import byte_source
+from omearrow_ds.storage.formats import arrow
 from tests.conftest import needs
 from tests.support.code import TREES, imports
 from tests.support.counting import calls_of
@@ -392,7 +393,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
 
 
 def test_not_profiling_costs_nothing(path, monkeypatch):
-    monkeypatch.setattr(_handles, "LOOK_NS", 10**15)  # Stat the file once, not periodically.
+    monkeypatch.setattr(byte_source, "STATUS_NS", 10**15)  # Stat the file once, not periodically.
     dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
     operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
     for operation in operations:
@@ -407,12 +408,12 @@ def test_not_profiling_costs_nothing(path, monkeypatch):
 def test_no_clock_stands_in_the_path(name):
     """Some modules read a coarse clock to check whether a file was replaced or a bar is due; none measures."""
     now_and_then = {
-        "storage/formats/_handles.py": ["monotonic_ns"],
+        "storage/byte_source.py": ["monotonic_ns"],
         "storage/formats/tiff.py": ["monotonic_ns"],
         "dataset/preload": ["monotonic"],
     }
     tree = TREES[name if name.endswith(".py") else f"{name}.py"]
-    clocks = [each.removeprefix("time.") for each in imports(tree) if each.split(".")[0] == "time"]
+    clocks = [module.removeprefix("time.") for module in imports(tree) if module.split(".")[0] == "time"]
     assert [clock for clock in clocks if clock != "time"] == now_and_then.get(name, [])
 
 

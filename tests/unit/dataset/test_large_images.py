@@ -8,7 +8,8 @@ import tifffile
 import torch
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, write_images
-from omearrow_ds.storage.formats import _handles, tiff
+from omearrow_ds.storage import byte_source
+from omearrow_ds.storage.formats import tiff
 from tests.conftest import needs
 from tests.support.errors import raises
 
@@ -84,8 +85,8 @@ def test_batches_of_workers_are_those_of_the_files(collections, name):
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_truncated_file_is_an_error_when_it_was_cut_after_opening(tmp_path, monkeypatch, name):
     needs("ome_zarr")
-    for module in (_handles, tiff):
-        monkeypatch.setattr(module, "LOOK_NS", 0)
+    for module in (byte_source, tiff):
+        monkeypatch.setattr(module, "STATUS_NS", 0)
     path = tmp_path / name
     write_images([pixels_of(index) for index in range(COUNT)], path, name, axes="CYX")
     dataset = open_dataset(tmp_path, name)

@@ -13,7 +13,7 @@ import pytest
 from omearrow_ds import FormatError, OMEArrowDataset, convert, write_images
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.storage import parts as storage_parts
-from omearrow_ds.storage.formats._handles import LOOK_NS
+from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.manifest import PARTS
 from omearrow_ds.storage.part_stacks import PartStacks
 from tests.support.errors import raises
@@ -104,7 +104,7 @@ def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_pat
     dataset.__getitems__([0, 22])
     with second.open("r+b") as file:
         file.truncate(4096)
-    time.sleep(2 * LOOK_NS / 1e9)  # The file is checked again after `LOOK_NS`.
+    time.sleep(2 * STATUS_NS / 1e9)  # The file is checked again after `STATUS_NS`.
     dataset.__getitems__([0, 3])
     with raises(FormatError, path=second):
         dataset.__getitems__([0, 22])

@@ -30,9 +30,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.storage import libraries, remote
+from omearrow_ds.storage import byte_source, libraries, remote
 from omearrow_ds.storage.describe import describe
-from omearrow_ds.storage.formats import _ranged
 from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.plates import written_plate
@@ -189,21 +188,21 @@ def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bu
 def test_a_header_that_cannot_be_fetched_is_no_other_image(server, bucket, opened, monkeypatch):
     """tifffile may log and ignore errors while it reads."""
     tifffile.imwrite(bucket / "a.tif", np.zeros((3, 700, 500), np.uint16), tile=(32, 48), photometric="minisblack")
-    read, asked, wrong = _ranged.Ranged.readinto, [], [0]
+    read, requests, wrong = byte_source.ObjectFile.readinto, [], [0]
 
     def failing(file, buffer):
-        asked.append(1)
-        if len(asked) == wrong[0]:
+        requests.append(1)
+        if len(requests) == wrong[0]:
             file.failed = StorageError("s3://lab/a.tif: no byte came")
             raise file.failed
         return read(file, buffer)
 
-    monkeypatch.setattr(_ranged.Ranged, "readinto", failing)
+    monkeypatch.setattr(byte_source.ObjectFile, "readinto", failing)
     opened("s3://lab/a.tif")
-    assert len(asked) > 3
-    for number in range(1, len(asked) + 1):
+    assert len(requests) > 3
+    for number in range(1, len(requests) + 1):
         wrong[0] = number
-        asked.clear()
+        requests.clear()
         with raises(StorageError, path="s3://lab/a.tif", remedy=False):
             opened("s3://lab/a.tif")
 

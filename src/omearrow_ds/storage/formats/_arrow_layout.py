@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.byte_source import ByteRange, ObjectFile
 from omearrow_ds.storage.formats._image_columns import image_columns
-from omearrow_ds.storage.formats._ranged import Ranged, Span
 
 _FOOTER_BYTES = 2**16  # size that covers most footers
 _END_BYTES = 10  # the footer's length and the magic number
@@ -35,8 +35,8 @@ class UnplacedError(FormatError):
 class Layout(NamedTuple):
     """Byte ranges of all data except pixels, footer included, and of the pixels of each record batch."""
 
-    beside: list[Span]
-    pixels: list[list[Span]]
+    beside: list[ByteRange]
+    pixels: list[list[ByteRange]]
 
 
 class _Block(NamedTuple):
@@ -47,7 +47,7 @@ class _Block(NamedTuple):
     body_bytes: int
 
 
-def layout_of(file: Ranged, path: Path) -> Layout:
+def layout_of(file: ObjectFile, path: Path) -> Layout:
     """Return the byte ranges of the buffers of a file.
 
     Raises
@@ -55,22 +55,22 @@ def layout_of(file: Ranged, path: Path) -> Layout:
     FormatError
         If it is not an Arrow IPC file; `UnplacedError` if it is compressed, or has columns of an unsupported type.
     """
-    end = bytes(file.hold_end(_FOOTER_BYTES)[-_END_BYTES:])
+    end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
         raise FormatError(f"{path}: cannot be read as Arrow IPC: it does not end as such a file does; restore it")
     footer_bytes = int.from_bytes(end[:4], "little")
-    footer = bytes(file.hold_end(footer_bytes + _END_BYTES)[:footer_bytes])
+    footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
     dictionaries, batches = (_blocks(footer, field) for field in (_DICTIONARIES, _BATCHES))
     known = [block.start for block in (*dictionaries, *batches)]
     beside = [(0, min(known, default=file.size_bytes)), (file.size_bytes - footer_bytes - _END_BYTES, file.size_bytes)]
-    beside += [(each.start, each.start + each.header_bytes + each.body_bytes) for each in dictionaries]
-    headers = [(each.start, each.start + each.header_bytes) for each in batches]
-    file.hold([*beside, *headers])
+    beside += [(block.start, block.start + block.header_bytes + block.body_bytes) for block in dictionaries]
+    headers = [(block.start, block.start + block.header_bytes) for block in batches]
+    file.cache_ranges([*beside, *headers])
     table = pa.ipc.open_file(pa.PythonFile(file, mode="r")).schema
     columns = image_columns(table)
     of_pixels = [flag for field in table for flag in _flags(field, images=field.name in columns, path=path)]
-    pixels: list[list[Span]] = []
-    for block, header in zip(batches, file.take(headers), strict=True):
+    pixels: list[list[ByteRange]] = []
+    for block, header in zip(batches, file.read_ranges(headers), strict=True):
         spans = _buffers(bytes(header), block.start + block.header_bytes, path)
         if len(spans) != len(of_pixels):
             raise FormatError(f"{path}: a record batch has other buffers than its columns; it is damaged")
@@ -91,18 +91,18 @@ def _blocks(footer: bytes, field: int) -> list[_Block]:
     return [_Block(*struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * number)) for number in range(count)]
 
 
-def _buffers(header: bytes, body: int, path: Path) -> list[Span]:
+def _buffers(header: bytes, body: int, path: Path) -> list[ByteRange]:
     """Return the byte ranges of the buffers of a record batch whose body starts at ``body``."""
     data = header[8:] if header.startswith(_CONTINUES) else header[4:]
-    at = flat_field(data, flat_offset(data, 0), _HEADER)
-    batch = 0 if at is None else flat_offset(data, at)
+    field_start = flat_field(data, flat_offset(data, 0), _HEADER)
+    batch = 0 if field_start is None else flat_offset(data, field_start)
     vector_at = flat_field(data, batch, _BUFFERS)
     if flat_field(data, batch, _COMPRESSION) is not None:
         raise UnplacedError(path=path)
     vector = 0 if vector_at is None else flat_offset(data, vector_at)
     (count,) = struct.unpack_from("<I", data, vector) if vector else (0,)
-    found = [struct.unpack_from("<qq", data, vector + 4 + 16 * number) for number in range(count)]
-    return [(body + start, body + start + length) for start, length in found]
+    bounds = [struct.unpack_from("<qq", data, vector + 4 + 16 * number) for number in range(count)]
+    return [(body + start, body + start + length) for start, length in bounds]
 
 
 def _flags(field: pa.Field, *, images: bool, path: Path, pixels: bool = False) -> Iterator[bool]:

@@ -27,11 +27,11 @@ from omearrow_ds.errors import (
 )
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._columns import Named, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
-from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
@@ -293,7 +293,7 @@ class BaseSource(ABC):
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappedFile | None:
         """The memory-mapped file that the `blocks` view, valid until it is truncated; None if blocks are copies."""
         return None
 
@@ -315,7 +315,7 @@ class BaseSource(ABC):
         arrays = [images for images in blocks if isinstance(images, np.ndarray)]
         if not arrays or len(arrays) < len(blocks):
             return None
-        return Stacks(arrays, mapping.refuse_cut, is_mapped=True)
+        return Stacks(arrays, mapping.refuse_changed, is_mapped=True)
 
     def refuse_damaged(self, index: int) -> None:
         """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""

@@ -24,8 +24,8 @@ import numpy as np
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._codecs import decompress_into
-from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._leaf import Kind
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ class PixelPages:
         Shape and native dtype of each image of the dataset, and index of the file's first image.
     """
 
-    def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
-        self.mapping = Mapping(path)
+    def __init__(self, path: Path, extents: Places, kinds: Sequence[Kind], start: int) -> None:
+        self.mapping = MappedFile(path)
         self._mapped: Array = np.frombuffer(self.mapping.file, np.uint8)
         self._kinds, self._start = kinds, start
-        self._starts, self._header_bytes, self._stops = places
+        self._starts, self._header_bytes, self._stops = extents
         self._path = path
         self._layouts: dict[Kind, _Layout] = {}
 
@@ -178,7 +178,7 @@ class PixelPages:
         ends = [*(np.flatnonzero(np.diff(steps)) + 2).tolist(), count]
         if self._stops is not None or len(ends) > _MOST_STACKS:
             return None
-        self.mapping.refuse_cut()
+        self.mapping.refuse_changed()
         arrays: list[Any] = []
         first = 0
         for stop in ends:
@@ -191,33 +191,33 @@ class PixelPages:
         layout = self._layouts[self._kinds[self._start]]
         distances = np.arange(len(layout.headers)) * layout.step - self._header_bytes
         prefixes = Prefixes(Stacks(arrays).addresses, distances, layout.headers, refuse)
-        return Stacks(arrays, self.mapping.refuse_cut, prefixes, is_mapped=True)
+        return Stacks(arrays, self.mapping.refuse_changed, prefixes, is_mapped=True)
 
     def _decompressed(self, row: int, start: int, stop: int) -> Array:
-        self.mapping.refuse_cut()
-        where = f"{self._path}: image {self._start + row}"
+        self.mapping.refuse_changed()
+        image_name = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
-        image = new_image(shape, dtype, where)
+        image = new_image(shape, dtype, image_name)
         # A frame is decompressed only if its header states the size of the chunk, and it ends within the row.
         for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
             if start + _ZSTD_HEADER.size > stop:
-                raise _damaged(where)
+                raise _damaged(image_name)
             control, length, size = _ZSTD_HEADER.unpack_from(self.mapping.file, start)
             end = start + _ZSTD_LENGTH_BYTES + length
             if control != (number == 0) or size != chunk.size or end > stop:
-                raise _damaged(where)
+                raise _damaged(image_name)
             try:
                 decompress_into("zstd", self._mapped[start + _ZSTD_HEADER.size : end], chunk)
             except ValueError as error:
-                raise _damaged(where) from error
+                raise _damaged(image_name) from error
             start = end
         if start != stop:
-            raise _damaged(where)
+            raise _damaged(image_name)
         return image
 
     def _cut(self, first: int, count: int, row_bytes: int, *, are_checked: bool = True) -> Array | None:
         """Return images that begin ``row_bytes`` apart; None if the bytes before a chunk are not as expected."""
-        self.mapping.refuse_cut()
+        self.mapping.refuse_changed()
         kind = self._kinds[self._start + first]
         step, expected, strides = self._layouts.get(kind) or self._layout(kind)
         start = int(self._starts[first])

@@ -19,8 +19,9 @@ from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import is_list_view, list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, by_part
-from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -49,7 +50,7 @@ class MappedPages:
     """A memory-mapped Parquet file, and the readable pages of its pixel leaf in the row groups read so far."""
 
     def __init__(self, path: Path) -> None:
-        self.mapping = Mapping(path)
+        self.mapping = MappedFile(path)
         self._data: Array = np.frombuffer(self.mapping.file, np.uint8)
         self.groups: dict[int, PixelPages | DictionaryPages | None] = {}
 
@@ -64,7 +65,7 @@ class MappedPages:
 
     def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
         """Call a method of a row group's pages, created by ``pages_of(data, number)``; None if they cannot be cut."""
-        self.mapping.refuse_cut()
+        self.mapping.refuse_changed()
         try:
             if number not in self.groups:
                 with self.mapping.read_at_random():  # Page headers are small and far apart.
@@ -261,7 +262,7 @@ class ParquetSource(TableSource):
         return self._mapping.get().blocks(self._starts, self._pages_of, self._of_group)
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappedFile | None:
         plain = self._chunks and self._codec is None and len(self._starts) <= _MOST_GROUPS
         return self._mapping.get().mapping if plain else None
 
@@ -278,7 +279,7 @@ class ParquetSource(TableSource):
                     return None
                 arrays.append(images)
                 row += len(images)
-        return Stacks(arrays, mapping.refuse_cut, self._lengths_before(arrays), is_mapped=True) if arrays else None
+        return Stacks(arrays, mapping.refuse_changed, self._lengths_before(arrays), is_mapped=True) if arrays else None
 
     def _lengths_before(self, arrays: Sequence[Array]) -> Prefixes:
         """Return the 4-byte lengths that Parquet stores before each chunk."""
@@ -311,15 +312,15 @@ class ParquetSource(TableSource):
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
         """Return ``chunks`` (only their pixels if plainly stored) or ``planes`` of a row group."""
-        self._mapping.get().mapping.refuse_cut()  # pyarrow maps the file as well
+        self._mapping.get().mapping.refuse_changed()  # pyarrow maps the file as well
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
         with self._reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         arrays = as_arrays(table[self._column.name], field)
-        found, wanted = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
-        if found != wanted:
-            raise self._other_rows(found, wanted, f"row group {number}")
+        num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
+        if num_read != num_expected:
+            raise self._other_rows(num_read, num_expected, f"row group {number}")
         return arrays
 
     def _other_rows(self, found: int, wanted: int, what: str) -> FormatError:

@@ -22,9 +22,9 @@ import numpy as np
 
 from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
+from omearrow_ds.storage.byte_source import ObjectFile
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, dictionary_page, varint
-from omearrow_ds.storage.formats._ranged import Ranged
 
 Array = np.ndarray[Any, Any]
 
@@ -244,7 +244,9 @@ class RangedPages(PixelPages):
         self._file = mapped.file
 
     def images(self, rows: Sequence[int]) -> list[Array]:
-        return [self._image(row, data) for row, data in zip(rows, self._file.take(self.spans(rows)), strict=True)]
+        return [
+            self._image(row, data) for row, data in zip(rows, self._file.read_ranges(self.spans(rows)), strict=True)
+        ]
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Return the byte ranges of images in the file."""
@@ -280,12 +282,12 @@ class Bytes:
             The file.
     """
 
-    def __init__(self, file: Ranged) -> None:
+    def __init__(self, file: ObjectFile) -> None:
         self.file = file
 
     def __getitem__(self, span: slice) -> Array:
-        (found,) = self.file.take([(span.start, span.stop)])
-        return np.frombuffer(found, np.uint8)
+        (data,) = self.file.read_ranges([(span.start, span.stop)])
+        return np.frombuffer(data, np.uint8)
 
     @property
     def data(self) -> _Headers:
@@ -294,12 +296,12 @@ class Bytes:
 
 
 class _Headers:
-    def __init__(self, file: Ranged) -> None:
+    def __init__(self, file: ObjectFile) -> None:
         self._file = file
 
     def __getitem__(self, span: slice) -> memoryview:
-        (found,) = self._file.take([(span.start, min(span.stop, span.start + HEADER_BYTES))])
-        return found
+        (data,) = self._file.read_ranges([(span.start, min(span.stop, span.start + HEADER_BYTES))])
+        return data
 
 
 class PackedPages(PixelPages):

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omearrow_ds.storage.byte_source import ByteRange, ObjectFile
 from omearrow_ds.storage.formats._base import Array, by_part
 from omearrow_ds.storage.formats._parquet import MappedPages, PagesOf, ParquetSource, footer_bytes
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, first_page
@@ -18,7 +19,6 @@ from omearrow_ds.storage.formats._parquet_pages import (
     PixelPages,
     RangedPages,
 )
-from omearrow_ds.storage.formats._ranged import Ranged, Span
 from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable, footer
 
 _MARK_BYTES = 8  # the footer's length and the magic number
@@ -29,7 +29,7 @@ _MOST_HEADERS = 2**10  # limit of page headers of a row group that are fetched a
 class _Pages(MappedPages):
     """See `MappedPages`; for a file whose byte ranges are fetched."""
 
-    def __init__(self, file: Ranged, chunks: Sequence[ColumnChunk]) -> None:
+    def __init__(self, file: ObjectFile, chunks: Sequence[ColumnChunk]) -> None:
         self.mapping: Any = UNMAPPED
         self._file, self._chunks, self._bytes = file, chunks, Bytes(file)
         self.groups: dict[int, Any] = {}
@@ -44,8 +44,8 @@ class _Pages(MappedPages):
                     self._hold_headers(chunk)
                 else:  # an image cannot be located without those before it
                     self.groups.clear()
-                    self._file.let_go()
-                    self._file.hold([(chunk.start, chunk.stop)])
+                    self._file.clear_cache()
+                    self._file.cache_ranges([(chunk.start, chunk.stop)])
                 pages = self.groups[number] = pages_of(self._bytes, number)  # type: ignore[arg-type]  # cut as arrays are
             return None if pages is None else getattr(pages, method)(*given)
         except OtherPagesError:
@@ -57,11 +57,11 @@ class _Pages(MappedPages):
 
         It is for images of one shape. Other headers are fetched one by one, since each gives the offset of the next.
         """
-        self._file.hold([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
+        self._file.cache_ranges([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
         page = first_page(self._bytes, chunk.start, chunk.stop, compressed=False)  # type: ignore[arg-type]
         starts = range(page.stop, chunk.stop, max(page.stop - chunk.start, HEADER_BYTES))
-        spans: list[Span] = [(start, min(start + HEADER_BYTES, chunk.stop)) for start in starts]
-        self._file.hold(spans if len(spans) <= _MOST_HEADERS else [(chunk.start, chunk.stop)])
+        spans: list[ByteRange] = [(start, min(start + HEADER_BYTES, chunk.stop)) for start in starts]
+        self._file.cache_ranges(spans if len(spans) <= _MOST_HEADERS else [(chunk.start, chunk.stop)])
 
 
 def is_plain(chunk: ColumnChunk) -> bool:
@@ -80,7 +80,7 @@ class RemoteParquet(RemoteTable, ParquetSource):
 
     def _let_go(self) -> None:
         ParquetSource.close(self)
-        self._object.get().let_go()
+        self._object.get().clear_cache()
 
     def _open(self) -> pq.ParquetFile:
         with self._reading():
@@ -88,7 +88,7 @@ class RemoteParquet(RemoteTable, ParquetSource):
             footer(file, _MARK_BYTES, lambda mark: int.from_bytes(mark[:4], "little"))
             opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
             if self._info_unread:
-                file.hold(_beside_pixels(opened.metadata))
+                file.cache_ranges(_beside_pixels(opened.metadata))
         return opened
 
     @property
@@ -102,7 +102,7 @@ class RemoteParquet(RemoteTable, ParquetSource):
         return _Pages(self._object.get(), self._chunks)
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
-        with self._object.get().alone:
+        with self._object.get().lock:
             return super()._read_group(number, field)
 
     def _plain_pages(self, number: int) -> type[PixelPages]:
@@ -112,18 +112,18 @@ class RemoteParquet(RemoteTable, ParquetSource):
         file = self._object.get()
         if len(indices) > 1 and self._chunks:
             pages = self._mapping.get()
-            spans: list[Span] = []
+            spans: list[ByteRange] = []
             for number, rows in by_part(self._starts, indices):
                 spans += pages.cut(number, self._pages_of, "spans", [row - self._starts[number] for row in rows]) or []
-            file.hold(spans)  # over all row groups, in parallel
+            file.cache_ranges(spans)  # over all row groups, in parallel
         images = super().views(indices)
-        file.let_go()
+        file.clear_cache()
         return images
 
 
-def _beside_pixels(metadata: pq.FileMetaData) -> list[Span]:
+def _beside_pixels(metadata: pq.FileMetaData) -> list[ByteRange]:
     """Return the byte ranges of all columns except pixels."""
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for leaf in range(group.num_columns):

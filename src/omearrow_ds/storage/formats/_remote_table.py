@@ -9,9 +9,10 @@ from typing import Any
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.byte_source import ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._base import Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, stamp_of
+from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -22,7 +23,7 @@ _END_BYTES = 2**16  # size that covers most footers
 class Unmapped:
     """Replacement of a mapping whose file is checked before each read."""
 
-    def refuse_cut(self, among: int = 1) -> None:
+    def refuse_changed(self, among: int = 1) -> None:
         """Do nothing: each fetch compares the object's fingerprint."""
 
 
@@ -44,11 +45,11 @@ class OnServer(TableSource):
         """Set the client that fetches, before anything is read."""
         self._objects = objects
 
-    def _refuse_other(self, seen: tuple[int, str]) -> None:
+    def _refuse_other(self, version: tuple[int, str]) -> None:
         """Raise `FormatError` if an object is not the one that was opened first."""
-        if self.stamp not in (None, stamp_of(seen)):
+        if self.stamp not in (None, version_fingerprint(version)):
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-        self.stamp = stamp_of(seen)
+        self.stamp = version_fingerprint(version)
 
     def _refuse_replaced(self) -> None:
         """Do nothing: each fetch compares the object's fingerprint."""
@@ -61,14 +62,14 @@ class RemoteTable(OnServer):
     """A table in one object, `_object`, that is read by ranges."""
 
     fetches = True
-    _object: ProcessLocal[Ranged]
+    _object: ProcessLocal[ObjectFile]
 
     def _reach(self, objects: Objects) -> None:
         self._objects, self._object = objects, ProcessLocal(self._open_object)
 
-    def _open_object(self) -> Ranged:
+    def _open_object(self) -> ObjectFile:
         opened = self._objects.open(str(self.path))
-        self._refuse_other(opened.seen)
+        self._refuse_other(opened.version)
         return opened
 
     @property
@@ -131,7 +132,7 @@ class CopiedTable(OnServer):
         self._copy.close()
 
 
-def footer(file: Ranged, mark_bytes: int, size_of: Any) -> None:
+def footer(file: ObjectFile, mark_bytes: int, size_of: Any) -> None:
     """Fetch a footer, whose length ``size_of(last mark_bytes)`` returns."""
-    end = file.hold_end(_END_BYTES)
-    file.hold_end(size_of(bytes(end[-mark_bytes:])) + mark_bytes)
+    end = file.read_tail(_END_BYTES)
+    file.read_tail(size_of(bytes(end[-mark_bytes:])) + mark_bytes)

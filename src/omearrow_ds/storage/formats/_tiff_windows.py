@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tifffile
 
-from omearrow_ds.storage.formats._ranged import Ranged, Span
+from omearrow_ds.storage.byte_source import ByteRange, ObjectFile
 from omearrow_ds.storage.formats._regions import Array, Region, size_of, uses_by_chunk
 
 Stamp = tuple[int, int, int, int]
@@ -176,11 +176,11 @@ def read(plan: Plan, regions: Sequence[Region], descriptor: int, size_bytes: int
     return arrays
 
 
-def read_ranged(plan: Plan, regions: Sequence[Region], file: Ranged) -> list[Array] | None:
+def read_ranged(plan: Plan, regions: Sequence[Region], file: ObjectFile) -> list[Array] | None:
     """Return regions, like `read`, from a file on a server; only their rows, strips or tiles are fetched."""
     if any(region[5] > len(plan.offsets) for region in regions):
         return None
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     if plan.sizes is None or plan.decode is None:
         row_bytes = plan.part[1] * plan.dtype.itemsize
         for t0, c0, z0, y0, _, t1, c1, z1, y1, _ in regions:
@@ -194,7 +194,7 @@ def read_ranged(plan: Plan, regions: Sequence[Region], file: Ranged) -> list[Arr
         return None
     with tempfile.TemporaryFile() as sparse:  # As large as the file, but with the fetched ranges only.
         sparse.truncate(file.size_bytes)
-        for (start, _), data in zip(spans, file.take(spans), strict=True):
+        for (start, _), data in zip(spans, file.read_ranges(spans), strict=True):
             os.pwrite(sparse.fileno(), data, start)
         return read(plan, regions, sparse.fileno(), file.size_bytes)
 

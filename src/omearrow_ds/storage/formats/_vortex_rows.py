@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, by_part
-from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._table import as_arrays
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class Rows:
 
 
 @dataclass
-class MappedFile:
+class OpenVortexFile:
     """A process's mapped file, with its cached rows and images."""
 
     file: vortex.VortexFile
-    mapping: Mapping
+    mapping: MappedFile
     images: list[Array | list[Array]] | None = None
     rows: dict[str, Rows] = field(default_factory=dict)
 

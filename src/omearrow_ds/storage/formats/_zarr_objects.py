@@ -81,7 +81,7 @@ class ZarrObjects(Store):
         opened = self._objects.open(url)
         assert isinstance(part, OffsetByteRequest | SuffixByteRequest)
         start = part.offset if isinstance(part, OffsetByteRequest) else max(0, opened.size_bytes - part.suffix)
-        return opened.take([(start, opened.size_bytes)])[0]
+        return opened.read_ranges([(start, opened.size_bytes)])[0]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

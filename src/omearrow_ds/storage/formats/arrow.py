@@ -16,12 +16,13 @@ from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
+from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, by_part
-from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
-from omearrow_ds.storage.formats._ranged import Copy, Ranged, Span
+from omearrow_ds.storage.formats._ranged import Copy
 from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
@@ -65,7 +66,7 @@ class _Columns(NamedTuple):
 
 
 class _File(NamedTuple):
-    mapping: Any  # a Mapping, or a replacement of it
+    mapping: Any  # a MappedFile, or a replacement of it
     mapped: pa.Buffer
     columns: _Columns
     images: dict[int, _Images]
@@ -104,7 +105,7 @@ class Source(TableSource):
         That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
         """
         mapping = self._file.get().mapping
-        has_large_read_ahead = isinstance(mapping, Mapping) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES
+        has_large_read_ahead = isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES
         return mapping.read_at_random() if has_large_read_ahead else nullcontext()
 
     def _read_header(self) -> None:
@@ -139,7 +140,7 @@ class Source(TableSource):
 
     def _open(self) -> _File:
         with self._opening():
-            mapping = Mapping(self.path)
+            mapping = MappedFile(self.path)
             refuse_other(self.path, mapping.file[:_START])
             mapped = pa.py_buffer(mapping.file)
             return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
@@ -160,7 +161,7 @@ class Source(TableSource):
         Validation takes time per chunk, not per pixel, and is done once per mapping.
         """
         file = self._file.get()
-        file.mapping.refuse_cut()
+        file.mapping.refuse_changed()
         with self._reading():
             batch = file.columns.reader.get_batch(number)
             batch = batch if file.columns.places is None else batch.select(file.columns.places)
@@ -184,18 +185,18 @@ class Source(TableSource):
             yield start, block
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappedFile | None:
         file = self._file.get()
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
                 return None
-        mapping: Mapping | None = file.mapping
+        mapping: MappedFile | None = file.mapping
         return mapping
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
         file = self._file.get()
-        file.mapping.refuse_cut()
+        file.mapping.refuse_changed()
         if number in file.images:
             return file.images[number]
         with self._scattered_reads():
@@ -269,14 +270,14 @@ class RemoteSource(RemoteTable, Source):
     def _open(self) -> _File:
         with self._interpreting():
             file = self._object.get()
-            refuse_other(self.path, bytes(file.take([(0, min(_START, file.size_bytes))])[0]))
+            refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
             try:
                 layout = layout_of(file, self.path)
             except UnplacedError:
                 return self._open_copy()
             memory = _Memory(file, layout.pixels)
             memory.fill(layout.beside)
-            file.let_go()
+            file.clear_cache()
             mapped = pa.py_buffer(memory.file)
             return _File(memory, mapped, _Columns.of(mapped, self._included), {}, set())
 
@@ -296,7 +297,7 @@ class RemoteSource(RemoteTable, Source):
             return super().views(indices)
         memory = np.frombuffer(self._file.get().mapped, np.uint8)
         try:
-            with self._object.get().alone:
+            with self._object.get().lock:
                 images = super().views(indices)
         except DecodeError:  # separately compressed chunks are recognized by their first bytes, which are not fetched
             return self._of_batches(indices)
@@ -304,7 +305,9 @@ class RemoteSource(RemoteTable, Source):
             return self._of_batches(indices)
         first = memory.ctypes.data
         bounds = [byte_bounds(image) if image.size else (first, first) for image in images]
-        fetched = iter(self._object.get().take([(low - first, high - first) for low, high in bounds if low < high]))
+        fetched = iter(
+            self._object.get().read_ranges([(low - first, high - first) for low, high in bounds if low < high])
+        )
         return [
             np.ndarray(image.shape, image.dtype, next(fetched), image.ctypes.data - low, image.strides)
             if image.size
@@ -316,7 +319,7 @@ class RemoteSource(RemoteTable, Source):
         """Return images of record batches that are fetched whole."""
         images = []
         for number, rows in by_part(self._starts, indices):
-            with self._object.get().alone:
+            with self._object.get().lock:
                 self._fetch_batch(number)
                 images += [np.array(image) for image in super().views(rows)]
         return images
@@ -342,13 +345,13 @@ class RemoteSource(RemoteTable, Source):
     def chunk_codec(self) -> str | None:
         if self._is_copied:
             return super().chunk_codec()
-        with self._object.get().alone:
+        with self._object.get().lock:
             for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
                 self._fetch_batch(number)
             return super().chunk_codec()
 
 
-class _Copied(Mapping):
+class _Copied(MappedFile):
     """The mapped copy of an object, which exists as long as the mapping."""
 
     def __init__(self, copy: Copy) -> None:
@@ -367,13 +370,13 @@ class _Memory(Unmapped):
         The record batch whose pixels are fetched, or -1.
     """
 
-    def __init__(self, fetched: Ranged, pixels: Sequence[Sequence[Span]]) -> None:
+    def __init__(self, fetched: ObjectFile, pixels: Sequence[Sequence[ByteRange]]) -> None:
         self._fetched, self._pixels, self.filled = fetched, pixels, -1
         self.file = mmap.mmap(-1, fetched.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
 
-    def fill(self, spans: Sequence[Span]) -> None:
+    def fill(self, spans: Sequence[ByteRange]) -> None:
         """Fetch byte ranges of the remote file, and write them into the local memory-mapped file."""
-        for (start, stop), data in zip(spans, self._fetched.take(spans), strict=True):
+        for (start, stop), data in zip(spans, self._fetched.read_ranges(spans), strict=True):
             self.file[start:stop] = data
 
     def fetch(self, number: int) -> None:

@@ -23,10 +23,11 @@ from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, MissingPathError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
-from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
     Client,
@@ -231,21 +232,21 @@ class Source(LeafSource):
             return plain
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
-        mapping = Mapping(path)
+        mapping = MappedFile(path)
         with mapping.read_at_random():  # The offsets of each page follow its values.
-            places = find_places(np.frombuffer(mapping.file, np.uint8), pages, self._image_bytes[rows], pieces)
-        if places is None:
+            extents = find_places(np.frombuffer(mapping.file, np.uint8), pages, self._image_bytes[rows], pieces)
+        if extents is None:
             return plain
-        pixels = PixelPages(path, places, self._kinds, start)
+        pixels = PixelPages(path, extents, self._kinds, start)
         for row in sorted({0, len(chunks) // 2, len(chunks) - 1}):
             try:
-                found = pixels.image(row)
+                image = pixels.image(row)
             except DecodeError:  # damaged, or of another layout than stated: the next row decides
                 continue
             (lists,) = take_rows(self._open_session(file.fragment), [row])
-            (wanted,) = self._images(lists, np.array([start + row]))
-            same = found is not None and np.array_equal(found.view(np.uint8), wanted.view(np.uint8))
-            return plain._replace(places=places) if same else plain
+            (expected,) = self._images(lists, np.array([start + row]))
+            same = image is not None and np.array_equal(image.view(np.uint8), expected.view(np.uint8))
+            return plain._replace(places=extents) if same else plain
         return plain
 
     def _open_session(self, fragment: int) -> FragmentSession:
@@ -323,7 +324,7 @@ class Source(LeafSource):
         return images
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappedFile | None:
         pages = self._pages(0) if self.engine == "pages" and len(self._files) == 1 else None
         return None if pages is None else pages.mapping
 
@@ -409,7 +410,7 @@ class RemoteSource(OnServer, Source):
         """Return the size and fingerprint of the version's manifest."""
         for url in self._told_by:
             try:
-                return self._objects.open(url).seen
+                return self._objects.open(url).version
             except MissingPathError:
                 continue
         raise self._gone()

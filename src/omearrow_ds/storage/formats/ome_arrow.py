@@ -520,7 +520,7 @@ class Source(BaseSource):
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
         """Return the stored locations, ids and dtypes of the chunks of row groups, by column."""
         file, pages = self._file.get(), self._pages.get()
-        pages.mapping.refuse_cut()
+        pages.mapping.refuse_changed()
         stored = [file.metadata.row_group(number) for number in numbers]
         counts = [self._starts[number + 1] - self._starts[number] for number in numbers]
         keys: dict[str, list[Any]] = {}
@@ -530,17 +530,21 @@ class Source(BaseSource):
             if len(known) > _MOST_ALIKE:
                 known = self._alike[name] = {}
             keys[name] = [pages.key_of(group.column(leaf), _MOST_ALIKE_BYTES) for group in stored]
-            wanted = {key: at for at, key in enumerate(keys[name]) if key not in known}
-            missing.setdefault(tuple(wanted.values()), []).append(name)
-        found = {name: dict(self._alike[name]) for name in keys}
-        for places, names in missing.items():
-            table = file.read_row_groups([numbers[at] for at in places], columns=names, use_threads=False)
+            to_read = {key: position for position, key in enumerate(keys[name]) if key not in known}
+            missing.setdefault(tuple(to_read.values()), []).append(name)
+        by_column = {name: dict(self._alike[name]) for name in keys}
+        for positions, names in missing.items():
+            table = file.read_row_groups(
+                [numbers[position] for position in positions], columns=names, use_threads=False
+            )
             for name in names:
                 values = iter(table[name].to_pylist())
-                read = {keys[name][at]: list(itertools.islice(values, counts[at])) for at in places}
-                found[name] |= read
-                self._alike[name] |= {key: each for key, each in read.items() if isinstance(key, bytes)}
-        return {name: [each for key in keys[name] for each in found[name][key]] for name in keys}
+                read = {
+                    keys[name][position]: list(itertools.islice(values, counts[position])) for position in positions
+                }
+                by_column[name] |= read
+                self._alike[name] |= {key: item for key, item in read.items() if isinstance(key, bytes)}
+        return {name: [item for key in keys[name] for item in by_column[name][key]] for name in keys}
 
     def _check_group(self, number: int) -> None:
         """Raise `FormatError` if the chunks of a row group differ from the index; check each row group only once."""
@@ -558,7 +562,7 @@ class Source(BaseSource):
         self._unchecked.discard(number)
 
     def _read_group(self, number: int, columns: list[str]) -> pa.Table:
-        self._pages.get().mapping.refuse_cut()  # pyarrow maps the file as well
+        self._pages.get().mapping.refuse_changed()  # pyarrow maps the file as well
         with self._reading():
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
         if len(table) != self._starts[number + 1] - self._starts[number]:

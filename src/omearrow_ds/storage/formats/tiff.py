@@ -30,13 +30,14 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
+from omearrow_ds.storage.byte_source import STATUS_NS, ObjectFile
 from omearrow_ds.storage.formats import _ome_siblings, _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, Reader, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
-from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
-from omearrow_ds.storage.formats._ranged import Objects, Ranged
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Region, rows_to_positions
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, refuse_mixed_pages, with_axes
@@ -304,7 +305,7 @@ class Source(FolderSource):
             os.close(descriptor)
             if self._listed and monotonic_ns() >= self._look_ns:
                 self._refuse_written_over(folder.descriptor)
-                self._look_ns = monotonic_ns() + LOOK_NS
+                self._look_ns = monotonic_ns() + STATUS_NS
 
     def _refuse_written_over(self, folder: int) -> None:
         """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
@@ -414,10 +415,10 @@ class RemoteSource(Source):
         with self._reading(path):
             return tifffile.TiffFile(opened)
 
-    def _ranged(self, url: str) -> Ranged:
+    def _ranged(self, url: str) -> ObjectFile:
         """Return a recently used or newly opened file, positioned at its start."""
         opened = self._opened.get().file(url, self._objects.open)
-        if self._seen.setdefault(url, opened.seen) != opened.seen:
+        if self._seen.setdefault(url, opened.version) != opened.version:
             raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
         return opened
 
@@ -518,24 +519,24 @@ class _Recent:
 
     def __init__(self) -> None:
         self.plans: dict[str, dict[Hashable, _tiff_windows.Plan | None]] = {}
-        self._files: dict[str, Ranged] = {}
+        self._files: dict[str, ObjectFile] = {}
 
-    def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
+    def file(self, url: str, open_file: Callable[[str], ObjectFile]) -> ObjectFile:
         """Return the file at a URL with a separate read position at 0; the most recently used files stay open."""
-        found = self._files.get(url) or open_file(url)
-        self._files[url] = found
+        opened = self._files.get(url) or open_file(url)
+        self._files[url] = opened
         while len(self._files) > _RECENT_FILES:
             oldest = next(iter(list(self._files)))  # over a copy, because another thread may add one
             self._files.pop(oldest, None)
             self.plans.pop(oldest, None)
-        return found.again()
+        return opened.reopen()
 
     def refuse_failed(self, url: str) -> None:
         """Raise the error that occurred while the file at ``url`` was read, if any."""
-        found = self._files.get(url)
-        if found is not None and found.failed is not None:
+        opened = self._files.get(url)
+        if opened is not None and opened.last_error is not None:
             self._files.pop(url, None)
-            raise found.failed
+            raise opened.last_error
 
 
 def _num_pages(series: tifffile.TiffPageSeries) -> int:

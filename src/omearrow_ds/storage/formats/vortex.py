@@ -19,15 +19,16 @@ import pyarrow as pa
 
 from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
+from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, by_part
-from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._remote_table import CopiedTable
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
-from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place, without_views
+from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place, without_views
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
@@ -96,12 +97,12 @@ class Source(LeafSource):
         table = unnest(self._read(pack({"told": pack(told), "others": select(others, root())})))
         return unnest(table["told"]), unnest(table["others"])
 
-    def _open(self) -> MappedFile:
+    def _open(self) -> OpenVortexFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
         with self._opening():
-            mapping = Mapping(self._place)
-            return MappedFile(vortex.open(str(self._place), memory_map=True), mapping)
+            mapping = MappedFile(self._place)
+            return OpenVortexFile(vortex.open(str(self._place), memory_map=True), mapping)
 
     @property
     def _place(self) -> Path:
@@ -127,7 +128,7 @@ class Source(LeafSource):
 
     def _read(self, expression: Any) -> pa.ChunkedArray:
         mapped = self._file.get()
-        mapped.mapping.refuse_cut()
+        mapped.mapping.refuse_changed()
         with self._reading():
             array = mapped.file.scan(expression).read_all().to_arrow_array()
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
@@ -178,10 +179,10 @@ class Source(LeafSource):
     def _mapped_images(self) -> list[Array | list[Array]]:
         """Return the images as views of the mapped file, part by part, if none of them is encoded, else []."""
         mapped = self._file.get()
-        mapped.mapping.refuse_cut()
+        mapped.mapping.refuse_changed()
         if mapped.images is None:
-            found = list(self._find_mapped_images())
-            mapped.images = found if sum(map(len, found)) == len(self) else []
+            images = list(self._find_mapped_images())
+            mapped.images = images if sum(map(len, images)) == len(self) else []
         return mapped.images
 
     def _find_mapped_images(self) -> Iterator[Array | list[Array]]:
@@ -242,7 +243,7 @@ class Source(LeafSource):
         yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False) if mapped else super().blocks()
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappedFile | None:
         return self._file.get().mapping if self._mapped_images() else None
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
@@ -254,7 +255,7 @@ class Source(LeafSource):
         rows = self._pixel_rows(field)
         step = self._rows_of(_BLOCK_BYTES)
         for number, (start, stop) in enumerate(pairwise(rows.starts)):
-            self._file.get().mapping.refuse_cut()
+            self._file.get().mapping.refuse_changed()
             if rows.decoded_whole[number]:
                 with self._reading():
                     arrays = as_arrays(rows.parts[number].to_arrow_array())

@@ -1,0 +1,313 @@
+"""Bytes of files: memory-mapped, opened for each read, or fetched by ranges from an object store.
+
+Only this module distinguishes local files from objects; formats and `omearrow_ds.storage.extents` read a `ByteSource`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import io
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import itemgetter
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from omearrow_ds.errors import FormatError, OMEArrowDSError
+from omearrow_ds.resources import read_ahead_bytes
+
+Array = np.ndarray[Any, Any]
+ByteRange = tuple[int, int]  # Start and stop, half-open.
+STATUS_NS = 10**6  # Time between two checks of the status of a file, which cost more than reading a small image.
+HEAD_BYTES = 2**16  # Fetched from the start of an object when it is opened.
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # No link, and no waiting for a pipe's writer.
+_MAX_GAP_BYTES = 2**13  # Largest gap between ranges that are fetched by one request.
+_MIN_READ_BYTES = 2**15  # Smallest cached read of a library, which reads headers in small steps.
+
+
+class ByteSource(Protocol):
+    """Bytes of one file, local or in an object store."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL, for errors."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes."""
+
+    @property
+    def data(self) -> Array | None:
+        """(size_bytes,) uint8, the memory map; None if the file is not mapped."""
+
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return the bytes of ranges: slices of the memory map, or answers to coalesced requests."""
+
+    def read_tail(self, num_bytes: int) -> memoryview:
+        """Return the last bytes, at most ``num_bytes``."""
+
+    def refuse_changed(self, num_files: int = 1) -> None:
+        """Raise `FormatError` if the file was truncated, overwritten or replaced.
+
+        Parameters
+        ----------
+        num_files
+            Number of files that are read together; the status of each is checked less often.
+        """
+
+
+class MappedFile:
+    """Memory-mapped local file. If it is truncated, touching the missing bytes ends the process (SIGBUS).
+
+    Overwritten bytes appear in the map. A file that replaces it at its path does not.
+
+    Attributes
+    ----------
+    file
+        The memory map, a buffer for Arrow.
+    data
+        (size_bytes,) uint8, the same bytes.
+    read_ahead_bytes
+        Read-ahead of the disk: the bytes that one page fault reads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.name, self.size_bytes, self.read_ahead_bytes = str(path), len(self.file), read_ahead_bytes(status.st_dev)
+        self.data: Array = np.frombuffer(self.file, np.uint8)
+        self._mapped_bytes, self._check_ns = self.size_bytes, 0
+        self._file_number, self._modified_ns = (status.st_dev, status.st_ino), status.st_mtime_ns
+
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return slices of the memory map."""
+        data = self.data.data
+        return [data[start:stop] for start, stop in ranges]
+
+    def read_tail(self, num_bytes: int) -> memoryview:
+        """Return the last bytes, at most ``num_bytes``."""
+        return self.data.data[max(0, self.size_bytes - num_bytes) :]
+
+    @contextmanager
+    def read_at_random(self) -> Iterator[None]:
+        """Within this context, read single pages instead of one read-ahead window per page fault."""
+        self.file.madvise(mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            self.file.madvise(mmap.MADV_NORMAL)
+
+    def refuse_changed(self, num_files: int = 1) -> None:
+        """Raise `FormatError` if the file has another length than when it was mapped, or was overwritten.
+
+        The length takes 0.4 us and is checked each time. The status takes 1.5 us and is checked once per millisecond
+        and file, or less often if ``num_files`` files are read together.
+        """
+        if monotonic_ns() >= self._check_ns:
+            self._check_ns = monotonic_ns() + num_files * STATUS_NS
+            try:
+                status = os.stat(self.name)  # noqa: PTH116  # pathlib would double its cost
+            except OSError:  # The file is gone, so it cannot be overwritten.
+                status = None
+            if status is not None and (status.st_dev, status.st_ino) == self._file_number:
+                is_same = status.st_mtime_ns == self._modified_ns
+                self._mapped_bytes = self._mapped_bytes if is_same else -1  # From now on.
+        if self.file.size() != self._mapped_bytes:
+            raise FormatError(f"{self.name}: was changed since it was opened; open it again")
+
+
+class LocalFile:
+    """Local file that is opened for each read, such as a chunk file of OME-Zarr.
+
+    Parameters
+    ----------
+    name
+        Path, or a path relative to ``folder``.
+    folder
+        Descriptor of the open folder of the file; None for a full path.
+    """
+
+    data = None
+
+    def __init__(self, name: str, folder: int | None = None) -> None:
+        self.name, self._folder = name, folder
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes."""
+        return os.stat(self.name, dir_fd=self._folder).st_size
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Return the descriptor of the file, open within this context."""
+        descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=self._folder)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return the bytes of ranges, by one system call per range."""
+        with self.open() as descriptor:
+            return [memoryview(os.pread(descriptor, stop - start, start)) for start, stop in ranges]
+
+    def read_tail(self, num_bytes: int) -> memoryview:
+        """Return the last bytes, at most ``num_bytes``."""
+        with self.open() as descriptor:
+            start = max(0, os.fstat(descriptor).st_size - num_bytes)
+            return memoryview(os.pread(descriptor, num_bytes, start))
+
+    def refuse_changed(self, num_files: int = 1) -> None:
+        """Do nothing: each read opens the file again."""
+
+
+class _RangeCache:
+    """State that all views of an object share; ``ranges`` is replaced, not modified, so that threads see one state."""
+
+    def __init__(self, ranges: list[tuple[int, memoryview]]) -> None:
+        self.ranges = ranges
+        self.last_error: OMEArrowDSError | None = None
+        self.lock = threading.RLock()
+
+
+class ObjectFile(io.RawIOBase):
+    """Object of an object store, read by ranges; also a seekable file for pyarrow and tifffile.
+
+    Threads may call `cache_ranges` and `read_ranges` at once; each sequential reader needs a copy from `reopen`.
+
+    Parameters
+    ----------
+    fetch
+        Returns the bytes of ranges.
+    version
+        Size in bytes and ETag.
+    head
+        First bytes.
+    name
+        URL, for errors.
+    """
+
+    data = None
+
+    def __init__(
+        self,
+        fetch: Callable[[Sequence[ByteRange]], list[memoryview]],
+        version: tuple[int, str],
+        head: memoryview,
+        name: str = "",
+    ) -> None:
+        super().__init__()
+        self.name, self._fetch, self.version, self.size_bytes = name, fetch, version, version[0]
+        self._position = 0
+        self._cache = _RangeCache([(0, head)])
+
+    def reopen(self) -> ObjectFile:
+        """Return the same object with a separate position, at its start; both share the cached ranges."""
+        other = ObjectFile(self._fetch, self.version, memoryview(b""), self.name)
+        other._cache = self._cache
+        return other
+
+    @property
+    def last_error(self) -> OMEArrowDSError | None:
+        """Last error raised to a library that reads the object and may have ignored it; None without one."""
+        return self._cache.last_error
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Lock for operations that threads cannot run at once, because a library seeks and reads."""
+        return self._cache.lock
+
+    def refuse_changed(self, num_files: int = 1) -> None:
+        """Do nothing: each request compares size and ETag of the object."""
+
+    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
+        """Fetch the ranges that are not cached, and cache them."""
+        missing = [byte_range for byte_range in coalesced(ranges) if self._cached(*byte_range) is None]
+        if missing:
+            fetched = [(start, data) for (start, _), data in zip(missing, self._fetch(missing), strict=True)]
+            self._cache.ranges = sorted([*self._cache.ranges, *fetched], key=itemgetter(0))
+
+    def clear_cache(self) -> None:
+        """Drop all cached ranges."""
+        self._cache.ranges = [(0, memoryview(b""))]
+
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return the bytes of ranges; missing ones are fetched but not cached."""
+        by_range = {byte_range: self._cached(*byte_range) for byte_range in ranges}
+        missing = [byte_range for byte_range, data in by_range.items() if data is None]
+        if missing:
+            by_range |= zip(missing, self._fetch(missing), strict=True)
+        return [data for byte_range in ranges if (data := by_range[byte_range]) is not None]
+
+    def read_tail(self, num_bytes: int) -> memoryview:
+        """Return the last bytes, at most ``num_bytes``, and cache them."""
+        tail = (max(0, self.size_bytes - num_bytes), self.size_bytes)
+        self.cache_ranges([tail])
+        return self.read_ranges([tail])[0]
+
+    def _cached(self, start: int, stop: int) -> memoryview | None:
+        ranges = self._cache.ranges
+        first, data = ranges[bisect.bisect_right(ranges, start, key=itemgetter(0)) - 1]
+        return data[start - first : stop - first] if stop <= first + len(data) else None
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer."""
+        try:
+            return self._read_into(buffer)
+        except OMEArrowDSError as error:
+            self._cache.last_error = error
+            raise
+
+    def _read_into(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        stop = min(self._position + len(target), self.size_bytes)
+        if stop <= self._position:
+            return 0
+        if stop - self._position < _MIN_READ_BYTES and self._cached(self._position, stop) is None:
+            self.cache_ranges([(self._position, min(self._position + _MIN_READ_BYTES, self.size_bytes))])
+        (data,) = self.read_ranges([(self._position, stop)])
+        target[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position and return it."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
+        self._position = max(0, offset + origin)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+def version_fingerprint(version: tuple[int, str]) -> tuple[int, int]:
+    """Return size and ETag of an object as two numbers, the form that a source stores."""
+    return version[0], int.from_bytes(hashlib.blake2b(version[1].encode(), digest_size=16).digest())
+
+
+def coalesced(ranges: Sequence[ByteRange]) -> list[ByteRange]:
+    """Return ranges in order, with overlapping and close ones merged."""
+    merged: list[ByteRange] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1] + _MAX_GAP_BYTES:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
