@@ -15,6 +15,7 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
+_TEXT_TYPES = (pa.lib.Type_NA, pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
 # Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
 
@@ -215,16 +216,15 @@ def child(structs: pa.StructArray, name: str, where: str) -> pa.Array:
     return structs.field(position)
 
 
-def optional(structs: pa.StructArray, name: str, where: str) -> pa.Array | None:
+def optional(structs: pa.StructArray, name: str, subject: str) -> pa.Array | None:
     """Return a field of structs, or None if it does not exist."""
-    return child(structs, name, where) if any(field.name == name for field in structs.type) else None
+    return child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a string type, a dictionary of strings, or null."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_null, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in tests)
+    return kind.id in _TEXT_TYPES
 
 
 def _text(column: pa.Array | None, row: int, what: str) -> str | None:

@@ -254,6 +254,8 @@ FORMATS = (
         chunk_multiple=1,
     ),
 )
+_BY_NAME = {fmt.name: fmt for fmt in FORMATS}
+_BY_SUFFIX = sorted([(suffix, fmt) for fmt in FORMATS for suffix in fmt.suffixes], key=lambda pair: -len(pair[0]))
 
 
 @functools.cache
@@ -296,11 +298,10 @@ def formats() -> tuple[Format, ...]:
 
 def get_format(name: str) -> Format:
     """Return the format called ``name``, or raise `FormatError` naming all of them."""
-    found = next((fmt for fmt in FORMATS if fmt.name == name), None)
-    found = found or next((fmt for fmt in formats() if fmt.name == name), None)
-    if found is None:
+    fmt = _BY_NAME.get(name) or next((fmt for fmt in formats() if fmt.name == name), None)
+    if fmt is None:
         raise FormatError(f"unknown format {name!r}; the formats are {format_names()}")
-    return found
+    return fmt
 
 
 def format_names() -> str:
@@ -316,8 +317,10 @@ def fitting(test: Callable[[Format], bool]) -> list[Format]:
 def of_suffix(name: str, *, files: bool = False) -> Format | None:
     """Return the format with the longest suffix of ``name``; ``files`` excludes formats that are stored as folders."""
     low = name.lower()
-    found = fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))
-    return max(found, key=lambda fmt: max(len(each) for each in fmt.suffixes if low.endswith(each)), default=None)
+    for suffix, fmt in _BY_SUFFIX:
+        if low.endswith(suffix) and not (files and fmt.in_folder):
+            return fmt
+    return next(iter(fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))), None)
 
 
 def format_of_target(path: Path) -> Format:

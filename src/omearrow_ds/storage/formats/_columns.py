@@ -19,14 +19,14 @@ from omearrow_ds.errors import MetadataError
 _DEPTH = 12  # Vortex allocates terabytes for lists nested 32 deep, and ends the process
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _LISTS = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
+    pa.lib.Type_LIST,
+    pa.lib.Type_LARGE_LIST,
+    pa.lib.Type_FIXED_SIZE_LIST,
+    pa.lib.Type_LIST_VIEW,
+    pa.lib.Type_LARGE_LIST_VIEW,
 )
-_TEXTS = (pa.types.is_large_string, pa.types.is_string_view)
-_BYTES = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+_TEXTS = (pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
+_BYTES = (pa.lib.Type_LARGE_BINARY, pa.lib.Type_BINARY_VIEW, pa.lib.Type_FIXED_SIZE_BINARY)
 _OF_TIMES = {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}
 _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")
 
@@ -158,26 +158,26 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary).take(array.indices)  # take does not support views
     if pa.types.is_run_end_encoded(kind):
-        places = np.arange(array.offset, array.offset + len(array))
-        return _plain(array.values).take(pa.array(np.searchsorted(array.run_ends.to_numpy(), places, side="right")))
+        positions = np.arange(array.offset, array.offset + len(array))
+        return _plain(array.values).take(pa.array(np.searchsorted(array.run_ends.to_numpy(), positions, side="right")))
     if pa.types.is_map(kind):
         entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         return _plain(array.cast(pa.list_(entry)))
-    if any(test(kind) for test in _LISTS):
+    if kind.id in _LISTS:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
         return _listed(lengths, _plain(array.flatten()), array)
     if pa.types.is_struct(kind):
         arrays = [_plain(array.field(number)) for number in range(kind.num_fields)]
-        fields = [pa.field(field.name, each.type) for field, each in zip(kind, arrays, strict=True)]
+        fields = [pa.field(name, values.type) for name, values in zip(kind.names, arrays, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=array.is_null())
     plain = _plain_scalar(kind)
     return array if plain == kind else array.cast(plain)
 
 
 def _plain_scalar(kind: pa.DataType) -> pa.DataType:
-    if any(test(kind) for test in _TEXTS):
+    if kind.id in _TEXTS:
         return pa.string()
-    if any(test(kind) for test in _BYTES):
+    if kind.id in _BYTES:
         return pa.binary()
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ns" if kind.unit == "ns" else "us", None if kind.tz is None else "UTC")

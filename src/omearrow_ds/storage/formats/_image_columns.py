@@ -106,12 +106,12 @@ class ImagesOf:
 
 def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
     """Return the OME-Arrow columns of a table by name."""
-    found = {}
+    columns = {}
     for column in table:
-        names = tuple(each.name for each in column.type) if pa.types.is_struct(column.type) else ()
+        names = tuple(column.type.names) if pa.types.is_struct(column.type) else ()
         if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS):
-            found[column.name] = ImageColumn(column.name, names, _encoding(column.type))
-    return found
+            columns[column.name] = ImageColumn(column.name, names, _encoding(column.type))
+    return columns
 
 
 def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
-from omearrow_ds.codec.leaves import is_list_view, list_bounds
+from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Prefixes, Stacks
 from omearrow_ds.storage.byte_source import MappedFile
@@ -185,7 +185,8 @@ class ParquetSource(TableSource):
     def _has_list_views(self) -> bool:
         """Whether pyarrow reads the chunks, or the numbers in them, as list views, which need not be contiguous."""
         chunks = self._image.field("chunks").type
-        return is_list_view(chunks) or any(is_list_view(field.type) for field in chunks.value_type)
+        kinds = {chunks.id, *[field.type.id for field in chunks.value_type]}
+        return not kinds.isdisjoint((pa.lib.Type_LIST_VIEW, pa.lib.Type_LARGE_LIST_VIEW))
 
     def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
         """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
