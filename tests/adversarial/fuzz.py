@@ -48,7 +48,8 @@ INPUT_LIMIT_BYTES = 256
 HANG_S = 60
 MEMORY_LIMIT_BYTES = 12 * 2**30
 STRICTER = re.compile(
-    "neither chunks nor planes|decompress to fewer|null pixel|supported are|no pixel dtype|is null or has"
+    "neither chunks nor planes|decompress to fewer|pixel is null|pixels are null|is not supported, expected"
+    "|type is null, expected"
 )
 FOREIGN_ERRORS = (*ORACLE_ERRORS, ArithmeticError, pa.ArrowException, EOFError, LookupError)
 _INTEGERS = (None, 0, 1, 2, 3, 4, 9, -1, -2, 255, 2**15 - 1, 2**31 - 1, -(2**31))

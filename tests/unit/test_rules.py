@@ -178,7 +178,7 @@ def test_pixels_never_become_python_objects():
     allowed = {
         "codec/leaves.py": {"column[row]", "pc.sum(lengths, min_count=0)", "encoded.dictionary.cast(pa.binary())"},
         "codec/decode.py": {"pc.unique(names.cast(pa.string()))"},
-        "codec/schema.py": {"pa.scalar(given, type=METADATA)"},
+        "codec/schema.py": {"pa.scalar(values, type=METADATA)"},
         "storage/formats/_image_columns.py": {"encoded.dictionary.cast(pa.binary())"},
         "storage/formats/_table.py": {"info['id']", "names[0]", "self._info.slice(row, 1)"},
         "storage/formats/_folder.py": {

@@ -43,7 +43,7 @@ STAGES = {
 }
 
 
-def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
+def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:
     """Return a new array for an image, uninitialized or zero, if its size fits the available memory.
 
     Raises `MemoryLimitError` if the size exceeds the available memory, which is checked from 256 MiB on.
@@ -52,8 +52,8 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zero
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
     if size_bytes > left_bytes:
         msg = (
-            f"{where}: an image of shape {tuple(shape)} {dtype} takes {size_bytes:,} bytes, available are "
-            f"{left_bytes:,}; it is damaged, or needs a machine with more memory"
+            f"{subject}: an image of shape {tuple(shape)} {dtype} needs {size_bytes:,} bytes, only {left_bytes:,} are "
+            f"available; restore the file if the shape is wrong, or use a machine with more memory"
         )
         raise MemoryLimitError(msg)
     return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
@@ -125,13 +125,15 @@ class ImageBlock:
             pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
             self._plane_pieces = pieces
             if pieces.starts[row] == pieces.stops[row]:
-                msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
+                msg = f"{self._expected.where(row)}: neither chunks nor planes are stored; leave the row out"
                 raise DecodeError(msg)
         elif self._odd_order[row]:
-            raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
+            raise DecodeError(
+                f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again in this order"
+            )
         elif self._pixels_alone:
-            pixels = f"{self._counts[row]} pixels of its shape"
-            raise DecodeError(f"{self._expected.where(row)} has null pixels, or other than the {pixels}")
+            problem = f"pixels are null or fewer than the {self._counts[row]:,} of its shape"
+            raise DecodeError(f"{self._expected.where(row)}: {problem}; the file is damaged, restore it")
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
 
     def images(self) -> Array | list[Array]:
@@ -192,11 +194,13 @@ class _Pieces:
         if pa.types.is_null(structs.type):  # Inferred type of lists that are all empty.
             structs = pa.nulls(len(structs), pa.struct([]))
         if not pa.types.is_struct(structs.type):
-            raise DecodeError(f"{self._where} are of type {lists.type}; a list of structs is needed")
+            raise DecodeError(
+                f"{self._where} have the type {lists.type}, expected lists of structs; correct the column"
+            )
         self._structs = structs
         self._names = {field.name for field in structs.type}
         if len(self._names) < structs.type.num_fields:
-            raise DecodeError(f"{self._where} have several fields of one name; rename all but one")
+            raise DecodeError(f"{self._where} have several fields of the same name; rename all but one")
         self._places: dict[str, Array] = {}
 
     @cached_property
@@ -217,7 +221,9 @@ class _Pieces:
         leaf = self._bytes or self._values
         if leaf is None:
             names = ", ".join(sorted(self._names)) or "no field"
-            raise DecodeError(f"{self._where} have neither pixel_bytes nor pixels, but {names}")
+            raise DecodeError(
+                f"{self._where} have the fields {names}, expected pixel_bytes or pixels; correct the column"
+            )
         return leaf
 
     def _place(self, name: str) -> Array:
@@ -289,23 +295,23 @@ class _Pieces:
         """Return ``count`` pixels from the start of piece ``first``, in their stored dtype."""
         return self._leaf.run(first, count, dtype)
 
-    def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
+    def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], subject: str) -> Array:
         """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0.
 
         Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises, for a piece outside the image or of the
         wrong size, and `MemoryLimitError` if the image exceeds the available memory.
         """
-        image = new_image(shape.tolist(), dtype.newbyteorder("="), where, zeros=True)
+        image = new_image(shape.tolist(), dtype.newbyteorder("="), subject, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
-            name = f"{where}, piece {number}"
+            name = f"{subject}: {'chunk' if 'shape_z' in self._place_names else 'plane'} {number}"
             if not self._structs[piece].is_valid:
-                raise DecodeError(f"{name} is null")
+                raise DecodeError(f"{name} is null; the file is damaged, restore it")
             target = self._target(piece, shape, name)
             count = pixel_count(image[target].shape)
             image[target] = cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
         return image
 
-    def _target(self, piece: int, shape: Array, where: str) -> tuple[int, int, slice, slice, slice]:
+    def _target(self, piece: int, shape: Array, subject: str) -> tuple[int, int, slice, slice, slice]:
         """Return the index of a piece in its image, with the checks of ``ome_arrow.to_numpy``."""
         _, _, size_z, size_y, size_x = (int(size) for size in shape)
         t, c, z = (int(self._place(name)[piece]) for name in "tcz")
@@ -317,17 +323,19 @@ class _Pieces:
         inside = 0 <= t < shape[0] and 0 <= c < shape[1] and min(z, y, x) >= 0 and min(lengths) > 0
         ends = (z + lengths[0], y + lengths[1], x + lengths[2])
         if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
-            place = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
-            negative = " (-1: or null, or no whole number)" if -1 in (t, c, z, y, x, *lengths) else ""
-            msg = f"{where} at {place}{negative} lies outside the image {tuple(shape.tolist())}"
+            position = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
+            negative = " (-1 also if null or not an integer)" if -1 in (t, c, z, y, x, *lengths) else ""
+            msg = f"{subject}: {position}{negative} exceeds the image {tuple(shape.tolist())}; restore the file"
             raise DecodeError(msg)
         return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
 
-    def _payload(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+    def _payload(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         for leaf in (self._bytes, self._values):
             if leaf is not None and leaf.has(piece):
-                payload = leaf.piece(piece, count, dtype, where)
+                payload = leaf.piece(piece, count, dtype, subject)
                 if len(payload) != count:
-                    raise DecodeError(f"{where} holds {len(payload)} pixels, its shape says {count}")
+                    raise DecodeError(
+                        f"{subject} has {len(payload):,} pixels, expected {count:,}; the file is damaged, restore it"
+                    )
                 return payload
-        raise DecodeError(f"{where} has null pixels")
+        raise DecodeError(f"{subject}: pixels are null; the file is damaged, restore it")

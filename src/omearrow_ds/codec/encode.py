@@ -34,20 +34,23 @@ class Image:
     fleeting: bool = False
 
 
-def check_image(image: Image, encoding: str, where: str) -> None:
+def check_image(image: Image, encoding: str, subject: str) -> None:
     """Raise `ImageError` if ``encoding`` cannot store the image losslessly."""
     pixels = image.pixels
     allowed = schema.LIST_DTYPES if encoding == "list" else schema.DTYPES
     if pixels.dtype not in allowed:
         names = ", ".join(dtype.name for dtype in allowed)
-        remedy = "; use encoding='bytes'" if pixels.dtype in schema.DTYPES else "; convert it first"
-        raise ImageError(
-            f"{where}: dtype {pixels.dtype} cannot be stored with encoding={encoding!r}, only {names}{remedy}"
-        )
+        remedy = "pass encoding='bytes'" if pixels.dtype in schema.DTYPES else "convert it first"
+        problem = f"dtype {pixels.dtype} cannot be stored with encoding={encoding!r}, expected {names}"
+        raise ImageError(f"{subject}: {problem}; {remedy}")
     if pixels.shape[1] > np.iinfo(np.int16).max or max(pixels.shape) > _LIST_LIMIT:
-        raise ImageError(f"{where}: shape {pixels.shape} exceeds OME-Arrow's sizes (C: int16, others: int32)")
+        raise ImageError(
+            f"{subject}: shape {pixels.shape} exceeds 2**15 - 1 channels, or 2**31 - 1 along another axis; split it"
+        )
     if encoding == "list" and pixels.size > _LIST_LIMIT:
-        raise ImageError(f"{where}: {pixels.size} pixels exceed one Arrow list; use encoding='bytes'")
+        raise ImageError(
+            f"{subject}: {pixels.size:,} pixels exceed {_LIST_LIMIT:,}, the limit of a list; pass encoding='bytes'"
+        )
 
 
 def encode_tables(

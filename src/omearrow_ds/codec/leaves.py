@@ -27,8 +27,8 @@ class ByteLeaf:
     if they take at most ``decoded_bytes``. Otherwise each piece is read separately, as views can repeat small data.
     """
 
-    def __init__(self, structs: pa.StructArray, where: str, decoded_bytes: Callable[[], float]) -> None:
-        payload = child(structs, "pixel_bytes", where)
+    def __init__(self, structs: pa.StructArray, subject: str, decoded_bytes: Callable[[], float]) -> None:
+        payload = child(structs, "pixel_bytes", subject)
         flat = pa.types.is_null(payload.type) or pa.types.is_fixed_size_binary(payload.type)
         if flat or (_is_scattered(payload.type) and _viewed_bytes(payload) <= decoded_bytes()):
             payload = payload.cast(pa.large_binary())
@@ -44,8 +44,8 @@ class ByteLeaf:
         elif _is_scattered(payload.type):
             self._scattered = payload
         else:
-            raise DecodeError(f"{where}: pixel_bytes is of type {payload.type}; Arrow binary is needed")
-        self._dtypes, self._compressions = (optional(structs, name, where) for name in ("dtype", "compression"))
+            raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; correct it")
+        self._dtypes, self._compressions = (optional(structs, name, subject) for name in ("dtype", "compression"))
 
     def has(self, piece: int) -> bool:
         """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
@@ -65,16 +65,17 @@ class ByteLeaf:
         start = self.starts[first]
         return self._data[start : start + count * dtype.itemsize].view(dtype)
 
-    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+    def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         """Return the decompressed pixels of one piece."""
-        name = _text(self._dtypes, piece, f"{where}: its dtype")
-        stored = schema.pixel_dtype(name, where, schema.CHUNK_DTYPES) if name else dtype
-        compression = _text(self._compressions, piece, f"{where}: its compression")
+        name = _text(self._dtypes, piece, f"{subject}: dtype")
+        stored = schema.pixel_dtype(name, subject, schema.CHUNK_DTYPES) if name else dtype
+        compression = _text(self._compressions, piece, f"{subject}: compression")
         payload = self._bytes_of(piece)
         if compression is not None and compression.strip().lower() not in NO_COMPRESSION:
-            payload = decompress(payload, compression, count * stored.itemsize, where)
+            payload = decompress(payload, compression, count * stored.itemsize, subject)
         if len(payload) % stored.itemsize:
-            raise DecodeError(f"{where} holds {len(payload)} bytes, no whole number of {stored} pixels")
+            problem = f"{len(payload):,} bytes are not a multiple of {stored.itemsize}, the size of {stored}"
+            raise DecodeError(f"{subject}: {problem}; the file is damaged, restore it")
         return payload.view(stored)
 
     def _bytes_of(self, piece: int) -> Array:
@@ -85,7 +86,7 @@ class ByteLeaf:
         return np.frombuffer(scalar.as_buffer(), np.uint8)
 
 
-def decompress(stored: Array, compression: str, size_bytes: int, where: str) -> Array:
+def decompress(stored: Array, compression: str, size_bytes: int, subject: str) -> Array:
     """Return the decompressed bytes of ``stored``, which must be exactly ``size_bytes``.
 
     If the length is too large, most codecs of Arrow leave the rest of the memory uninitialized. Therefore a second
@@ -97,9 +98,12 @@ def decompress(stored: Array, compression: str, size_bytes: int, where: str) -> 
         codec = pa.Codec(compression)
         plain = codec.decompress(data, size_bytes)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DecodeError(f"{where}: its {compression!r} bytes do not decompress: {error}") from error
+        raise DecodeError(
+            f"{subject}: {compression!r} bytes cannot be decompressed: {error}; the file is damaged, restore it"
+        ) from error
     if _decompresses_to_less(codec, data, size_bytes):
-        raise DecodeError(f"{where}: its {compression!r} bytes decompress to fewer than the {size_bytes} of its shape")
+        problem = f"{compression!r} bytes decompress to fewer than {size_bytes:,} bytes"
+        raise DecodeError(f"{subject}: {problem}; the file is damaged, restore it")
     return np.frombuffer(plain, np.uint8)
 
 
@@ -148,12 +152,12 @@ class ListLeaf:
         del dtype
         return self._data[self.starts[first] : self.starts[first] + count]
 
-    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+    def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         """Return the pixels of one piece."""
         del count, dtype
         bounds = slice(self.starts[piece], self.stops[piece])
         if self._nulls is not None and self._nulls[bounds].any():
-            raise DecodeError(f"{where} has a null pixel")
+            raise DecodeError(f"{subject}: a pixel is null; correct the column")
         return self._data[bounds]
 
 
@@ -165,13 +169,13 @@ def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
         return pixels.astype(dtype.newbyteorder("="), copy=False)
 
 
-def _numbers(values: pa.Array, where: str) -> Array:
+def _numbers(values: pa.Array, subject: str) -> Array:
     """Return numbers as an array; floats become float64 like in Python, and nulls become 0."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.uint16)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise DecodeError(f"{where}: its pixels are of type {values.type}; a list of numbers is needed")
+        raise DecodeError(f"{subject}: pixels have the type {values.type}, expected numbers; correct the column")
     values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
     values = values.fill_null(False if pa.types.is_boolean(kind) else 0) if values.null_count else values
     data = flags(values) if pa.types.is_boolean(kind) else numbers(values)
@@ -207,12 +211,12 @@ def whole_numbers(field: pa.Array) -> Array:
     return numbers(field).astype(np.int64, copy=False)
 
 
-def child(structs: pa.StructArray, name: str, where: str) -> pa.Array:
+def child(structs: pa.StructArray, name: str, subject: str) -> pa.Array:
     """Return a field of structs, or raise `DecodeError` if it is missing or duplicated."""
     position = structs.type.get_field_index(name)
     if position < 0:
         names = ", ".join(field.name for field in structs.type)
-        raise DecodeError(f"{where} needs one field {name!r}; it has {names or 'no field'}")
+        raise DecodeError(f"{subject}: expected one field {name!r} among {names or 'no fields'}; correct the column")
     return structs.field(position)
 
 
@@ -227,15 +231,15 @@ def is_text(kind: pa.DataType) -> bool:
     return kind.id in _TEXT_TYPES
 
 
-def _text(column: pa.Array | None, row: int, what: str) -> str | None:
+def _text(column: pa.Array | None, row: int, name: str) -> str | None:
     if column is None:
         return None
     if not is_text(column.type):
-        raise DecodeError(f"{what} is of type {column.type}; a string is needed")
+        raise DecodeError(f"{name} has the type {column.type}, expected a string; correct the column")
     try:
         text: str | None = column[row].as_py()
     except UnicodeDecodeError as error:
-        raise DecodeError(f"{what} is no text: {error}") from error
+        raise DecodeError(f"{name} is not UTF-8 text: {error}; correct the column") from error
     return text
 
 
@@ -266,10 +270,10 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
     return np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(at_least, dtype)
 
 
-def list_bounds(lists: pa.Array, what: str) -> tuple[Array, Array, pa.Array]:
+def list_bounds(lists: pa.Array, name: str) -> tuple[Array, Array, pa.Array]:
     """Return the start and stop of each list in the flat array of list values, and this array.
 
-    Raises `DecodeError` for other types; ``what`` names the lists in the error.
+    Raises `DecodeError` for other types; ``name`` names the lists in the error.
     """
     if pa.types.is_fixed_size_list(lists.type):
         starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
@@ -284,7 +288,7 @@ def list_bounds(lists: pa.Array, what: str) -> tuple[Array, Array, pa.Array]:
         starts = stops = np.zeros(len(lists), np.int64)
         return starts, stops, pa.nulls(0)
     else:
-        raise DecodeError(f"{what} are of type {lists.type}; an Arrow list is needed")
+        raise DecodeError(f"{name} have the type {lists.type}, expected lists; correct the column")
     if lists.null_count:
         stops = np.where(flags(lists.is_valid()), stops, starts)
     return starts, stops, lists.values

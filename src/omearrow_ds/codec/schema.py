@@ -119,7 +119,7 @@ _NO_CHANNEL: dict[str, Any] = dict.fromkeys(field.name for field in _CHANNEL)
 _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
 
 
-def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
+def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject: str) -> dict[str, Any]:
     """Return ``metadata`` with all fields of OME-Arrow, converted to the values that OME-Arrow would store.
 
     Physical sizes are float32 in the unit of their own field, wavelengths float32 in µm, colors ``0xRRGGBBAA``. Raises
@@ -129,27 +129,35 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: s
     if not metadata:
         return dict(_METADATA_DEFAULTS, channels=[])
     if not isinstance(metadata, Mapping):
-        raise MetadataError(f"{where}: metadata is a {type(metadata).__name__}; one dict an image is needed")
+        raise MetadataError(
+            f"{subject}: metadata is a {type(metadata).__name__}, expected a dict; pass one dict per image"
+        )
     channels = metadata.get("channels") or []
     if isinstance(channels, str | Mapping) or not all(isinstance(channel, Mapping) for channel in channels):
-        raise MetadataError(f"{where}: metadata has channels={channels!r}; a list of dicts is needed, one a channel")
-    given = {**metadata, "channels": [dict(channel) for channel in channels]}
-    _refuse_unknown(given, METADATA_FIELDS, f"{where}: metadata")
-    for channel in given["channels"]:
-        _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{where}: metadata of a channel")
-    if len(given["channels"]) not in (0, size_c):
-        raise MetadataError(f"{where}: metadata names {len(given['channels'])} channels, the image has {size_c}")
+        raise MetadataError(
+            f"{subject}: metadata has channels={channels!r}, expected a list of dicts; pass one per channel"
+        )
+    values = {**metadata, "channels": [dict(channel) for channel in channels]}
+    _refuse_unknown(values, METADATA_FIELDS, f"{subject}: metadata")
+    for channel in values["channels"]:
+        _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{subject}: metadata of a channel")
+    if len(values["channels"]) not in (0, size_c):
+        raise MetadataError(
+            f"{subject}: metadata has {len(values['channels'])} channels, the image {size_c}; correct the metadata"
+        )
     try:
-        stored: dict[str, Any] = pa.scalar(given, type=METADATA).as_py()
+        stored: dict[str, Any] = pa.scalar(values, type=METADATA).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise MetadataError(f"{where}: metadata {given!r} does not fit ome-arrow's types: {error}") from error
+        raise MetadataError(
+            f"{subject}: metadata {values!r} does not fit the types of ome-arrow: {error}; correct it"
+        ) from error
     return stored
 
 
-def _refuse_unknown(given: Mapping[str, Any], allowed: Any, what: str) -> None:
-    unknown = sorted(set(map(str, given)) - set(allowed))
+def _refuse_unknown(values: Mapping[str, Any], allowed: Any, name: str) -> None:
+    unknown = sorted(set(map(str, values)) - set(allowed))
     if unknown:
-        raise MetadataError(f"{what} has the unknown fields {unknown}; allowed are {list(allowed)}")
+        raise MetadataError(f"{name} has unknown fields {unknown}; pass only {list(allowed)}")
 
 
 def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,13 +173,13 @@ def channel_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return _NO_CHANNEL | {name: value for name, value in given.items() if name in _NO_CHANNEL}
 
 
-def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:
+def pixel_dtype(name: str, subject: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:
     """Return the NumPy dtype of ``name``, like ome-arrow, or raise `DecodeError`."""
     try:  # NumPy would interpret other names as structures, or warn.
         dtype = np.dtype(name) if _DTYPE_NAME.fullmatch(name) else None
     except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype.newbyteorder("=") not in allowed:
-        names = ", ".join(each.name for each in allowed)
-        raise DecodeError(f"{where} has the pixel dtype {name!r}; supported are {names}")
+        names = ", ".join(known.name for known in allowed)
+        raise DecodeError(f"{subject}: dtype {name!r} is not supported, expected one of {names}; convert the pixels")
     return dtype

@@ -229,7 +229,7 @@ class FormatConformance:
         assert list(source.image_ids) == []
         assert source.take([]) == []
         assert source.columns.schema == pa.schema({"well": pa.string()})
-        with pytest.raises(ImageIndexError, match="outside the 0 images"):
+        with pytest.raises(ImageIndexError, match="for 0 images"):
             source.read(0)
 
     def test_an_index_outside_is_an_index_error(self, store: Store) -> None:

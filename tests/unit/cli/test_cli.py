@@ -298,11 +298,14 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
     locked = tmp_path / "é 細胞" / "none.tiffs"
     for arguments, part in [
         (("info", locked), f"{locked}: no such file or folder"),
-        (("info", empty), "is an empty folder; pass the path"),
-        (("info", plate), "its folder 'well A1' does; folders are read one by one"),
+        (("info", empty), "the folder is empty; pass the path"),
+        (("info", plate), "its subfolder 'well A1' does; pass"),
         (("info", damaged), f"{damaged}: cannot be read as Parquet"),
-        (("info", src, "--format", "tiff"), "is a file, and no image of format 'tiff'; pass another --format"),
-        (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: no format has this suffix; pass --format, or use"),
+        (
+            ("info", src, "--format", "tiff"),
+            "is not an image of format 'tiff'; correct the path, or pass another --format",
+        ),
+        (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: the suffix is not of a known format"),
         (("convert", src, tmp_path / "no" / "x.arrow"), "the folder"),
         (("convert", src, src, "--overwrite"), "is the source"),
         (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': Arrow IPC takes"),
@@ -315,7 +318,7 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
     run("info", src, "--format", "jpeg", code=2)
     run("convert", src, code=2)
     run("convert", src, tmp_path / "x.parquet", "--rows-per-group", 0, code=2)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["damaged.parquet", "empty", "from.arrow", "plate"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["damaged.parquet", "empty", "from.arrow", "plate"]
 
 
 def test_a_missing_backend_names_what_to_install(stored, tmp_path, monkeypatch):

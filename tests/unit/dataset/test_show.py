@@ -194,7 +194,7 @@ def test_few_images_are_read_and_none_that_is_too_large(tmp_path, monkeypatch):
     assert len(pictures_in(source._repr_html_())) == 6
     assert read == [0, 99, 199, 299, 399, 499]
     monkeypatch.setattr(_pictures, "_LARGEST_BYTES", 1000)
-    assert "too large to be looked at: 14.4 kB" in told(source._repr_html_())
+    assert "too large for a preview: 14.4 kB" in told(source._repr_html_())
     assert len(read) == 6
 
 

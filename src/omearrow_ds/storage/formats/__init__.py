@@ -117,7 +117,7 @@ class Format:
         if importlib.util.find_spec(self.backend) is not None:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
-        return f"format {self.name!r} needs the module {self.backend!r}: pip install {package}"
+        return f"format {self.name!r}: module {self.backend!r} is not installed; run pip install {package}"
 
     def compressions_of(self, encoding: str) -> tuple[str, ...]:
         """Return the compression methods that the format supports for a pixel encoding."""
@@ -276,7 +276,7 @@ def formats() -> tuple[Format, ...]:
     >>> formats()[0].name, formats()[0].suffix
     ('parquet', '.parquet')
     """
-    found = list(FORMATS)
+    known = list(FORMATS)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         problem = None
         try:
@@ -285,22 +285,22 @@ def formats() -> tuple[Format, ...]:
             problem = f"{type(error).__name__}: {error}"
         else:
             if not isinstance(registered, Format) or registered.implementation is None:
-                problem = f"{registered!r} is no Format with an implementation"
-            elif any(registered.name == fmt.name or _alike(registered, fmt) for fmt in found):
-                problem = f"its name {registered.name!r} is taken, or its suffix {registered.suffix!r} is not distinct"
+                problem = f"{registered!r} is not a Format with an implementation"
+            elif any(registered.name == fmt.name or _alike(registered, fmt) for fmt in known):
+                problem = f"another format has the name {registered.name!r}, or the suffix {registered.suffix!r}"
             else:
-                found.append(registered)
+                known.append(registered)
         if problem is not None:
             package = entry.dist.name if entry.dist is not None else entry.value
-            warnings.warn(f"format {entry.name!r} of package {package!r} is left out: {problem}", stacklevel=2)
-    return tuple(found)
+            warnings.warn(f"format {entry.name!r} of package {package!r} is ignored: {problem}", stacklevel=2)
+    return tuple(known)
 
 
 def get_format(name: str) -> Format:
     """Return the format called ``name``, or raise `FormatError` naming all of them."""
     fmt = _BY_NAME.get(name) or next((fmt for fmt in formats() if fmt.name == name), None)
     if fmt is None:
-        raise FormatError(f"unknown format {name!r}; the formats are {format_names()}")
+        raise FormatError(f"format {name!r} is unknown; pass one of {format_names()}")
     return fmt
 
 
@@ -325,11 +325,13 @@ def of_suffix(name: str, *, files: bool = False) -> Format | None:
 
 def format_of_target(path: Path) -> Format:
     """Return the format for the suffix of an output path; raise `FormatError` for an unknown suffix."""
-    found = of_suffix(path.name)
-    if found is None:
+    known = of_suffix(path.name)
+    if known is None:
         suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())
-        raise FormatError(f"{path}: no format has this suffix; pass format=, or use one of {suffixes}")
-    return found
+        raise FormatError(
+            f"{path}: the suffix is not of a known format, expected one of {suffixes}; correct it, or pass format="
+        )
+    return known
 
 
 def _alike(fmt: Format, other: Format) -> bool:

@@ -57,7 +57,9 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
     """
     end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
-        raise FormatError(f"{path}: cannot be read as Arrow IPC: it does not end as such a file does; restore it")
+        raise FormatError(
+            f"{path}: the last bytes are not those of an Arrow IPC file; it is cut off or of another format, restore it"
+        )
     footer_bytes = int.from_bytes(end[:4], "little")
     footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
     dictionaries, batches = (_blocks(footer, field) for field in (_DICTIONARIES, _BATCHES))
@@ -73,12 +75,15 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
     for block, header in zip(batches, file.read_ranges(headers), strict=True):
         spans = _buffers(bytes(header), block.start + block.header_bytes, path)
         if len(spans) != len(of_pixels):
-            raise FormatError(f"{path}: a record batch has other buffers than its columns; it is damaged")
+            problem = f"a record batch has {len(spans)} buffers, expected {len(of_pixels)}"
+            raise FormatError(f"{path}: {problem}; the file is damaged, restore it")
         pixels.append([span for span, flag in zip(spans, of_pixels, strict=True) if flag and span[0] < span[1]])
         beside += [span for span, flag in zip(spans, of_pixels, strict=True) if not flag and span[0] < span[1]]
     beside += headers
     if any(not 0 <= start <= stop <= file.size_bytes for spans in (beside, *pixels) for start, stop in spans):
-        raise FormatError(f"{path}: is shorter than its footer says; restore it")
+        raise FormatError(
+            f"{path}: {file.size_bytes:,} bytes are fewer than the footer requires; the file is cut off, restore it"
+        )
     return Layout(beside, pixels)
 
 

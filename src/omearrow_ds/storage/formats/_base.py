@@ -138,8 +138,8 @@ class BaseSource(ABC):
         for suffix in get_format(cls.name).beside:
             if os.path.lexists(f"{path}{suffix}"):
                 msg = (
-                    f"{path}{suffix}: would be read as part of what is to be written beside it, and holds changes of "
-                    f"what was there before; merge them (with DuckDB: CHECKPOINT), or remove this file"
+                    f"{path}{suffix}: contains changes of a previous file, and would be read as part of the new one; "
+                    f"merge them (with DuckDB: CHECKPOINT), or remove this file"
                 )
                 raise PathExistsError(msg)
         refuse_types(columns, cls.unheld_types, get_format(cls.name).label, str(path))
@@ -226,7 +226,11 @@ class BaseSource(ABC):
         ArgumentError
             If no image has one.
         """
-        raise ArgumentError(f"{self._label} has no label images, and so no {name!r}", path=self.path)
+        raise ArgumentError(
+            f"label images {name!r} do not exist, because {self._label} does not store any",
+            path=self.path,
+            remedy="pass the path of another collection with the masks",
+        )
 
     def stems(self, index: int) -> list[str]:
         """Return the stems that files belonging to an image may have: its id and the names of its own files."""
@@ -321,7 +325,8 @@ class BaseSource(ABC):
         """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""
         self.views([index])  # Raises a more precise error if the format's library finds the fault.
         raise FormatError(
-            f"{self.path}: image {index} is not stored as its shape requires; restore the file", image=index
+            f"{self.path}: image {index}: stored bytes do not fit its shape; the file is damaged, restore it",
+            image=index,
         )
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
@@ -393,15 +398,17 @@ class BaseSource(ABC):
         try:
             status = os.stat(self._looked_at)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
-            raise MissingPathError(f"{self.path}: was removed since it was opened") from None
+            raise MissingPathError(
+                f"{self.path}: was removed since it was opened; restore it, and open it again"
+            ) from None
         stamp: Stamp = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
             stamp = (*stamp, status.st_size, status.st_mtime_ns)
         for told_by in self._told_by:
             stamp += _state_of(told_by)
         if self.stamp is None:
-            for each in (str(self.path), *self._told_by):
-                refuse_special(each)
+            for path in (str(self.path), *self._told_by):
+                refuse_special(path)
             self.stamp = stamp
         if stamp != self.stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
@@ -474,9 +481,9 @@ class BaseSource(ABC):
         try:
             position = index.__index__()
         except (AttributeError, TypeError):
-            raise ImageIndexError(f"{self.path}: image index {index!r} is no integer") from None
+            raise ImageIndexError(f"{self.path}: image index {index!r} is not an integer; pass an integer") from None
         if not -len(self) <= position < len(self):
-            raise ImageIndexError(f"{self.path}: image index {position} is outside the {len(self)} images")
+            raise self._out_of_range(position)
         return position % len(self)
 
     def indices(self, indices: Sequence[int] | Array) -> Array:
@@ -485,12 +492,19 @@ class BaseSource(ABC):
         if array.size == 0:
             return np.zeros(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ImageIndexError(f"{self.path}: image indices must be a sequence of integers, not {indices!r}")
+            raise ImageIndexError(
+                f"{self.path}: image indices {indices!r}: expected a sequence of integers; pass a list or an array"
+            )
         array = array.astype(np.int64)
         outside = (array < -len(self)) | (array >= len(self))
         if outside.any():
-            raise ImageIndexError(f"{self.path}: image index {array[outside][0]} is outside the {len(self)} images")
+            raise self._out_of_range(array[outside][0])
         return np.where(array < 0, array + len(self), array)
+
+    def _out_of_range(self, index: int) -> ImageIndexError:
+        limits = f"{-len(self)} to {len(self) - 1}"
+        problem = f"image index {index} is out of range for {count(len(self), 'image')}"
+        return ImageIndexError(f"{self.path}: {problem}; pass {limits if len(self) else 'another collection'}")
 
     def __enter__(self) -> Self:
         return self

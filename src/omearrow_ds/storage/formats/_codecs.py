@@ -21,7 +21,7 @@ def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
     except (RuntimeError, ImportError) as error:
         raise ValueError(f"{codec}: {error}") from error
     if size_bytes != plain.size:
-        raise ValueError(f"{codec}: {size_bytes} bytes, expected {plain.size}")
+        raise ValueError(f"{codec}: {size_bytes:,} decompressed bytes, expected {plain.size:,}")
 
 
 @cache

@@ -42,8 +42,8 @@ class Named(Protocol):
         """Return a column."""
 
 
-def plain_columns(columns: pa.Table, where: str) -> pa.Table:
-    """Return ``columns`` with plain Arrow types; ``where`` names the table in errors.
+def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
+    """Return ``columns`` with plain Arrow types; ``subject`` names the table in errors.
 
     Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) get a plain layout. Times are in
     UTC and in µs, or in ns if they were; decimals have 128 bits if they have up to 38 digits. UUIDs become bytes, JSON
@@ -55,7 +55,7 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
         bad = next((kind for kind in all_types(field.type) if _has_no_plain_form(kind)), None)
         if bad is not None:
             raise MetadataError(
-                f"{where}: column {field.name!r}: the type {bad} is not supported; cast it, or leave it out",
+                f"{subject}: column {field.name!r}: the type {bad} is not supported; cast it, or leave the column out",
                 column=field.name,
             )
         try:
@@ -63,7 +63,8 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
         except pa.ArrowException as error:
             kind = plain_type(field.type)
             raise MetadataError(
-                f"{where}: column {field.name!r}: {field.type} does not fit {kind}: {error}", column=field.name
+                f"{subject}: column {field.name!r}: {field.type} values do not fit {kind}: {error}; correct them",
+                column=field.name,
             ) from error
     return pa.Table.from_arrays(plain, columns.column_names) if plain else columns
 
@@ -76,39 +77,40 @@ def columns_and_checksums(columns: pa.Table, where: str) -> tuple[pa.Table, pa.C
     return plain.drop_columns(CHECKSUM_COLUMN), plain[CHECKSUM_COLUMN]
 
 
-def refuse_extensions(columns: pa.Schema, where: str) -> None:
+def refuse_extensions(columns: pa.Schema, subject: str) -> None:
     """Raise `MetadataError` for extension types whose meaning would be lost."""
     for field in columns:
         for kind in all_types(field.type):
             if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
-                remedy = "if the values alone are meant, pass its storage"
+                remedy = "pass its storage array if only the values matter"
                 raise MetadataError(
-                    f"{where}: column {field.name!r}: the type {kind.extension_name!r} would be lost; {remedy}",
+                    f"{subject}: column {field.name!r}: type {kind.extension_name!r} cannot be stored; {remedy}",
                     column=field.name,
                 )
 
 
-def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, where: str) -> None:
+def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, subject: str) -> None:
     """Raise `MetadataError` for plain types that the format ``label`` cannot store, or no format can read back."""
     for field in columns:
         if "\0" in field.name:
             raise MetadataError(
-                f"{where}: column {field.name!r}: NUL ends a name in half of the formats; rename it", column=field.name
+                f"{subject}: column {field.name!r}: many formats cannot store a name with NUL; rename it",
+                column=field.name,
             )
         if _depth(field.type) > _DEPTH:
             raise MetadataError(
-                f"{where}: column {field.name!r} is nested more than {_DEPTH} deep; flatten it", column=field.name
+                f"{subject}: column {field.name!r} has more than {_DEPTH} nested levels; flatten it", column=field.name
             )
         for kind in all_types(field.type):
             if any(test(kind) for test in unheld):
                 raise MetadataError(
-                    f"{where}: column {field.name!r}: {label} does not hold the type {kind}; cast it first",
+                    f"{subject}: column {field.name!r}: {label} cannot store the type {kind}; cast it first",
                     column=field.name,
                 )
-            names = [each.name for each in kind] if pa.types.is_struct(kind) else ["-"]
+            names = [child.name for child in kind] if pa.types.is_struct(kind) else ["-"]
             if not all(names) or "\0" in "".join(names) or not 0 < len(names) == len(set(names)):
-                what = f"a struct with the fields {names}; it needs some, of different names without NUL"
-                raise MetadataError(f"{where}: column {field.name!r} is of {what}", column=field.name)
+                problem = f"a struct has the fields {names}, expected distinct names without NUL; rename them"
+                raise MetadataError(f"{subject}: column {field.name!r}: {problem}", column=field.name)
 
 
 def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:
@@ -192,7 +194,7 @@ def _listed(lengths: np.ndarray[Any, Any], values: pa.Array, array: pa.Array) ->
     """Return lists of contiguous values with these lengths; rows are null as in ``array``."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:
-        raise pa.ArrowInvalid(f"{offsets[-1]:,} values in lists are more than a column of lists can have")
+        raise pa.ArrowInvalid(f"{offsets[-1]:,} list values exceed the limit of {np.iinfo(np.int32).max:,} per column")
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=array.is_null())
 
 

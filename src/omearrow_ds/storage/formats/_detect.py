@@ -57,7 +57,7 @@ def found_at(path: Path) -> Format | None:
         raise missing(path)
     refuse_special(path)
     if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
-        raise FormatError(f"{path}: is a table of ome-arrow's dataset; pass its folder, {str(path.parent)!r}")
+        raise FormatError(f"{path}: is one table of an ome-arrow dataset; pass its folder {str(path.parent)!r}")
     if path.is_dir():
         return found_in_folder(path)
     names = _file_formats(path)
@@ -86,22 +86,24 @@ def found_in_file(path: Path) -> Format | None:
 
 
 def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
-    found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
-    return FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {format_names()}")
+    problem = f"the content fits the formats {' and '.join(names)}" if names else "the suffix and content are unknown"
+    return FormatError(f"{path}: {problem}; pass format= with one of {format_names()}")
 
 
-def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathError:
+def missing(path: StrPath, problem: str = "no such file or folder; check the path") -> MissingPathError:
     """Return the error for a missing path; for a URL, it explains how to copy the object."""
     text = os.fspath(path)
     scheme = _URL.match(text)
     if scheme is None:
-        return MissingPathError(f"{Path(text).absolute()}: {what}")
+        return MissingPathError(f"{Path(text).absolute()}: {problem}")
     url = f"{scheme[1]}://{text[scheme.end() :]}"
     copy = _COPIERS.get(scheme[1].lower())
     if copy is not None and text.lower().endswith((".csv", ".csv.gz", ".parquet", ".tif", ".tiff", ".arrow", ".npy")):
         copy = copy.removesuffix(" --recursive").removesuffix(" -r")  # copies a single object
     how = "" if copy is None else f" ({copy} {url} ...)"
-    return MissingPathError(f"{url}: is a URL, which cannot stand here; copy it{how}, and pass the path of the copy")
+    return MissingPathError(
+        f"{url}: expected a local path, not a URL; copy the object{how}, and pass the path of the copy"
+    )
 
 
 def special_kind(path: StrPath) -> str | None:
@@ -112,14 +114,14 @@ def special_kind(path: StrPath) -> str | None:
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
-    return next((name for test, name in _SPECIAL if test(mode)), "something special")
+    return next((name for test, name in _SPECIAL if test(mode)), "a special file")
 
 
 def refuse_special(path: StrPath) -> None:
     """Raise `FormatError` if ``path`` is neither file nor folder: opening a pipe or a device may block forever."""
     kind = special_kind(path)
     if kind is not None:
-        raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed: copy what it gives to one")
+        raise FormatError(f"{os.fspath(path)}: is {kind}, expected a file or a folder; copy its contents to a file")
 
 
 def is_hidden(name: str) -> bool:
@@ -147,28 +149,28 @@ def refuse_folder_of_others(path: Path) -> None:
     """Raise `FormatError` for a folder without images of any format, and name its contents and the remedy."""
     entries = _entries_of(path) if path.is_dir() else []
     if path.is_dir() and not entries:
-        hidden = " (names that begin with a dot are ignored)" if any(path.iterdir()) else ""
-        raise FormatError(f"{path}: it is an empty folder{hidden}; pass the path of a folder or file with images")
+        hidden = " except for names that begin with a dot" if any(path.iterdir()) else ""
+        raise FormatError(f"{path}: the folder is empty{hidden}; pass the path of a folder or file with images")
     if OME_ARROW_MANIFEST in (entry.name for entry in entries):
-        raise FormatError(f"{path}: is a dataset folder of ome-arrow; pass format='ome_arrow', or leave it out")
+        raise FormatError(f"{path}: is the folder of an ome-arrow dataset; pass format='ome_arrow', or omit format=")
     names = [entry.name for entry in entries]
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
         inside = _entries_of(folder)
         if any(entry.name == OME_ARROW_MANIFEST for entry in inside):
             raise FormatError(
-                f"{path}: holds no images itself, but its folder {folder.name!r} is ome-arrow's dataset; folders are "
-                f"read one by one: pass {str(folder)!r}"
+                f"{path}: contains no images, but its subfolder {folder.name!r} is an ome-arrow dataset; "
+                f"pass {str(folder)!r}"
             )
         if any(entry.name.lower().endswith(TIFF_SUFFIXES) for entry in inside):
             raise FormatError(
-                f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
-                f"pass {str(folder)!r}, or pattern= with a / to make images of the files in all of them"
+                f"{path}: contains no images, but its subfolder {folder.name!r} does; "
+                f"pass {str(folder)!r}, or a pattern= with a / that matches the files of all subfolders"
             )
         names += [entry.name for entry in inside]
     others = list(others_in(endings_of(names)))
     if others:
-        held = " and ".join(f"{other.noun}s" for other in others)
-        raise FormatError(f"{path}: holds {held}, and nothing that is read; {others[0].remedy}")
+        nouns = " and ".join(f"{other.noun}s" for other in others)
+        raise FormatError(f"{path}: contains only {nouns}, which are not supported; {others[0].remedy}")
 
 
 def _entries_of(folder: Path) -> list[Path]:
@@ -193,8 +195,8 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
     beside = [count(number, noun) for noun, number in (*tables.items(), *others.items()) if number]
     if beside:
         raise FormatError(
-            f"{path}: holds mixed files, {fmt.label} images beside {' and '.join(beside)}; pass format={fmt.name!r} to "
-            f"read the former alone, or the path of another file"
+            f"{path}: contains mixed files, {fmt.label} images and {' and '.join(beside)}; pass format={fmt.name!r} to "
+            f"read only the {fmt.label} images, or the path of another file"
         )
 
 
@@ -238,7 +240,7 @@ def _folder_formats(path: Path) -> list[str]:
         try:
             metadata = pq.read_schema(path / SIDECAR).metadata or {}
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(path / SIDECAR, "the Parquet file that tells the folder's format", error) from error
+            raise damaged(path / SIDECAR, "the Parquet file with the folder's format", error) from error
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
     entries = {name for name in os.listdir(path) if not is_hidden(name)}  # noqa: PTH208  # Only names are needed.

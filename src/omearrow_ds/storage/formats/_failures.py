@@ -93,14 +93,14 @@ def damaged(path: Path, label: str, error: BaseException) -> FormatError:
     if isinstance(error, UnicodeEncodeError):
         return FormatError(f"{str(path)!a}: the name is not valid UTF-8; rename it")
     if isinstance(error, PermissionError):
-        return FormatError(f"{path}: may not be read: {error.strerror}; ask its owner for leave ({error.filename})")
+        return FormatError(f"{path}: cannot be read: {error.strerror} ({error.filename}); ask its owner for permission")
     if os.strerror(errno.EMFILE) in str(error):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return FormatError(
-            f"{path}: cannot be opened: too many files are open in this process; raise ulimit -n ({limit})"
+            f"{path}: cannot be opened: this process has {limit:,} open files, the limit; raise it with ulimit -n"
         )
-    found = "it is damaged, incomplete or of another format"
-    return FormatError(f"{path}: cannot be read as {label}; {found}: {first_line(error)}")
+    remedy = "it is damaged, incomplete or of another format, restore it"
+    return FormatError(f"{path}: cannot be read as {label}: {first_line(error)}; {remedy}")
 
 
 def first_line(error: BaseException) -> str:

@@ -100,8 +100,8 @@ def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
 def link_refused(path: Path) -> FormatError:
     """Return the error for a symbolic link within a folder of images, which may lead anywhere."""
     return FormatError(
-        f"{path}: is a symbolic link, and what is read of a folder must lie in it; "
-        f"copy the folder with its links followed (cp -rL)"
+        f"{path}: is a symbolic link, which is not followed in a folder of images; "
+        f"copy the folder with the files behind its links (cp -rL)"
     )
 
 
@@ -111,7 +111,7 @@ def refuse_links(path: Path) -> None:
         if entry.is_symlink():
             raise link_refused(Path(entry.path))
         if not entry.is_file():
-            raise FormatError(f"{entry.path}: is neither a file nor a folder; it is no part of an image")
+            raise FormatError(f"{entry.path}: is neither a file nor a folder; remove it from the image")
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -163,7 +163,9 @@ class FolderSource(BaseSource):
         self.columns = pa.table({})
         single = self._is_member(path)
         if not single and not path.is_dir():
-            raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
+            raise FormatError(
+                f"{path}: is not an image of format {self.name!r}; correct the path, or pass another format="
+            )
         self._root = path.parent if single else path
         present = [path.name] if single else self._present()
         self._listed = not single and self._read_sidecar()
@@ -211,7 +213,9 @@ class FolderSource(BaseSource):
 
     def _no_images(self) -> FormatError:
         """Return the error for a folder without images."""
-        return FormatError(f"{self.path}: holds no image of format {self.name!r}")
+        return FormatError(
+            f"{self.path}: contains no image of format {self.name!r}; correct the path, or pass another format="
+        )
 
     @classmethod
     def of_files(
@@ -317,10 +321,10 @@ class FolderSource(BaseSource):
         columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
         for name in _ALWAYS_LISTED:
             if columns[name].null_count:
-                raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is not listed")
+                raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is null")
         sizes = columns["shape"].flatten()
         if sizes.null_count or len(sizes) != 5 * len(listing):
-            raise ValueError("the shape of an image is not listed")
+            raise ValueError("the shape of an image is null")
         self.shapes = numbers(sizes).reshape(-1, 5)
         names = columns["dtype"].dictionary_encode()
         dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
@@ -338,11 +342,12 @@ class FolderSource(BaseSource):
         ]
 
     def _refuse_strangers(self, listed: set[str], present: set[str]) -> None:
-        for names, what in ((listed - present, "is listed but missing"), (present - listed, "is there but not listed")):
+        problems = (f"is missing, but listed in {SIDECAR}", f"is not listed in {SIDECAR}")
+        for names, problem in zip((listed - present, present - listed), problems, strict=True):
             if names:
                 msg = (
-                    f"{self.path}: {min(names)} {what} in {SIDECAR} ({len(names)} such); restore the folder, "
-                    f"or remove {SIDECAR} to read what is there as a plain folder"
+                    f"{self.path}: {min(names)} {problem} ({len(names)} in total); restore the folder, "
+                    f"or remove {SIDECAR} to read the folder without it"
                 )
                 raise FormatError(msg)
 
@@ -350,12 +355,12 @@ class FolderSource(BaseSource):
         """Return ``image`` if it has the listed shape and dtype, else raise `FormatError`."""
         member = self._members[index]
         if image.shape != member.shape or image.dtype != member.dtype:
-            what, why = f"image {index}", "; it changed since the folder was written"
+            name, remedy = f"image {index}", "; it changed since the folder was written, restore it"
             if self._alike:
-                what, why = member.image_id, " like the other images; move it away, or open such images apart"
+                name, remedy = member.image_id, " like most images; move it to another folder"
             msg = (
-                f"{self._at(member.file)}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
-                f"{member.dtype}{why}"
+                f"{self._at(member.file)}: {name} is {image.shape} {image.dtype}, expected {member.shape} "
+                f"{member.dtype}{remedy}"
             )
             raise FormatError(msg)
         return image
@@ -430,8 +435,8 @@ def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], 
     if others and others[0][1] == number:
         first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
         raise FormatError(
-            f"{path}: images that differ from most cannot be left out, since {number:,} are alike and as many differ: "
-            f"{first}, {second}; move one of these kinds to another folder"
+            f"{path}: images of two kinds are equally frequent ({number:,} each), so neither can be left out: "
+            f"{first}, {second}; move one kind to another folder"
         )
     return kinds.index(most)
 

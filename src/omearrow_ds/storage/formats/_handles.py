@@ -38,7 +38,7 @@ class ProcessLocal(Generic[Handle]):
             _keep_for_ever(owner)
         opener = self._opener()
         if opener is None:
-            raise ReferenceError("what opens the handle is gone")
+            raise ReferenceError("the owner of the handle was deleted")
         handle = opener()
         self._owner = (os.getpid(), handle)
         return handle

@@ -139,5 +139,5 @@ def _value(column: pa.ChunkedArray, row: int) -> str:
     try:
         value = column[row].as_py()
     except _UNREADABLE:
-        return "(no value of Python)"
+        return "(not a Python value)"
     return value if isinstance(value, str) else reprlib.repr(value)

@@ -117,7 +117,7 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
 def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
     """Raise `FormatError` if an image struct has, anywhere in it, two fields of one name."""
     if image not in _OWN_TYPES and _has_twins(image):
-        raise FormatError(f"{path}: column {name!r} has a struct with two fields of one name; rename one")
+        raise FormatError(f"{path}: column {name!r} has a struct with two fields of the same name; rename one")
 
 
 @functools.lru_cache(16)  # many third-party files share one type
@@ -141,46 +141,54 @@ def holds_pixels(path: str, column: ImageColumn) -> bool:
     return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")
 
 
-def kinds_of(info: pa.Table, where: str) -> Kinds:
+def kinds_of(info: pa.Table, subject: str) -> Kinds:
     """Return shapes, dtypes and nulls of the images from ``info``, the image column's fields without pixels.
 
     An image is null if its row is null, or if all fields of its shape and dtype are: some formats store a null struct
     as one of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
     """
     pixels_meta = info["pixels_meta"].combine_chunks()
-    meta = f"{where}: pixels_meta"
+    meta = f"{subject}: pixels_meta"
     if not pa.types.is_struct(pixels_meta.type):
-        raise FormatError(f"{meta} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
-    told = [child(pixels_meta, name, meta) for name in PIXELS_META]
+        raise FormatError(f"{meta} has the type {pixels_meta.type}, expected an OME-Arrow struct; correct the column")
+    fields = [child(pixels_meta, name, meta) for name in PIXELS_META]
     null = flags(pixels_meta.is_null())
-    if all(each.null_count for each in told):
-        null |= np.logical_and.reduce([flags(each.is_null()) for each in told])
-    shapes = np.stack([whole_numbers(each) for each in told[:-1]], axis=1)
+    if all(field.null_count for field in fields):
+        null |= np.logical_and.reduce([flags(field.is_null()) for field in fields])
+    shapes = np.stack([whole_numbers(field) for field in fields[:-1]], axis=1)
     shapes[null] = 0
     impossible = (shapes <= 0).any(axis=1) & ~null
     if impossible.any():
         bad = int(impossible.argmax())
         shape = shapes[bad].tolist()
-        raise FormatError(f"{where}: image {bad} has the shape {shape}; sizes must be positive whole numbers")
+        raise FormatError(
+            f"{subject}: image {bad} has the shape {shape}, expected positive integers; correct pixels_meta"
+        )
     pixels = shapes.astype(float).prod(axis=1)
     if (pixels >= _PIXELS_LIMIT).any():
         bad = int(pixels.argmax())
-        raise FormatError(f"{where}: image {bad} has the impossible shape {shapes[bad].tolist()}")
-    return Kinds(shapes, _dtypes(told[-1], null, where), null)
+        raise FormatError(
+            f"{subject}: image {bad} has the shape {shapes[bad].tolist()}, at least 2**59 pixels; correct pixels_meta"
+        )
+    return Kinds(shapes, _dtypes(fields[-1], null, subject), null)
 
 
-def _dtypes(names: pa.Array, null: Array, where: str) -> list[np.dtype[Any]]:
+def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
     if not is_text(names.type):
-        raise FormatError(f"{where}: pixels_meta.type is of type {names.type}; a string such as 'uint16' is needed")
+        raise FormatError(
+            f"{subject}: pixels_meta.type is {names.type}, expected a string; write dtypes such as 'uint16'"
+        )
     missing = flags(names.is_null()) & ~null
     if missing.any():
-        raise FormatError(f"{where}: image {missing.argmax()} has no pixel dtype in pixels_meta.type")
+        raise FormatError(
+            f"{subject}: image {missing.argmax()}: pixels_meta.type is null, expected a dtype; correct it"
+        )
     encoded = names.cast(pa.string()).dictionary_encode(null_encoding="encode")
     codes = np.where(null, -1, numbers(encoded.indices))
     dtypes = {}
     for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
         rows = codes == code
         if rows.any():
-            dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{where}: image {int(rows.argmax())}")
+            dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{subject}: image {int(rows.argmax())}")
     dtypes[-1] = next(iter(dtypes.values()), schema.DTYPES[0])
     return [dtypes[code] for code in codes.tolist()]

@@ -242,5 +242,5 @@ class PixelPages:
         return self._layouts[kind]
 
 
-def _damaged(where: str) -> DecodeError:
-    return DecodeError(f"{where}: its pixels are no zstd frames of its size; the file is damaged, restore it")
+def _damaged(subject: str) -> DecodeError:
+    return DecodeError(f"{subject}: stored bytes are not zstd frames of its size; the file is damaged, restore it")

@@ -15,18 +15,20 @@ def table_path(folder: Path, table: str | None) -> Path | None:
 
     Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
     """
-    entries = (each for each in folder.iterdir() if each.name.endswith(_TABLE) and each.is_dir())
-    names = sorted(each.name.removesuffix(_TABLE) for each in entries)
+    entries = (entry for entry in folder.iterdir() if entry.name.endswith(_TABLE) and entry.is_dir())
+    names = sorted(entry.name.removesuffix(_TABLE) for entry in entries)
     names = [name for name in names if name == table or not is_hidden(name)]
     if not names:
         return None
     listed = ", ".join(map(repr, names))
     if table is not None and table not in names:
-        raise ArgumentError(f"{folder} has no such table; there are {listed}", option="table", value=table)
+        raise ArgumentError(
+            "no such table in the folder", path=folder, option="table", value=table, remedy=f"pass one of {listed}"
+        )
     if table is None and len(names) > 1:
         raise FormatError(
-            f"{folder}: is a folder of {len(names)} Lance datasets, as LanceDB keeps its tables: {listed}; pass table= "
-            f"with the name of one, or {str(folder / f'*{_TABLE}')!r} to open all as one"
+            f"{folder}: contains {len(names)} Lance tables: {listed}; pass table= with the name of one, "
+            f"or {str(folder / f'*{_TABLE}')!r} to open all as one collection"
         )
     return folder / f"{table or names[0]}{_TABLE}"
 
@@ -38,7 +40,7 @@ def refuse_open_table(value: object) -> None:
     uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None
     if uri is None or uri.startswith("memory:"):
         raise ArgumentError(
-            f"{value!r}: expected a path, not an object of LanceDB; pass the folder or URL of a table, and copy one in "
-            f"memory or LanceDB Cloud to a folder first: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
+            f"{value!r}: expected a path, not a LanceDB object; pass the folder or URL of a table, or first copy it "
+            f"from memory or LanceDB Cloud: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
         )
-    raise ArgumentError(f"{value!r}: expected a path, not a table of LanceDB; pass {uri!r} to read its newest version")
+    raise ArgumentError(f"{value!r}: expected a path, not a LanceDB table; pass {uri!r} to read its newest version")

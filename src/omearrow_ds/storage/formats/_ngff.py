@@ -78,22 +78,26 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return multiscales[0] if multiscales else None
 
 
-def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> str:
+def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read: Read | None = None) -> str:
     """Return the path of a level of a multiscale image; refuse an image whose first level is not the finest by scale.
 
     See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     """
     levels = multiscale["datasets"]
-    scales = [_scale_of_level(multiscale, where, number, read) for number in range(len(levels))] if levels[1:] else []
+    scales = [_scale_of_level(multiscale, subject, number, read) for number in range(len(levels))] if levels[1:] else []
     for other, finer in zip(levels, scales, strict=False):
         if scales[0] and finer and math.prod(finer) < math.prod(scales[0]):
             raise FormatError(
-                f"{where}: its multiscales list {levels[0]['path']!r} first, as the full resolution, but "
-                f"{other['path']!r} is finer by its scale; list that first there, or correct the scales"
+                f"{subject}: level {levels[0]['path']!r} is first in multiscales, but {other['path']!r} is finer; "
+                f"list levels from fine to coarse, or correct the scales"
             )
     if level >= len(levels):
         raise ArgumentError(
-            f"{where} has {count(len(levels), 'level')}, the first of which is 0", option="level", value=level
+            f"the image has {count(len(levels), 'level')}",
+            path=subject,
+            option="level",
+            value=level,
+            remedy=f"pass a level from 0 to {len(levels) - 1}",
         )
     return str(levels[level]["path"])
 

@@ -110,7 +110,7 @@ def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
 def _parse_root(xml: str) -> ET.Element:
     """Return the root of OME-XML; a document type is refused, because entities could expand to a very long text."""
     if "<!DOCTYPE" in xml:
-        raise ValueError("its XML declares a document type (DOCTYPE), which OME-XML does not have")
+        raise ValueError("the OME-XML has a document type (DOCTYPE), which is not allowed")
     return ET.fromstring(xml)  # noqa: S314  # It has no entities, and expat resolves no external ones.
 
 

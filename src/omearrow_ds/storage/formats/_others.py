@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from omearrow_ds.errors import FormatError
 
-_CONVERT = "save as TIFF, or write the pixels by omearrow_ds.write_images, and pass the path of that"
-_EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of that"
-_TABLE = "pass the path of the images, and a CSV or Parquet file of such columns as columns="
-_LISTING = "it lists no TIFF files in columns FileName_<channel>; pass the path of the images, and this as columns="
+_CONVERT = "save as TIFF, or write the pixels with omearrow_ds.write_images, and pass the path of the result"
+_EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of the result"
+_TABLE = "pass the path of the images, and the table as a CSV or Parquet file in columns="
+_LISTING = "add columns FileName_<channel> with TIFF files, or pass the path of the images, and this as columns="
 _REWRITE = (
-    "write it as an Arrow IPC file, e.g. by pyarrow.feather.write_feather(pyarrow.ipc.open_stream(open(PATH, 'rb'))"
-    ".read_all(), COPY, 'uncompressed'), and pass the path of that"
+    "convert it to an Arrow IPC file, e.g. with pyarrow.feather.write_feather(pyarrow.ipc.open_stream(open(PATH, 'rb'))"
+    ".read_all(), COPY, 'uncompressed'), and pass the path of the result"
 )
-_UNPACK = "unpack it, and pass the path of what was in it"
+_UNPACK = "unpack it, and pass the path of its contents"
 
 
 class Other(NamedTuple):
@@ -62,7 +62,7 @@ def refuse_other(path: Path, head: bytes, name: str = "") -> None:
     """Raise `FormatError` for a file of a known unsupported type, from its first bytes or its name."""
     other = other_of(name, head)
     if other is not None:
-        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
+        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not supported; {other.remedy}")
 
 
 def endings_of(names: Iterable[str]) -> Counter[str]:

@@ -139,7 +139,11 @@ class ParquetSource(TableSource):
         self._let_go()
         if engine == "pages" and len(self) and not self._chunks:
             raise ArgumentError(
-                "engine='pages' reads pixels in plainly encoded pages only", path=path, remedy="pass engine=None"
+                "the pixels are not in plainly encoded pages",
+                path=path,
+                option="engine",
+                value=engine,
+                remedy="pass engine=None",
             )
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
@@ -163,15 +167,15 @@ class ParquetSource(TableSource):
         prefix = f"{self._column.name}.chunks."
         leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
-        places = [path for path in leaves if path not in pixels]
-        if len(pixels) != 1 or not places or not len(self) or self._has_list_views():
+        other_leaves = [path for path in leaves if path not in pixels]
+        if len(pixels) != 1 or not other_leaves or not len(self) or self._has_list_views():
             return []
         with self._reading():
-            column = self._read_table(places)[self._column.name].combine_chunks()
+            column = self._read_table(other_leaves)[self._column.name].combine_chunks()
         chunks = pa.concat_arrays(as_arrays(column, "chunks"))
         if len(chunks) != len(self):
             raise self._other_rows(len(chunks), len(self), "a column")
-        starts, stops, _ = list_bounds(chunks, f"{self.path}: its chunks")
+        starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         self._pieces = stops - starts
         expected = self._expected(np.arange(len(self)))
         if placed_chunks(chunks, expected).all():
@@ -324,10 +328,10 @@ class ParquetSource(TableSource):
             raise self._other_rows(num_read, num_expected, f"row group {number}")
         return arrays
 
-    def _other_rows(self, found: int, wanted: int, what: str) -> FormatError:
+    def _other_rows(self, num_rows: int, expected: int, part: str) -> FormatError:
         """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
-        rows = f"{found:,} rows in place of the {wanted:,} that its footer says"
-        return FormatError(f"{self.path}: {what} holds {rows}; it is damaged")
+        problem = f"{part} has {num_rows:,} rows, expected {expected:,} of the footer"
+        return FormatError(f"{self.path}: {problem}; the file is damaged, restore it")
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         for number, rows in by_part(self._starts, indices.tolist()):

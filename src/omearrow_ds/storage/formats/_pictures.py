@@ -73,19 +73,19 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
         return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), problem)
 
     if pictures.image_bytes[index] > _LARGEST_BYTES:
-        return without(f"too large to be looked at: {in_units(int(pictures.image_bytes[index]))}")
+        return without(f"too large for a preview: {in_units(int(pictures.image_bytes[index]))}")
     try:
         image = pictures.image(index)
         names = _names(pictures, index, image.shape[1])
         known = [str(number) if name is None else name for number, name in enumerate(names)]
         if channels is not None and not set(channels) <= set(known):
-            return without(f"has the channels {known}, not {list(channels)}")
-        shown = list(range(len(known))) if channels is None else [known.index(name) for name in channels]
+            return without(f"has the channels {known}, expected {list(channels)}")
+        indices = list(range(len(known))) if channels is None else [known.index(name) for name in channels]
         middle = image.shape[2] // 2
-        planes = [_small(image[0, channel, middle], size) for channel in shown[:MOST_CHANNELS]]
+        planes = [_small(image[0, channel, middle], size) for channel in indices[:MOST_CHANNELS]]
     except (OMEArrowDSError, OSError, MemoryError) as error:
         return without(str(error) or type(error).__name__)
-    shown_names = [names[channel] for channel in shown]
+    shown_names = [names[channel] for channel in indices]
     return Thumbnail(
         index, image_id, image.shape, np.stack(planes), shown_names, pixel_range=PixelRange.measure([image])
     )

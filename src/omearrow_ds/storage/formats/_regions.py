@@ -87,24 +87,24 @@ def pick_region(
     return PickedRegion.from_spans([*spans, *([side] for side in _sides(shape, region, where))])
 
 
-def _sides(shape: Sequence[int], region: Sequence[int] | None, where: str) -> tuple[Span, Span]:
+def _sides(shape: Sequence[int], region: Sequence[int] | None, subject: str) -> tuple[Span, Span]:
     if region is None:
         return (0, shape[3]), (0, shape[4])
-    where = f"{where} of {shape[3]} x {shape[4]} pixels"
+    subject = f"{subject} of {shape[3]} x {shape[4]} pixels"
     try:
         y0, y1, x0, x1 = map(operator.index, region)
     except (TypeError, ValueError):
         raise AxesError(f"region={region!r}: expected (y0, y1, x0, x1) in whole pixels; pass four integers") from None
     if y1 <= y0 or x1 <= x0:
-        raise AxesError(f"{where}: region={region!r} is empty; pass (y0, y1, x0, x1), y1 and x1 excluded")
+        raise AxesError(f"{subject}: region={region!r} is empty; pass (y0, y1, x0, x1) with y0 < y1 and x0 < x1")
     if y0 < 0 or x0 < 0 or y1 > shape[3] or x1 > shape[4]:
         limits = f"(0, {shape[3]}, 0, {shape[4]})"
-        raise AxesError(f"{where}: region={region!r} reaches outside; pass one within {limits}")
+        raise AxesError(f"{subject}: region={region!r} exceeds the image; pass one within {limits}")
     return (y0, y1), (x0, x1)
 
 
 def _picked_spans(
-    axis: str, size: int, pick: Pick | None, channel_names: Callable[[], Sequence[str | None]], where: str
+    axis: str, size: int, pick: Pick | None, channel_names: Callable[[], Sequence[str | None]], subject: str
 ) -> list[Span]:
     """Return the picked indices of an axis as spans of consecutive ones."""
     if pick is None:
@@ -113,12 +113,12 @@ def _picked_spans(
         try:
             indices = list(range(size)[pick])
         except (TypeError, ValueError) as error:
-            raise AxesError(f"{where}: {axis}: {pick} is not a valid slice: {error}; pass another one") from None
+            raise AxesError(f"{subject}: {axis}: {pick} is not a valid slice: {error}; pass integers") from None
     else:
         several = pick if isinstance(pick, Sequence | np.ndarray) and not isinstance(pick, str) else [pick]
-        indices = [_index(axis, size, one, channel_names, where) for one in several]
+        indices = [_index(axis, size, one, channel_names, subject) for one in several]
     if not indices:
-        raise SelectError(f"{where}: {pick!r} leaves nothing of {axis}, which has length {size}; pick some of it")
+        raise SelectError(f"{subject}: {pick!r} selects nothing along {axis} of length {size}; pass at least one index")
     return spans_of(indices)
 
 
@@ -128,21 +128,21 @@ def spans_of(indices: Sequence[int]) -> list[Span]:
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence[str | None]], where: str) -> int:
+def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence[str | None]], subject: str) -> int:
     """Return an index from the front of an index from either end, or of the name of a channel."""
     if isinstance(pick, str) and axis == "C":
         names = list(channel_names())
         if names.count(pick) != 1 or len(names) != size:
-            known = ", ".join(map(repr, names)) or "none of them has a name"
-            fault = f"several channels are called {pick!r}" if pick in names else f"no channel is called {pick!r}"
-            raise AxesError(f"{where}: {fault}; pass an index; its {size} channels: {known}")
+            known = ", ".join(map(repr, names)) or "without names"
+            problem = f"{'several channels have' if pick in names else 'no channel has'} the name {pick!r}"
+            raise AxesError(f"{subject}: {problem} among {size} channels ({known}); pass an index")
         return names.index(pick)
     try:
         index = operator.index(pick)
     except TypeError:
-        raise AxesError(f"{where}: {pick!r} is not an index of {axis}; pass whole numbers or a slice") from None
+        raise AxesError(f"{subject}: {pick!r} is not an index of {axis}; pass integers or a slice") from None
     if isinstance(pick, bool) or not -size <= index < size:
-        raise SelectError(f"{where}: {pick!r} is outside {axis}, which has length {size}; pick an index inside")
+        raise SelectError(f"{subject}: {pick!r} is out of range for {axis} of length {size}; pass a smaller index")
     return index % size
 
 

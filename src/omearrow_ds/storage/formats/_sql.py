@@ -90,7 +90,7 @@ class SqlSource(TableSource):
         taken = cls._taken_names()
         for name in columns.names:
             if name.lower() in taken:
-                msg = f"column {name!r}: DuckDB has or sees one of that name (capitals do not count); rename it"
+                msg = f"column {name!r}: DuckDB reserves this name, or another column has it (ignoring case); rename it"
                 raise MetadataError(msg)
             taken.add(name.lower())
 
@@ -107,7 +107,7 @@ class SqlSource(TableSource):
         table_schema = self._query("SELECT *", "LIMIT 0").schema
         if self._row_number in map(str.lower, table_schema.names):
             raise ColumnError(
-                f"{path}: its column {self._row_number!r} hides DuckDB's row numbers; rename it",
+                f"{path}: column {self._row_number!r} hides DuckDB's row numbers; rename it",
                 column=self._row_number,
             )
         others = self._choose(table_schema, image_column, with_columns=with_columns)
@@ -165,7 +165,9 @@ class SqlSource(TableSource):
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error if DuckDB failed for another reason than damage; None if the file may be damaged."""
         if isinstance(error, duckdb.OutOfMemoryException):
-            return MemoryLimitError(f"{self.path}: DuckDB has too little memory to read it: {first_line(error)}")
+            return MemoryLimitError(
+                f"{self.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"
+            )
         return super().failure(error)
 
     def close(self) -> None:
@@ -184,14 +186,16 @@ class SqlSource(TableSource):
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         rows = self._rows[indices]
         pixels = f"{self._image}.{identifier(field)} AS pixels"
-        found = self._query(f"SELECT {self._selector} AS key, {pixels}", self._wanted(rows))
-        keys = found["key"].to_numpy()
+        table = self._query(f"SELECT {self._selector} AS key, {pixels}", self._wanted(rows))
+        keys = table["key"].to_numpy()
         if np.array_equal(keys, rows):
-            return as_arrays(found["pixels"])
+            return as_arrays(table["pixels"])
         by_key = np.argsort(keys)
         if not np.array_equal(keys[by_key], np.sort(rows)):
-            raise FormatError(f"{self.path}: other rows came back than were asked for; it changed since it was opened")
-        return as_arrays(found["pixels"].take(by_key[np.argsort(np.argsort(rows))]))
+            raise FormatError(
+                f"{self.path}: DuckDB returned other rows than requested; the file changed, open it again"
+            )
+        return as_arrays(table["pixels"].take(by_key[np.argsort(np.argsort(rows))]))
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         rows = max(1, min(VECTOR_ROWS, STREAMED_BYTES // self._image_bytes))

@@ -72,7 +72,7 @@ class TableSource(BaseSource):
             return None
         return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, there))))
 
-    def _choose(self, table: pa.Schema, asked: str | None, *, with_columns: bool) -> list[str]:
+    def _choose(self, table: pa.Schema, requested: str | None, *, with_columns: bool) -> list[str]:
         """Set the requested image column, and return the names of the columns without images.
 
         Raises
@@ -84,29 +84,29 @@ class TableSource(BaseSource):
         """
         twins = [name for name, number in Counter(table.names).items() if number > 1]
         if twins:
-            raise ColumnError(f"{self.path}: several of its columns are called {twins[0]!r}; rename all but one")
-        found = self._image_columns = image_columns(table)
-        default = [schema.COLUMN] if schema.COLUMN in found else list(found)
-        if not found:
+            raise ColumnError(f"{self.path}: several columns have the name {twins[0]!r}; rename all but one")
+        candidates = self._image_columns = image_columns(table)
+        default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
+        if not candidates:
             types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
-            what = "no column is an OME-Arrow struct (with pixels_meta and chunks or planes)"
-            raise ColumnError(f"{self.path}: {what}; it has {types}")
-        if asked is None and len(default) > 1:
-            what = f"{len(found)} columns hold images"
+            problem = f"no column is an OME-Arrow struct (with pixels_meta and chunks or planes) among {types}"
+            raise ColumnError(f"{self.path}: {problem}; pass a table with images")
+        if requested is None and len(default) > 1:
+            problem = f"{len(candidates)} columns contain images: {self._listed()}"
             remedy = "pass image_column= with the name of one, or of several to join them along C"
-            raise ImageColumnError(f"{self.path}: {what}; {remedy}: {self._listed()}", default)
-        if asked is not None and asked not in found:
-            there = "is no OME-Arrow struct" if asked in table.names else "is not there"
-            raise ColumnError(f"{self.path}: image_column={asked!r} {there}; images are in {self._listed()}")
-        self._column = found[default[0] if asked is None else asked]
+            raise ImageColumnError(f"{self.path}: {problem}; {remedy}", default)
+        if requested is not None and requested not in candidates:
+            problem = "is not an OME-Arrow struct" if requested in table.names else "does not exist"
+            raise ColumnError(f"{self.path}: image_column={requested!r} {problem}; pass one of {self._listed()}")
+        self._column = candidates[default[0] if requested is None else requested]
         self.image_column = (self._column.name,)
-        self.other_image_columns = tuple(name for name in found if name != self._column.name)
+        self.other_image_columns = tuple(name for name in candidates if name != self._column.name)
         self._where = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
         refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
-        return [name for name in table.names if name not in found] if with_columns else []
+        return [name for name in table.names if name not in candidates] if with_columns else []
 
     def _listed(self) -> str:
-        return "; ".join(f"{each.name!r} ({each.text})" for each in self.image_columns())
+        return " and ".join(f"{images.name!r} ({images.text})" for images in self.image_columns())
 
     def image_columns(self) -> list[ImagesOf]:
         found = []
@@ -164,7 +164,9 @@ class TableSource(BaseSource):
         try:
             record = self._info.slice(row, 1).to_pylist()[0]
         except (ValueError, OverflowError) as error:  # text that is not UTF-8, a time outside the range of datetime
-            raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}", image=row) from error
+            raise FormatError(
+                f"{self.path}: image {row}: metadata cannot be read: {error}; correct it", image=row
+            ) from error
         with self._interpreting():
             return schema.metadata_of(record)
 
@@ -185,8 +187,9 @@ class TableSource(BaseSource):
         if done != len(self):
             raise self._changed(done, len(self))
 
-    def _changed(self, found: int, wanted: int) -> FormatError:
-        return FormatError(f"{self.path}: {found} of {wanted} images came back; it changed since it was opened")
+    def _changed(self, num_images: int, expected: int) -> FormatError:
+        problem = f"{num_images:,} images were read, expected {expected:,}"
+        return FormatError(f"{self.path}: {problem}; the file changed since it was opened, open it again")
 
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
         if len(chunks) != len(indices):
@@ -217,7 +220,9 @@ class TableSource(BaseSource):
         except MALFORMED as error:  # the result of a library for a damaged file may be inconsistent
             if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
                 raise
-            raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
+            raise DecodeError(
+                f"{self.path}: pixels cannot be located: {error}; the file is damaged, restore it"
+            ) from error
 
 
 def ids_of(info: pa.Table) -> list[Any]:

@@ -47,20 +47,20 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
     OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
     channels be read as Z.
     """
-    remedy = "write one image per file, or list them with columns Series_<channel> of a table"
+    remedy = "write one image per file, or list the series in columns Series_<channel> of a table"
     if number is None and len(tif.series) != 1:
-        raise FormatError(f"{path}: holds {len(tif.series)} images; {remedy}")
+        raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
     series = _with_own_pages(tif, tif.series[number or 0])
     if series.is_multifile:
-        raise FormatError(f"{path}: is one of several files of one image; {remedy}")
+        raise FormatError(f"{path}: contains only a part of an image, which other files complete; {remedy}")
     image = with_axes(series, path)
     if len(tif.series) > 1:
         if any(page is None for page in series):  # tifffile reads zeros.
-            raise FormatError(f"{path}: image series {number} lacks planes of its OME-XML; restore the file")
+            raise FormatError(f"{path}: image series {number} lacks planes that its OME-XML lists; restore the file")
         return image
     if not _is_described(tif, image) or not _uses_all_pages(tif, image):
         raise FormatError(
-            f"{path}: its {_describe(tif, image)}, but the file holds {_describe_pages(tif, image)}; restore the file, "
+            f"{path}: its {_describe(tif, image)}, but the file has {_describe_pages(tif, image)}; restore the file, "
             f"or correct or remove its description"
         )
     return image
@@ -84,7 +84,9 @@ def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
     """Raise `FormatError` if planes are stored in several ways: tifffile reads all of them like the first."""
     planes = [page for page in series if page is not None and not page.is_virtual]
     if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
-        raise FormatError(f"{path}: its planes differ in compression, strips or tiles; write all planes alike")
+        raise FormatError(
+            f"{path}: planes differ in compression, strips or tiles; write all planes with the same layout"
+        )
 
 
 def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
@@ -98,7 +100,7 @@ def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
     named = "".join(names.get(position, axes[position]) for position in long)
     if len(unnamed) > len(names) or not set("YX") <= set(named) <= set(_ORDER) or len(set(named)) < len(named):
         raise FormatError(
-            f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}; write it with axes of {AXES}"
+            f"{path}: axes {axes!r} of shape {shape} do not fit {AXES}; write the file with axes of {AXES}"
         )
     return TiffImage(series, named, tuple(shape[position] for position in long))
 

@@ -156,13 +156,13 @@ def decode_into(path: str, layout: Layout, flat: Array) -> None:
     # Blosc trusts its header, and would read beyond the end of a truncated file.
     blosc = layout.compressor == "blosc"
     if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
-        raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
+        raise ValueError(f"{path} has {len(data):,} bytes, which are not a Blosc chunk of {flat.size:,} bytes")
     if layout.compressor is not None:
         decompress_into(layout.compressor, data, flat)
     elif len(data) == flat.size:
         flat[...] = np.frombuffer(data, np.uint8)
     else:
-        raise ValueError(f"{path} holds {len(data)} bytes, expected {flat.size}")
+        raise ValueError(f"{path} has {len(data):,} bytes, expected {flat.size:,}")
 
 
 def read(found: Found) -> Array | None:
@@ -191,7 +191,7 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
             return data
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes > max(_MOST_BYTES, 2 * likely_bytes):
-            raise ValueError(f"{path} holds {size_bytes:,} bytes, expected were less than {likely_bytes:,}")
+            raise ValueError(f"{path} has {size_bytes:,} bytes, expected fewer than {likely_bytes:,}")
         return data + os.read(descriptor, size_bytes)
     finally:
         os.close(descriptor)
@@ -305,8 +305,8 @@ class Writer:
         description: bytes = files["zarr.json"].to_bytes()
         layout = parse(description)
         if layout is None:
-            what = f"an image of {shape} pixels in chunks of {self._chunk_shape}"
-            raise ImageError(f"{what} is more than {_MAX_CHUNKS:,} chunks; choose a larger chunk_shape")
+            problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {self._chunk_shape}"
+            raise ImageError(f"{problem}; pass a larger chunk_shape=")
         return description, layout
 
 

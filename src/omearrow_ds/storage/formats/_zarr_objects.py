@@ -62,7 +62,7 @@ class ZarrObjects(Store):
             data = await asyncio.to_thread(partial(self._read, key, byte_range))
         except MissingPathError:
             if self._complete and key.rpartition("/")[2] not in _DESCRIBING:
-                raise FormatError(f"{self._url}/{key}: is missing; restore the folder") from None
+                raise FormatError(f"{self._url}/{key}: does not exist; restore the folder") from None
             return None
         return prototype.buffer.from_bytes(bytes(data))
 

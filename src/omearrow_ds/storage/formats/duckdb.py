@@ -35,10 +35,10 @@ _PIECE_BYTES = 16 * 2**20  # Per query.
 _SCANNED_PIECE_BYTES = 2**30  # Without a key, each query decodes all vectors of its images.
 _SCANNED_BYTES = 64 * 2**20
 _SPARE_BYTES = 32 * 2**20
-_NOT_HAD = {
-    "Conflicting lock is held": "is open for writing in another process; wait until it is closed there, or copy it",
-    "Unique file handle conflict": "is open for writing in this process; close that connection first",
-    "replaying WAL file": "the log of changes beside it is another file's, or damaged; restore it, or remove it",
+_FAILURES = {
+    "Conflicting lock is held": ("is open for writing in another process", "close it in that process, or copy it"),
+    "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
+    "replaying WAL file": ("its log (.wal) is damaged or of another database", "restore the log, or remove it"),
 }
 
 
@@ -114,15 +114,15 @@ def _called(names: Sequence[str]) -> set[str]:
 def _refuse_misread(path: Path) -> None:
     """Refuse a path that DuckDB would misread."""
     if "?" in str(path) or "\\" in str(path):
-        what = "DuckDB takes what follows '?' in a path for options, and a backslash for a slash"
-        raise FormatError(f"{path}: {what}; choose a path without them")
+        problem = "DuckDB cannot open a path with '?' or a backslash"
+        raise FormatError(f"{path}: {problem}; rename it, or choose another path")
 
 
 def _not_had(path: Path, error: BaseException) -> FormatError | None:
     """Return the error for a database that is locked, or whose log is not its own; else None."""
-    for said, what in _NOT_HAD.items():
-        if said in str(error):
-            return FormatError(f"{path}: {what}: {first_line(error)}")
+    for text, (problem, remedy) in _FAILURES.items():
+        if text in str(error):
+            return FormatError(f"{path}: {problem}: {first_line(error)}; {remedy}")
     return None
 
 
@@ -206,15 +206,17 @@ class Source(_sql.SqlSource):
                 if image_columns(connection.sql(f"SELECT * FROM {_quoted(names)} LIMIT 0").to_arrow_table().schema)
             ]
         if not tables:
-            raise ColumnError(f"{self.path}: no table has a column that is an OME-Arrow struct; one is needed")
-        asked = (_TABLE if self._table is None else self._table).lower()
-        chosen = [names for names in tables if asked in _called(names)]
+            raise ColumnError(
+                f"{self.path}: no table has a column that is an OME-Arrow struct; pass a database with images"
+            )
+        requested = (_TABLE if self._table is None else self._table).lower()
+        chosen = [names for names in tables if requested in _called(names)]
         if self._table is None and not chosen:
             chosen = tables
         if len(chosen) != 1:
             listed = ", ".join(repr(".".join(names)) for names in chosen or tables)
-            several = f"{len(chosen)} tables hold images; pass table= with the name of one:"
-            none = f"table={self._table!r} is no table with images; those are"
+            several = f"{len(chosen)} tables contain images; pass table= with one of"
+            none = f"table={self._table!r} is not a table with images; pass one of"
             raise ColumnError(f"{self.path}: {several if chosen else none} {listed}")
         self._schema_name, self._table_name = chosen[0]
         return _quoted(chosen[0])

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
 _LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, stores in a separate block
-_ODD_PAGES = "not in place, as it was written to be, for its pages are not as this version knows them"
+_ODD_PAGES = "its pages have a layout that this version does not know"
 _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 STAGES = {"Source._fetch": "read+decode"}
@@ -112,7 +112,7 @@ class Source(LeafSource):
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
-            msg = f"columns {odd}: Lance takes no name with a dot or a backtick and none of its own ('_row...'); rename"
+            msg = f"columns {odd}: Lance cannot store names with a dot or backtick, or begin with '_row'; rename them"
             raise MetadataError(msg)
 
     def __init__(
@@ -144,12 +144,15 @@ class Source(LeafSource):
             with self._reading():
                 odd = self._is_odd(self._compression(dataset, self._starts))
             if odd:
-                warnings.warn(f"{path}: is read by Lance, at several times the cost: {_ODD_PAGES}", stacklevel=2)
+                msg = f"{path}: is read through Lance, several times more slowly: {_ODD_PAGES}; write it again"
+                warnings.warn(msg, stacklevel=2)
         self.close()
         if engine == "pages" and len(self) and self.engine != engine:
             raise ArgumentError(
-                "engine='pages' reads pixels in pages that are uncompressed or zstd",
+                "the pixels are not in uncompressed or zstd pages",
                 path=path,
+                option="engine",
+                value=engine,
                 remedy="pass engine=None",
             )
 
@@ -224,7 +227,7 @@ class Source(LeafSource):
         """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
         rows = slice(start, start + len(chunks))
         plain = _File(file.name, file.fragment, start, len(chunks), None)
-        starts, stops, _ = list_bounds(chunks, f"{self.path}: its chunks")
+        starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         pieces = stops - starts
         one_each = pieces.all() and (pieces == self.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
@@ -283,8 +286,8 @@ class Source(LeafSource):
         return super().failure(error) if any(map(os.path.exists, self._told_by)) else self._gone()
 
     def _gone(self) -> FormatError:
-        gone = f"was replaced or changed since it was opened: its version {self._version} is gone; open it again"
-        return FormatError(f"{self.path}: {gone}")
+        problem = f"version {self._version} was removed since it was opened"
+        return FormatError(f"{self.path}: {problem}; open it again")
 
     def close(self) -> None:
         self._dataset.close()
@@ -394,11 +397,11 @@ class RemoteSource(OnServer, Source):
 
     def _unopened(self, error: BaseException) -> OMEArrowDSError | None:
         """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
-        found = self._objects.failed(str(self.path), error)
-        if found is None and "was not found" in str(error):
-            found = MissingPathError(f"{self.path}: holds no Lance dataset; see whether the URL is right")
-        if found is not None:
-            raise found from None  # Lance's own message may repeat a server's text about credentials
+        cause = self._objects.failed(str(self.path), error)
+        if cause is None and "was not found" in str(error):
+            cause = MissingPathError(f"{self.path}: no Lance dataset exists at this URL; correct the URL")
+        if cause is not None:
+            raise cause from None  # Lance's own message may repeat a server's text about credentials
         return None
 
     def _open(self) -> lance.LanceDataset:
@@ -416,16 +419,16 @@ class RemoteSource(OnServer, Source):
         raise self._gone()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        found, missing = self._objects.failed(str(self.path), error), _NOT_FOUND.match(str(error))
+        cause, missing = self._objects.failed(str(self.path), error), _NOT_FOUND.match(str(error))
         try:
-            if found is None:
+            if cause is None:
                 self._refuse_other(self._manifest())
         except OMEArrowDSError as changed:
-            found = changed
-        if found is None and missing is not None:
-            found = FormatError(f"{self.path}: its file {missing[1]} is not there; restore it")
-        if found is not None:
-            raise found from None  # Lance's own message may repeat a server's text about credentials
+            cause = changed
+        if cause is None and missing is not None:
+            cause = FormatError(f"{self.path}: file {missing[1]} does not exist; restore it")
+        if cause is not None:
+            raise cause from None  # Lance's own message may repeat a server's text about credentials
         return None
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:

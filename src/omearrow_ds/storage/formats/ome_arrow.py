@@ -72,7 +72,7 @@ _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": 
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
 _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/explanation/layouts.md`
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
-_FEW_CHUNKS = "As few chunks an image as pages of Parquet can hold"
+_FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
 _CHECKED_AHEAD = 512  # Row groups compared with the index at once.
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # Images assembled from several chunks.
@@ -93,8 +93,10 @@ class _Layout(NamedTuple):
         for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
             if math.prod(chunk) * image.pixels.itemsize <= _MOST_CHUNK_BYTES:
                 return cls(name, chunk)
-        msg = f"image {image.image_id!r}: a plane, or tile, of {chunk[3:]} pixels is more than a page of Parquet holds"
-        raise ImageError(f"{msg}; write it to another format, or in parts")
+        problem = (
+            f"a plane or tile of {chunk[3:]} pixels exceeds {_MOST_CHUNK_BYTES:,} bytes, the limit of a Parquet page"
+        )
+        raise ImageError(f"image {image.image_id!r}: {problem}; pass a smaller chunk_shape=, or write another format")
 
     def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Yield the offset of each chunk in an image of the given shape."""
@@ -162,7 +164,9 @@ def write(
         for image in images:
             # ome-arrow finds chunks by the image's id, so it must be unique; our own id is kept in the sidecar.
             numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
-            image_id = next(each for each in itertools.chain([image.image_id], numbered) if each not in known)
+            image_id = next(
+                unique_id for unique_id in itertools.chain([image.image_id], numbered) if unique_id not in known
+            )
             known.add(image_id)
             layout = _Layout.of(image, chunk_shape)
             first = first or layout
@@ -183,7 +187,7 @@ def write(
             "layout": first.name if first else "image",
             "chunk_shape": first.chunk if first else None,
             "compression": _parquet_name(compression),
-            "rationale": f"{'Tiles as asked for' if chunk_shape else _FEW_CHUNKS}; written by omearrow-ds.",
+            "rationale": f"{'Tiles as requested' if chunk_shape else _FEW_CHUNKS}; written by omearrow-ds.",
         },
         "package_versions": {"numpy": np.__version__, "pyarrow": pa.__version__},
     }
@@ -252,13 +256,13 @@ class Source(BaseSource):
     def _refuse_other_folder(self) -> None:
         """Raise `FormatError` if the tables are missing, or one of the files is a symbolic link."""
         if not self.path.is_dir():
-            raise FormatError(f"{self.path}: is no folder, as ome-arrow's dataset is; pass another format=")
+            raise FormatError(f"{self.path}: is not a folder, expected an ome-arrow dataset; pass another format=")
         for name in _FILES:
             if (self.path / name).is_symlink():
                 raise link_refused(self.path / name)
         missing = [name for name in (_IMAGES, _CHUNKS) if not (self.path / name).exists()]
         if missing:
-            raise FormatError(f"{self.path}: misses {missing[0]}; restore the folder, or write it anew")
+            raise FormatError(f"{self.path}: {missing[0]} does not exist; restore the folder, or write it again")
 
     def _refuse_other_manifest(self, count: int) -> None:
         """Raise `FormatError` if the manifest, which is optional for ome-arrow, has another layout or image count."""
@@ -267,10 +271,10 @@ class Source(BaseSource):
             return
         with refusing(file, "a manifest of ome-arrow", (*self.errors, *MALFORMED), self.failure):
             manifest = json.loads(file.read_text(encoding="utf-8"))
-            layout, told = manifest["layout"], manifest.get("image_count", count)
-        if layout != _LAYOUT or told != count:
-            found = f"layout {layout!r}, {told} images"
-            raise FormatError(f"{file}: says {found}; expected {_LAYOUT!r} and the {count} of {_IMAGES}")
+            layout, num_images = manifest["layout"], manifest.get("image_count", count)
+        if layout != _LAYOUT or num_images != count:
+            problem = f"states layout {layout!r} and {num_images} images, expected {_LAYOUT!r} and {count} of {_IMAGES}"
+            raise FormatError(f"{file}: {problem}; restore the folder")
 
     @cached_property
     def _told_by(self) -> Sequence[str]:
@@ -285,15 +289,19 @@ class Source(BaseSource):
     def _set_images(self, images: pa.Table) -> None:
         names = {**{f"size_{axis}": f"size_{axis}" for axis in _AXES}, "dtype": "type"}
         arrays = [images[name].combine_chunks() for name in names]
-        told = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, list(names.values()))})
-        kinds = kinds_of(told, f"{self.path / _IMAGES}")
+        info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, list(names.values()))})
+        kinds = kinds_of(info, f"{self.path / _IMAGES}")
         if kinds.null.any():
-            raise FormatError(f"{self.path / _IMAGES}: image {kinds.null.argmax()} has neither sizes nor a dtype")
+            raise FormatError(
+                f"{self.path / _IMAGES}: image {kinds.null.argmax()} has neither sizes nor a dtype; restore the file"
+            )
         self.shapes, self.dtypes = kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
         ids = images["image_id"].to_pylist()
         self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
         if len(set(ids)) < len(ids):
-            raise FormatError(f"{self.path / _IMAGES}: two images have one image_id, by which their chunks are found")
+            raise FormatError(
+                f"{self.path / _IMAGES}: image_id is not unique, so chunks cannot be assigned to images; correct it"
+            )
         described = ("name", "image_type", "channels_json")
         self._described = images.select([name for name in described if name in images.column_names])
 
@@ -306,8 +314,8 @@ class Source(BaseSource):
         table = self._table(SIDECAR)
         self._listed = table[schema.SIDECAR_COLUMN].combine_chunks()
         if self._listed.field("image_id").to_pylist() != images["image_id"].to_pylist():
-            remedy = "remove it to read what is there without columns"
-            raise FormatError(f"{self.path / SIDECAR}: is of other images than {_IMAGES}; {remedy}")
+            remedy = "restore it, or remove it to read the images without columns"
+            raise FormatError(f"{self.path / SIDECAR}: lists other images than {_IMAGES}; {remedy}")
         self.image_ids = self._listed.field("id").to_pylist()
         self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
 
@@ -327,10 +335,12 @@ class Source(BaseSource):
         if chunks is None:
             chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
         if len(chunks) != self._starts[-1]:
-            raise FormatError(f"{self.path / _CHUNKS}: {len(chunks):,} rows in place of {self._starts[-1]:,}")
-        place = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
+            raise FormatError(
+                f"{self.path / _CHUNKS}: {len(chunks):,} rows, expected {self._starts[-1]:,}; restore the file"
+            )
+        positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
-        self._grid = _Grid(place[:, :5], place[:, 5:], owners)
+        self._grid = _Grid(positions[:, :5], positions[:, 5:], owners)
         self._told = chunks.select(_TOLD)
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
@@ -362,15 +372,16 @@ class Source(BaseSource):
         """Raise `FormatError` if chunks have another dtype than their images."""
         for name, owner in zip(names, owners.tolist(), strict=True):
             if owner >= 0 and name not in (self.dtypes[owner].name, self.dtypes[owner].str):
-                where = f"{self.path}: image {owner} ({self.image_ids[owner]!r})"
-                raise FormatError(f"{where} is {self.dtypes[owner]}, a chunk of it {name}; it is damaged")
+                subject = f"{self.path}: image {owner} ({self.image_ids[owner]!r})"
+                problem = f"dtype is {self.dtypes[owner]}, but a chunk has {name}"
+                raise FormatError(f"{subject}: {problem}; the folder is damaged, restore it")
 
     def _refuse_gaps(self, rows: Array) -> None:
         """Raise `FormatError` unless the sorted chunk ``rows`` of each image form a grid that fills it."""
         firsts = np.array(self._firsts)
         counts = np.diff(firsts)
         good = counts > 0
-        starts, sizes, owners = (each[rows] for each in self._grid)
+        starts, sizes, owners = (values[rows] for values in self._grid)
         steps = np.ones_like(self.shapes)
         if len(rows):
             steps[good] = np.maximum.reduceat(sizes, firsts[:-1][good]).clip(1)
@@ -381,8 +392,8 @@ class Source(BaseSource):
         good &= counts == (-(-self.shapes // steps)).prod(axis=1)
         if not good.all():
             bad = int(good.argmin())
-            what = f"its {counts[bad]:,} chunks do not fill it once, cut along one grid; it is incomplete or damaged"
-            raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {what}")
+            problem = f"{counts[bad]:,} chunks do not fill the image exactly once; the folder is damaged, restore it"
+            raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
         with self._opening():
@@ -552,12 +563,14 @@ class Source(BaseSource):
             return
         start, stop = self._starts[number : number + 2]
         table = self._read_group(number, [*_TOLD, "dtype"])
-        found = table.select(_TOLD)
+        stored = table.select(_TOLD)
         with self._interpreting():
-            same = found.equals(self._told.slice(start, stop - start).cast(found.schema))
+            same = stored.equals(self._told.slice(start, stop - start).cast(stored.schema))
         if not same:
-            remedy = f"remove {_INDEX}, or write the folder anew"
-            raise FormatError(f"{self.path / _INDEX}: has other chunks than {_CHUNKS} in row group {number}; {remedy}")
+            remedy = f"remove {_INDEX}, or write the folder again"
+            raise FormatError(
+                f"{self.path / _INDEX}: lists other chunks than {_CHUNKS} in row group {number}; {remedy}"
+            )
         self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[start:stop])
         self._unchecked.discard(number)
 
@@ -565,8 +578,10 @@ class Source(BaseSource):
         self._pages.get().mapping.refuse_changed()  # pyarrow maps the file as well
         with self._reading():
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
-        if len(table) != self._starts[number + 1] - self._starts[number]:
-            raise FormatError(f"{self.path / _CHUNKS}: row group {number} has other rows than its footer says")
+        expected = self._starts[number + 1] - self._starts[number]
+        if len(table) != expected:
+            problem = f"row group {number} has {len(table):,} rows, expected {expected:,} of the footer"
+            raise FormatError(f"{self.path / _CHUNKS}: {problem}; the file is damaged, restore it")
         return table
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
@@ -577,10 +592,12 @@ class Source(BaseSource):
     def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
         owner = int(self._grid.owners[row])
         dtype, shape = self.dtypes[owner], tuple(self._grid.sizes[row].tolist())
-        wanted = math.prod(shape) * dtype.itemsize
-        if pixels is None or pixels.size != wanted:
-            held = "no pixels" if pixels is None else f"{pixels.size:,} bytes of pixels"
-            raise DecodeError(f"{self.path}: image {owner}: a chunk of it holds {held}, expected {wanted:,} bytes")
+        expected = math.prod(shape) * dtype.itemsize
+        if pixels is None or pixels.size != expected:
+            problem = (
+                f"a chunk has {0 if pixels is None else pixels.size:,} bytes of pixels, expected {expected:,} bytes"
+            )
+            raise DecodeError(f"{self.path}: image {owner}: {problem}; the file is damaged, restore it")
         return np.frombuffer(pixels, dtype).reshape(shape)
 
     def metadata(self, index: int) -> dict[str, Any]:

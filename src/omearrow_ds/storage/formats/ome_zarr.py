@@ -102,7 +102,11 @@ class Source(FolderSource):
         super()._look()
         if self._listed and self._level:
             raise ArgumentError(
-                "what is written here has level 0 alone", path=self.path, option="level", value=self._level
+                "written collections have only level 0",
+                path=self.path,
+                option="level",
+                value=self._level,
+                remedy="pass level=0",
             )
         if self._plate is not None and not self._listed:
             self._take_plate(*self._plate)
@@ -162,7 +166,11 @@ class Source(FolderSource):
         if isinstance(node, zarr.Array):
             if self._level:
                 raise ArgumentError(
-                    "it is a bare array, which has no levels", path=path, option="level", value=self._level
+                    "a Zarr array has no levels",
+                    path=path,
+                    option="level",
+                    value=self._level,
+                    remedy="pass level=0",
                 )
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
@@ -172,7 +180,7 @@ class Source(FolderSource):
         with self._reading(path):
             array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._vector, path))]
         if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
+            raise FormatError(f"{path}: level {self._level} is not a Zarr array; restore it")
         return _safe(array, path), _ngff.axes_of(multiscale)
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
@@ -198,16 +206,13 @@ class Source(FolderSource):
     def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
         """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
         if _ngff.is_of_plate(attributes):
-            return FormatError(f"{path}: is of an OME-Zarr plate; pass the path of the plate itself")
-        inside = sorted(each for each in path.iterdir() if each.is_dir() and is_zarr_node(str(each)))[:_NAMED]
-        if path != self.path and any(self._is_member(each) for each in inside):
-            what = "is a folder of OME-Zarr images; folders are read one by one"
-            return FormatError(f"{path}: {what}: pass {str(path)!r}")
-        what = "is a Zarr group without images: no multiscales, and no plate, are in its attributes"
-        held = f"look into what it holds ({', '.join(repr(each.name) for each in inside)}), and " if inside else ""
-        return FormatError(
-            f"{path}: {what}; {held}pass the path of an OME-Zarr image, of a folder of such, or of a plate"
-        )
+            return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
+        inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
+        if path != self.path and any(self._is_member(group) for group in inside):
+            return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
+        groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
+        remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
+        return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
     def _present(self) -> list[str]:
         node = self._node(self.path) if self._may_be_plate() else None
@@ -216,7 +221,7 @@ class Source(FolderSource):
         if self._plate is not None:
             fields = [field for well in self._plate[1] for field in self._fields(well)]
             if not fields:
-                raise FormatError(f"{self.path}: is an OME-Zarr plate of no fields; there are no images to read")
+                raise FormatError(f"{self.path}: the OME-Zarr plate has no fields; pass a plate with images")
             return fields
         names = super()._present()
         for name in names:
@@ -235,21 +240,23 @@ class Source(FolderSource):
 
     def _fields(self, well: str) -> list[str]:
         """Return the fields of a plate's well, as paths below the plate."""
-        for place in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
-            if (self.path / place).is_symlink():
-                raise link_refused(self.path / place)
-        remedy = "restore it, or take it out of the list"
+        for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
+            if (self.path / folder).is_symlink():
+                raise link_refused(self.path / folder)
+        remedy = "restore it, or remove it from the list"
         if not is_zarr_node(f"{self.path}/{well}"):
-            raise FormatError(f"{self.path}: lists the well {well!r}, which is not there; {remedy}")
+            raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
         node = self._node(self.path / well)
         with self._reading(self.path / well):
             listed = _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")
         if listed is None:
-            raise FormatError(f"{self.path}: the well {well!r} does not tell its fields; {remedy}")
+            raise FormatError(f"{self.path}: well {well!r} does not list its fields; {remedy}")
         fields = [f"{well}/{field}" for field in listed]
         for field in fields:
             if not is_zarr_node(f"{self.path}/{field}"):
-                raise FormatError(f"{self.path}: well {well!r} lists the field {field!r}, which is not there; {remedy}")
+                raise FormatError(
+                    f"{self.path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}"
+                )
         return fields
 
     def _plain(self, file: str) -> _zarr_chunks.Found | None:
@@ -278,13 +285,13 @@ class Source(FolderSource):
         try:
             return to_tczyx(pixels, axes, str(self._root / file))
         except AxesError as error:
-            raise FormatError(f"{self._root / file}: its axes are no image's: {error}") from error
+            raise FormatError(f"{self._root / file}: axes are not those of an image: {error}") from error
         except ImageError as error:
             if axes is not None or 0 in pixels.shape:
                 raise FormatError(str(error)) from error
-            what = f"the axes of a {pixels.ndim}-D array are not known"
+            problem = f"the axes of a {pixels.ndim}-D array are unknown"
             remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
-            raise FormatError(f"{self._root / file}: {what}; {remedy}") from error
+            raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
     def _read(self, index: int) -> Array:
         if not self._listed:
@@ -341,7 +348,7 @@ class Source(FolderSource):
         array, _ = self._array(Path(folder))
         if array.nchunks_initialized != array.nchunks:  # zarr would return its fill value
             missing = array.nchunks - array.nchunks_initialized
-            raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
+            raise FormatError(f"{folder}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         return array
 
     def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
@@ -411,20 +418,22 @@ class Source(FolderSource):
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
         if not name or ".." in PurePosixPath(name).parts:
-            raise ArgumentError(f"{name!r} is no name of label images", path=self.path)
+            raise ArgumentError(
+                f"{name!r} is not a name of label images", path=self.path, remedy="pass a relative name"
+            )
         files = [f"{member.file}/labels/{name}" for member in self._members]
-        there = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
-        if not there:
-            held = self.label_images()
-            remedy = f"there are {', '.join(map(repr, held))}" if held else "they have none"
-            raise ArgumentError(f"no image has label images {name!r}; {remedy}", path=self.path)
-        ids = [self.image_ids[index] for index in there]
-        paths = [files[index] for index in there]
-        found = Source.of_files(self.path, self._root, paths, ids, range(len(there)), level=self._level)
-        found.variant = (*self.variant, f"labels/{name}")
+        indices = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
+        if not indices:
+            names = self.label_images()
+            remedy = f"pass one of {', '.join(map(repr, names))}" if names else "pass masks as another collection"
+            raise ArgumentError(f"no image has label images {name!r}", path=self.path, remedy=remedy)
+        ids = [self.image_ids[index] for index in indices]
+        paths = [files[index] for index in indices]
+        label_source = Source.of_files(self.path, self._root, paths, ids, range(len(indices)), level=self._level)
+        label_source.variant = (*self.variant, f"labels/{name}")
         label_of = np.full(len(files), -1)
-        label_of[there] = np.arange(len(there))
-        return found, label_of
+        label_of[indices] = np.arange(len(indices))
+        return label_source, label_of
 
 
 _OF_BUCKET = 2  # Parts of a URL without an object name.
@@ -456,8 +465,8 @@ class RemoteSource(Source):
             with suppress(StorageError, MissingPathError):
                 names = sorted({name.partition("/")[0] for name in self._objects.inside(str(self.path))})
                 if not set(names) & set(ZARR_FILES):
-                    said = f"is no OME-Zarr itself, but holds {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{self.path}: {said}; pass the URL of one of them") from None
+                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
+                    raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
             raise
 
     def _open_store(self) -> ZarrObjects:
@@ -483,7 +492,7 @@ class RemoteSource(Source):
     def _look(self) -> None:
         self.columns, self._root, self._listed = pa.table({}), self.path, False
         try:
-            said = self._objects.read(f"{self.path}/{SIDECAR}")
+            sidecar = self._objects.read(f"{self.path}/{SIDECAR}")
         except MissingPathError:
             node = self._top()
             of_image = isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
@@ -491,8 +500,8 @@ class RemoteSource(Source):
                 plate = None if of_image else _ngff.plate_of(dict(node.attrs), str(self.path))
             if of_image and len(self.path.parts) <= _OF_BUCKET:
                 raise FormatError(
-                    f"{self.path}: is a bucket that is an image itself, without a name; copy it into a folder of the "
-                    f"bucket, and pass the URL of that"
+                    f"{self.path}: the bucket itself is an image, which is not supported; copy it to a folder of "
+                    f"the bucket, and pass the URL of that folder"
                 ) from None
             if of_image:
                 self._root = self.path.parent
@@ -502,22 +511,26 @@ class RemoteSource(Source):
             if plate is not None:
                 self._take_plate(*plate)
         else:
-            self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(said))
+            self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(sidecar))
             self._nodes.close()
             if self._level:
                 raise ArgumentError(
-                    "what is written here has level 0 alone", path=self.path, option="level", value=self._level
+                    "written collections have only level 0",
+                    path=self.path,
+                    option="level",
+                    value=self._level,
+                    remedy="pass level=0",
                 )
-        told = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
-        self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+        members = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
+        self.stamp = (int.from_bytes(hashlib.blake2b(members.encode(), digest_size=16).digest()),)
 
     def _below(self) -> list[str]:
         """Return the names of the images directly below the group, which is listed."""
-        places = (name.partition("/") for name in self._objects.inside(str(self.path)))
-        found = {first for first, _, rest in places if rest in _NODE_FILES and first != "OME"}
-        if not found:
-            raise FormatError(f"{self.path}: is a Zarr group without images; pass the URL of an image, or of a plate")
-        return sorted(found, key=natural_key)
+        parts = (name.partition("/") for name in self._objects.inside(str(self.path)))
+        names = {first for first, _, rest in parts if rest in _NODE_FILES and first != "OME"}
+        if not names:
+            raise FormatError(f"{self.path}: the Zarr group contains no images; pass the URL of an image or a plate")
+        return sorted(names, key=natural_key)
 
     def _fields_of(self, wells: Sequence[str]) -> list[str]:
         fields = []
@@ -526,7 +539,7 @@ class RemoteSource(Source):
                 listed = _ngff.fields_of(dict(self._node(self.path / well).attrs), f"{self.path}/{well}")
             fields += [f"{well}/{field}" for field in listed or []]
         if not fields:
-            raise FormatError(f"{self.path}: is an OME-Zarr plate of no fields; there are no images to read")
+            raise FormatError(f"{self.path}: the OME-Zarr plate has no fields; pass a plate with images")
         return fields
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
@@ -560,7 +573,9 @@ class RemoteSource(Source):
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
         raise ArgumentError(
-            f"label images ({name!r}) of a server are not read", path=self.path, remedy="copy it to this machine"
+            f"label images {name!r} on a server are not supported",
+            path=self.path,
+            remedy="copy the collection to this machine",
         )
 
     def stored_files(self) -> Iterator[Path]:
@@ -595,7 +610,7 @@ def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:
     schema.pixel_dtype(str(array.dtype), str(path))
     described = array.metadata.to_dict()
     if "pickle" in repr([described.get(name) for name in ("filters", "compressor", "codecs")]).lower():
-        raise FormatError(f"{path}: its chunks are pickled objects, which are not read: they could run any code")
+        raise FormatError(f"{path}: chunks are pickled objects, which could run code; convert them to numbers")
     return array
 
 

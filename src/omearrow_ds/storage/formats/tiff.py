@@ -185,7 +185,7 @@ class Source(FolderSource):
                 _refuse_beyond(listed, "image series", number, len(tif.series), path)
             image = find_image(tif, path, number)
         if self._listed and not tif.is_ome:
-            raise FormatError(f"{path}: has lost its OME-XML; restore the file, or take it out of this folder")
+            raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         return image
 
     def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
@@ -203,9 +203,11 @@ class Source(FolderSource):
                 tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
                 tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
         if is_part:
-            what = "is one of several files of one image"
-            remedy = "pass pattern= that names what they hold ({channel}, {z}, {t}), or write one image per file"
-            raise FormatError(f"{path}: {what}; {remedy}")
+            problem = "contains only a part of an image, which other files complete"
+            remedy = (
+                "pass pattern= with the axes that the names state ({channel}, {z}, {t}), or write one image per file"
+            )
+            raise FormatError(f"{path}: {problem}; {remedy}")
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
@@ -312,7 +314,7 @@ class Source(FolderSource):
         try:
             status = os.stat(SIDECAR, dir_fd=folder)
         except FileNotFoundError:
-            raise FormatError(f"{self.path}: was removed since it was opened") from None
+            raise FormatError(f"{self.path}: was removed since it was opened; restore it, and open it again") from None
         if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self.stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
@@ -339,7 +341,7 @@ class Source(FolderSource):
             self._take_own_image(tif, file)
             xml = tif.ome_metadata
         if not xml and self._listed:
-            raise FormatError(f"{file}: has lost its OME-XML; it is damaged, or no file of this folder")
+            raise FormatError(f"{file}: OME-XML is missing; restore the file, or move it out of this folder")
         if not xml:
             return schema.normalize_metadata(None, 0, "")
         with self._reading(file):
@@ -560,11 +562,11 @@ def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffIma
     return with_axes(tifffile.TiffPageSeries([page]), path)
 
 
-def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path: Path) -> None:
+def _refuse_beyond(listed: ListedPage, part: str, number: int, count: int, path: Path) -> None:
     """Raise `FormatError` if a file lacks the series or page that a table lists."""
     if number >= count:
         raise FormatError(
-            f"{path}: has no {what} {number}, but {count}, counted from 0; correct the table ({listed.where})"
+            f"{path}: {part} {number} is out of range for {count}, counted from 0; correct the table ({listed.where})"
         )
 
 
