@@ -7,7 +7,7 @@ import math
 import os
 import resource
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -
     itemsizes = dtypes[0].itemsize if one_of(dtypes) else np.array([dtype.itemsize for dtype in dtypes], np.int64)
     sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * itemsizes
     return sizes
+
+
+def split_by_bytes(sizes_bytes: np.ndarray[Any, Any], max_bytes: int) -> Iterator[slice]:
+    """Yield slices of consecutive items that have at most ``max_bytes`` together, or that are one item."""
+    ends, start = np.cumsum(sizes_bytes), 0
+    while start < len(ends):
+        limit_bytes = max_bytes + (int(ends[start - 1]) if start else 0)
+        stop = max(start + 1, int(np.searchsorted(ends, limit_bytes, side="right")))
+        yield slice(start, stop)
+        start = stop
 
 
 def one_of(values: Sequence[Any]) -> bool:

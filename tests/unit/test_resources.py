@@ -6,10 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omearrow_ds import FORMATS
-from omearrow_ds.resources import _left_by_groups, _quotas, available_cores
+from omearrow_ds.resources import _left_by_groups, _quotas, available_cores, split_by_bytes
 from tests.support.strategies import FOLDERS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
@@ -156,3 +159,12 @@ def test_cores_are_those_of_the_control_group(tmp_path, monkeypatch):
     assert available_cores() == 5
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert available_cores() == 1
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(0, 20))
+def test_split_by_bytes_fills_each_slice_up_to_the_limit(sizes, limit):
+    parts = list(split_by_bytes(np.array(sizes, np.int64), limit))
+    assert [index for part in parts for index in range(len(sizes))[part]] == list(range(len(sizes)))
+    for part in parts:
+        assert sum(sizes[part]) <= limit or part.stop - part.start == 1
+        assert part.stop == len(sizes) or sum(sizes[part.start : part.stop + 1]) > limit

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import encode as codec
-from omearrow_ds.resources import image_bytes
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.place import Place
@@ -72,9 +72,10 @@ class Stored:
 
     def images(self, numbers: Array) -> Iterator[codec.Image]:
         """Yield the images at sorted, distinct indices."""
-        for some in _chunks(numbers, image_bytes(self.shapes[numbers], [self.dtypes[n] for n in numbers.tolist()])):
-            views = self._verified.views(some.tolist())
-            yield from (self._image(number, pixels) for number, pixels in zip(some.tolist(), views, strict=True))
+        sizes_bytes = image_bytes(self.shapes[numbers], [self.dtypes[index] for index in numbers.tolist()])
+        for part in split_by_bytes(sizes_bytes, HELD_BYTES):
+            indices = numbers[part].tolist()
+            yield from map(self._image, indices, self._verified.views(indices))
 
     def in_order(self) -> Iterator[codec.Image]:
         """Yield all images in order; each stored block is read once, into memory that the next block may reuse."""
@@ -113,18 +114,8 @@ def as_ordered(material: Material, numbers: Array) -> Iterator[codec.Image]:
         yield from material.images(numbers)
         return
     sizes_bytes = image_bytes(material.shapes[numbers], [material.dtypes[n] for n in numbers.tolist()])
-    for some in _chunks(numbers, sizes_bytes):
-        order = np.argsort(some)
-        held = dict(zip(some[order].tolist(), material.images(some[order]), strict=True))
-        yield from (held.pop(number) for number in some.tolist())
-
-
-def _chunks(numbers: Array, sizes_bytes: Array) -> Iterator[Array]:
-    """Yield chunks of indices whose images are held at once, at least one per chunk."""
-    ends = np.cumsum(sizes_bytes)
-    first = 0
-    while first < len(numbers):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, before + HELD_BYTES, side="right")))
-        yield numbers[first:stop]
-        first = stop
+    for part in split_by_bytes(sizes_bytes, HELD_BYTES):
+        indices = numbers[part]
+        order = np.sort(indices)
+        images = dict(zip(order.tolist(), material.images(order), strict=True))
+        yield from (images.pop(index) for index in indices.tolist())

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import ColumnError
 from omearrow_ds.options import WriteSettings
-from omearrow_ds.resources import image_bytes
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats import PART_BYTES
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.hashes import new_hash
@@ -77,12 +77,7 @@ class Cut:
             seed = self.shuffle_seed
             group = rows if seed is None else rows[_permutation(seed, number, len(rows))]
             order.append(group)
-            ends = np.cumsum(sizes_bytes[group])
-            first, base = 0, starts[-1]
-            while first < len(group):
-                before = int(ends[first - 1]) if first else 0
-                first = max(first + 1, int(np.searchsorted(ends, before + self.part_bytes, side="right")))
-                starts.append(base + first)
+            starts += [starts[-1] + part.stop for part in split_by_bytes(sizes_bytes[group], self.part_bytes)]
         return Plan(np.concatenate(order), np.array(starts if len(starts) > 1 else [0, 0]))
 
     def _groups(self, material: Material) -> list[Array]:

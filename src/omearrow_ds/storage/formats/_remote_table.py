@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omearrow_ds.errors import FormatError
-from omearrow_ds.resources import image_bytes
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._base import Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -82,15 +82,8 @@ class RemoteTable(OnServer):
         return replace(stored, in_place=False, reading="by ranges of an object on a server")
 
     def blocks(self) -> Iterator[Block]:
-        sizes_bytes = image_bytes(self.shapes, self.dtypes).tolist()
-        first = 0
-        while first < len(self):
-            stop, held_bytes = first + 1, sizes_bytes[first]
-            while stop < len(self) and held_bytes + sizes_bytes[stop] <= BLOCK_BYTES:
-                held_bytes += sizes_bytes[stop]
-                stop += 1
-            yield first, self.views(range(first, stop))
-            first = stop
+        for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES):
+            yield part.start, self.views(range(part.start, part.stop))
 
     def stored_size(self) -> tuple[int, int, int]:
         size_bytes = self._object.get().size_bytes

@@ -25,6 +25,7 @@ from omearrow_ds.codec.decode import Expected, new_image
 from omearrow_ds.codec.encode import Image, beside, binary, with_checksums
 from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
@@ -439,9 +440,7 @@ class Source(BaseSource):
             return [rows]
         pixels = self._grid.sizes[rows].prod(axis=1)
         sizes_bytes = pixels * [self.dtypes[owner].itemsize for owner in self._grid.owners[rows].tolist()]
-        numbers = np.cumsum(sizes_bytes) // _BLOCK_BYTES
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
-        return [rows[first:stop] for first, stop in itertools.pairwise(cuts)]
+        return [rows[piece] for piece in split_by_bytes(sizes_bytes, _BLOCK_BYTES)]
 
     def _put_together(self, index: int, chunks: dict[int, Array]) -> Array:
         rows = self._rows[self._firsts[index] : self._firsts[index + 1]]
@@ -466,12 +465,8 @@ class Source(BaseSource):
         return self._pages_of(data, number)
 
     def _put_all(self) -> Iterator[Block]:
-        sizes = self.shapes.prod(axis=1) * [dtype.itemsize for dtype in self.dtypes]
-        first = 0
-        for stop in range(1, len(self) + 1):
-            if stop == len(self) or sizes[first : stop + 1].sum() > _BLOCK_BYTES:
-                yield first, self.views(range(first, stop))
-                first = stop
+        for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES):
+            yield part.start, self.views(range(part.start, part.stop))
 
     def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
