@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from omearrow_ds.cli import main
-from omearrow_ds.options import OpenSettings, SampleSettings, WriteSettings, describe_options
+from omearrow_ds.options import (
+    OpenSettings,
+    ProfileSettings,
+    RecommendSettings,
+    SampleSettings,
+    WriteSettings,
+    describe_options,
+)
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -92,6 +99,7 @@ def command_line_page() -> str:
 def options_page() -> str:
     """Return a Markdown page with a table of each record of options."""
     tables = {"Opening": OpenSettings, "Samples": SampleSettings, "Writing": WriteSettings}
+    tables |= {"Profiling": ProfileSettings, "Recommendation": RecommendSettings}
     sections = [f"## {title}\n\n{describe_options(record)}" for title, record in tables.items()]
     return "\n\n".join(["# Options", "Generated from `omearrow_ds.options`.", *sections]) + "\n"
 

@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from omearrow_ds.errors import ArgumentError
@@ -28,10 +29,18 @@ Kind = Literal[
     "names or auto",
     "repeated",
     "types",
-    "mapping",
     "size",
     "task",
     "switch",
+    "flag",
+    "number",
+    "preload",
+    "selection",
+    "workers",
+    "folder",
+    "formats",
+    "rate",
+    "time",
 ]
 CROPS = ("center", "random", "grid")
 PADS = ("constant", "edge", "reflect", "shift", "drop")
@@ -46,20 +55,25 @@ class Rule:
     kind
         Form of the value, and of its flag.
     choices, minimum
-        Values that the check allows, besides the default.
+        Values that the check allows, besides the default. A number of kind ``"number"`` is above the minimum.
+    typed_minimum
+        Minimum of the flag, if it is higher.
     flag
         Name of the flag, None for an option without one; an empty string derives it from the name of the option.
-    metavar, help, shows_default
+    metavar, help
         Texts of the flag.
+    shows_default
+        Whether the help states the default, or the default of the flag in another form.
     """
 
     help: str
     kind: Kind = "any"
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | bool, ...] = ()
     minimum: int | None = None
+    typed_minimum: int | None = None
     flag: str | None = ""
     metavar: str | None = None
-    shows_default: bool = False
+    shows_default: bool | str = False
 
 
 def option(default: Any, help: str, **rule: Any) -> Any:  # noqa: A002  # as click calls it
@@ -80,7 +94,7 @@ def flag_of(declared: Field[Any]) -> str | None:
 
 
 def check_integer(
-    name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = float("inf")
+    name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = float("inf"), remedy: str = ""
 ) -> int:
     """Return a whole number as Python's int, or raise `ArgumentError`; ``allowed`` describes the allowed values."""
     try:
@@ -88,11 +102,13 @@ def check_integer(
     except TypeError:
         number = minimum - 1
     if not minimum <= number <= maximum:
-        raise ArgumentError(option=name, value=value, allowed=allowed or f"a whole number from {minimum}")
+        raise ArgumentError(
+            option=name, value=value, allowed=allowed or f"a whole number from {minimum}", remedy=remedy
+        )
     return number
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str], also: str = "") -> None:
+def check_choice(name: str, value: Any, choices: Sequence[Any], also: str = "") -> None:
     """Raise `ArgumentError` if a value is not one of the choices."""
     if value not in choices:
         raise ArgumentError(option=name, value=value, allowed=f"one of {', '.join(map(repr, choices))}{also}")
@@ -158,12 +174,18 @@ def _checked(declared: Field[Any], value: Any) -> Any:
     name, rule, or_none = declared.name, rule_of(declared), ", or None" if declared.default is None else ""
     if rule.choices:
         check_choice(name, value, rule.choices, or_none)
+    elif rule.kind == "number":
+        if not isinstance(value, Real) or not 0 < value < float("inf"):  # type: ignore[operator]
+            raise ArgumentError(option=name, value=value, allowed=f"a finite number above 0{or_none}")
     elif rule.minimum is not None:
-        unit = "number of bytes" if rule.kind == "bytes" else "whole number"
-        return check_integer(name, value, rule.minimum, f"a {unit} from {rule.minimum}{or_none}")
+        is_size = rule.kind == "bytes"
+        unit, number = "number of bytes" if is_size else "whole number", value
+        if is_size and isinstance(value, float) and value.is_integer():  # For example 20e9.
+            number = int(value)
+        return check_integer(name, number, rule.minimum, f"a {unit} from {rule.minimum}{or_none}")
     elif rule.kind == "text" and not isinstance(value, str | os.PathLike):
         raise ArgumentError(option=name, value=value, allowed=f"a text{or_none}")
-    elif rule.kind == "mapping" and not isinstance(value, Mapping):
+    elif rule.kind == "selection" and not isinstance(value, Mapping):
         raise ArgumentError(option=name, value=value, allowed="a mapping of axes, e.g. {'C': [0, 2]}")
     elif rule.kind == "task" and not _is_task(value):
         raise ArgumentError(option=name, value=value, allowed="(K, N), task K of N, from 1")
@@ -236,9 +258,9 @@ class OpenSettings(OptionRecord):
 class SampleSettings(OptionRecord):
     """Options of `omearrow_ds.OMEArrowDataset` other than those of opening."""
 
-    preload: Any = option(True, "Decode all pixels into memory; auto does so if they fit.", flag=None)
-    axes: str = option("CYX", "Axes of a sample.", kind="text", flag=None)
-    select: Any = option(None, "Indices to keep of an axis, e.g. C=0,2.", kind="mapping", flag=None)
+    preload: Any = option(True, "Decode all pixels into memory; auto: if they fit.", flag=None)
+    axes: str = option("CYX", "Axes of a sample.", kind="text", shows_default=True)
+    select: Any = option(None, "Indices of an axis, e.g. C=0,2.", kind="selection", metavar="AXIS=I,...")
     crop_size: tuple[int, int] | None = option(
         None,
         "Crop size in pixels, at the image center or around objects, e.g. 256 or 256x512.",
@@ -246,12 +268,12 @@ class SampleSettings(OptionRecord):
         flag="--crop",
         metavar="SIZE",
     )
-    normalize: Any = option(True, "Scale pixels to float32.", flag=None)
+    normalize: Any = option(True, "Scale pixels to float32.", kind="switch", shows_default=True)
     illumination: Any = option(None, "Illumination functions to divide pixels by.", flag=None)
-    transform: Any = option(None, "Callable that is applied to the tensor of each sample.", flag=None)
-    masks: Any = option(None, "Masks returned with samples: a path, a column, or a file pattern in braces.", flag=None)
-    mask_background: bool = option(False, "Set pixels outside the object's mask to zero.", flag=None)
-    target: Any = option(None, "Column returned with samples.", flag=None)
+    transform: Any = option(None, "Function of the tensor of each sample.", metavar="MODULE:NAME")
+    masks: Any = option(None, "Masks of the samples: a path, an image column, or a file pattern.", metavar="MASKS")
+    mask_background: bool = option(False, "Set pixels outside the object to 0.", kind="flag")
+    target: Any = option(None, "Column of the targets.", metavar="COLUMN")
     encode_targets: bool = option(True, "Return integer codes instead of strings.", flag=None)
     classes: Any = option(None, "Strings of the target in the order of their codes.", flag=None)
     return_ids: bool = option(False, "Return the image id as the last item of a sample.", flag=None)
@@ -350,6 +372,82 @@ class WriteSettings(OptionRecord):
     def skips_errors(self) -> bool:
         """Whether unreadable images are skipped."""
         return self.on_error == "skip"
+
+
+_BATCH_SIZE = option(16, "Samples per batch.", kind="integer", minimum=1, shows_default=True)
+_WORK_DIR = option(
+    None, "Folder for temporary copies.  [default: temporary folder of the system]", kind="folder", metavar="DIRECTORY"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings(OptionRecord):
+    """Options of `omearrow_ds.profile_dataset` other than those of the dataset."""
+
+    batch_size: int = _BATCH_SIZE
+    num_workers: int | str = option(
+        "auto", "Worker processes.", kind="workers", flag="--workers", metavar="N|auto", shows_default=True
+    )
+    preload: Literal[True, False, "auto"] | None = option(
+        None,
+        "Decode all pixels into memory; auto: if they fit.",
+        kind="preload",
+        choices=(True, False, "auto"),
+        shows_default="no",
+    )
+    model: Any = option(None, "torch.nn.Module, or function that returns one.", metavar="MODULE:NAME")
+    optimizer: Literal["sgd", "adam", "none"] = option(
+        "sgd", "none: only the forward pass.", choices=("sgd", "adam", "none"), shows_default=True
+    )
+    device: Any = option(None, "Device of batches and model, e.g. cuda.  [default: cpu]")
+    shuffle: bool = option(True, "Random order.", kind="switch", shows_default=True)
+    seconds: float | None = option(None, "Time to measure the stages.  [default: 1 to 10]", kind="number", minimum=0)
+    epochs: int | None = option(
+        None, "Number of whole epochs to measure, instead of --seconds.", kind="integer", minimum=1
+    )
+    trials: bool = option(True, "Try other settings, one at a time.", kind="switch", shows_default=True)
+    work_dir: str | os.PathLike[str] | None = _WORK_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommendSettings(OptionRecord):
+    """Options of `omearrow_ds.recommend` other than those of opening and samples."""
+
+    epochs: int = option(10, "Number of epochs.", kind="integer", minimum=1, shows_default=True)
+    access: Literal["random", "sequential"] = option(
+        "random", "Order of reads.", choices=("random", "sequential"), shows_default=True
+    )
+    budget_bytes: int | None = option(
+        None,
+        "Disk space for converted images, e.g. 20GB; by default the free space.",
+        kind="bytes",
+        minimum=0,
+        metavar="BYTES",
+    )
+    memory_bytes: int | None = option(
+        None,
+        "Memory for preloaded pixels; by default half of the free memory.",
+        kind="bytes",
+        minimum=0,
+        metavar="BYTES",
+    )
+    batch_size: int = _BATCH_SIZE
+    seconds: float = option(
+        90.0, "Approximate total time.", kind="number", minimum=0, typed_minimum=1, shows_default=True
+    )
+    tile: int | None = option(
+        None,
+        "Store single-channel tiles of N x N pixels instead of images.",
+        kind="integer",
+        minimum=1,
+        metavar="N",
+    )
+    formats: Sequence[str] | None = option(None, "Formats to try; by default all.", kind="formats", metavar="NAME,...")
+    bandwidth: str | float | None = option(
+        None, "Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).", kind="rate", metavar="RATE"
+    )
+    latency: str | float | None = option(None, "Latency of that link, e.g. 20ms.", kind="time", metavar="TIME")
+    work_dir: str | os.PathLike[str] | None = _WORK_DIR
 
 
 LAYOUT = ("encoding", "compression", "rows_per_group", "chunk_shape", "checksum")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
+RATES = "write 1Gb or 1Gbit of bits a second, 100MB of bytes"
+TIMES = "write 20ms or 0.1s"
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 

@@ -11,14 +11,17 @@ import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import echo_json, json_option, size_in_bytes
+from omearrow_ds.cli.options import echo_json, json_option, read_by, size_in_bytes
 from omearrow_ds.storage.part_cache import PARTIAL, Kept, PartCache, default_folder
 
 
 @click.command(short_help="List or evict cached parts of remote collections.")
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--limit", callback=size_in_bytes, metavar="BYTES", help="Evict the oldest parts down to this size, e.g. 100GB."
+    "--limit",
+    callback=read_by(size_in_bytes),
+    metavar="BYTES",
+    help="Evict the oldest parts down to this size, e.g. 100GB.",
 )
 @click.option("--clear", is_flag=True, help="Evict all parts that no process uses.")
 @json_option
@@ -36,37 +39,38 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     """
     if clear and limit is not None:
         raise click.UsageError("--clear removes all parts, so --limit has no effect; pass only one of them")
-    found = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
-    before = found.kept()
-    kept = before
+    part_cache = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
+    before = part_cache.kept()
+    parts = before
     if before and (clear or limit is not None):
-        found.shrink()
-        kept = found.kept()
-    held, left = _bytes([each for each in kept if each.held]), _bytes(kept)
-    removed = max(0, _bytes(before) - left)
-    if limit is not None and left > limit:
+        part_cache.shrink()
+        parts = part_cache.kept()
+    used_bytes, num_bytes = _bytes([part for part in parts if part.held]), _bytes(parts)
+    removed_bytes = max(0, _bytes(before) - num_bytes)
+    used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
+    if limit is not None and num_bytes > limit:
         raise failures.Failure(
-            f"{found.folder}: {text.size(left)} remain above --limit {text.size(limit)}, as local processes use "
-            f"{text.size(held)} ({text.size(removed)} removed); run it again after they end"
+            f"{part_cache.folder}: {text.size(num_bytes)} remain above --limit {text.size(limit)}, as local processes "
+            f"use {used} ({removed}); run it again after they end"
         )
     if as_json:
-        parts = [
-            {"name": each.name, "size_bytes": each.size_bytes, "last_used": _time(each.used_s), "held": each.held}
-            for each in kept
+        rows = [
+            {"name": part.name, "size_bytes": part.size_bytes, "last_used": _time(part.used_s), "held": part.held}
+            for part in parts
         ]
-        totals = {"path": str(found.folder), "bytes": left, "held_bytes": held, "removed_bytes": removed}
-        echo_json({**totals, "parts": parts})
+        totals = {"path": str(part_cache.folder), "bytes": num_bytes, "held_bytes": used_bytes}
+        echo_json({**totals, "removed_bytes": removed_bytes, "parts": rows})
         return
-    told = [text.count(len(kept), "file"), text.size(left), f"{text.size(held)} of it in use"]
-    told += [f"{text.size(removed)} removed"] if clear or limit is not None else []
-    click.echo(f"{click.format_filename(found.folder)}: {', '.join(told)}")
-    if kept:
-        rows = [[f"  {each.name}", text.size(each.size_bytes), _ago(each.used_s), _use(each)] for each in kept]
-        click.echo("\n".join(text.table(rows)))
+    facts = [text.count(len(parts), "file"), text.size(num_bytes), f"{used} of it in use"]
+    facts += [removed] if clear or limit is not None else []
+    click.echo(f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}")
+    if parts:
+        lines = [[f"  {part.name}", text.size(part.size_bytes), _ago(part.used_s), _use(part)] for part in parts]
+        click.echo("\n".join(text.table(lines)))
 
 
-def _bytes(kept: Sequence[Kept]) -> int:
-    return sum(each.size_bytes for each in kept)
+def _bytes(parts: Sequence[Kept]) -> int:
+    return sum(part.size_bytes for part in parts)
 
 
 def _time(used_s: float) -> str:
@@ -77,8 +81,8 @@ def _ago(used_s: float) -> str:
     return f"used {text.duration(max(0.0, time.time() - used_s))} ago"
 
 
-def _use(kept: Kept) -> str:
-    partial = kept.name.endswith(PARTIAL)
-    if kept.held:
+def _use(part: Kept) -> str:
+    partial = part.name.endswith(PARTIAL)
+    if part.held:
         return "being fetched" if partial else "in use"
     return "left unfinished" if partial else ""

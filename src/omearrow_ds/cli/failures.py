@@ -160,17 +160,17 @@ def naming(**flags: str) -> Iterator[None]:
     try:
         yield
     except OMEArrowDSError as error:
-        raise Failure(_text_of(error, flags)) from error
+        raise Failure(_text_of(error, {**_flags(), **flags})) from error
 
 
 def _flags() -> dict[str, str]:
     """Return the flags of the running command by argument name."""
     context = click.get_current_context(silent=True)
-    if context is None or context.invoked_subcommand is None or not isinstance(context.command, click.Group):
-        return {}
-    command = context.command.get_command(context, context.invoked_subcommand)
-    options = [] if command is None else [each for each in command.params if isinstance(each, click.Option)]
-    return {option.name: max(option.opts, key=len) for option in options if option.name is not None}
+    command = None if context is None else context.command
+    if context is not None and isinstance(command, click.Group):
+        command = command.get_command(context, context.invoked_subcommand or "")
+    options = [] if command is None else [param for param in command.params if isinstance(param, click.Option)]
+    return {str(option.name): max(option.opts, key=len) for option in options}
 
 
 class Stops:

@@ -17,19 +17,16 @@ from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import (
-    FORMAT,
-    OF_SOURCE,
     PATH,
     echo_json,
+    echo_result,
     format_option,
     json_option,
-    layout_options,
     names,
     opening_options,
-    warn_of_layout,
+    read_by,
 )
-from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
-from omearrow_ds.options import WriteSettings
+from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -38,7 +35,7 @@ from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.stats import check_output
 from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
-from omearrow_ds.storage.writing import Target, is_parts
+from omearrow_ds.storage.writing import is_parts
 
 _MANY = 12  # Maximum number of shapes, channels or columns in a list.
 
@@ -153,25 +150,8 @@ def _some(names: list[str], between: str = ", ") -> str:
 @click.command(short_help="Copy a collection to another format or layout.")
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
-@click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix.")
-@layout_options
-@click.option("--src-format", type=FORMAT, help="Format of SRC; by default detected.")
-@opening_options
-@click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete.")
-@parts_options
-@json_option
-def convert(
-    src: Path,
-    dst: Path,
-    format: str | None,  # noqa: A002  # as in Python
-    src_format: str | None,
-    *,
-    layout: dict[str, Any],
-    overwrite: bool,
-    of_parts: OfParts,
-    as_json: bool,
-    **opening: Unpack[OpenOptions],
-) -> None:
+@writing_options("SRC")
+def convert(src: Path, dst: Path, **options: Any) -> None:
     """Copy a collection to another format or layout: pixels, ids, OME metadata and columns.
 
     The write is atomic: if it is stopped, nothing of DST remains, and with --overwrite the old DST is kept. A DST that
@@ -187,27 +167,12 @@ def convert(
       omearrow-ds convert plate1.parquet archive.parquet --compression zstd
       omearrow-ds convert plate1.parquet plate1.zarr --overwrite
     """
-    started_s = time.perf_counter()
-    progress = not as_json and sys.stderr.isatty()
-    of_parts = of_parts.beside(src, dst, opening.get("storage"))
-    # Check DST before SRC, which can take long to open.
-    Target.choose(dst, format, WriteSettings(**layout, overwrite=overwrite, target_storage=of_parts.storage))
-    warn_of_layout(src, opening)
-    with failures.naming(**OF_SOURCE):
-        opened = source.open_source(src, src_format, skip_errors=of_parts.options["on_error"] == "skip", **opening)
-    with opened, of_parts.keywords() as keywords:
-        source.convert(opened, dst, format, **layout, progress=progress, overwrite=overwrite, **keywords)
+    run = Writing(src, dst, **options)
+    with run.open() as (opened, keywords):
+        source.convert(opened, dst, **keywords)
         left_out = _left_out(opened)
-    elapsed_s = time.perf_counter() - started_s
-    if of_parts.task is not None:
-        tell_share(dst, of_parts, elapsed_s, as_json=as_json)
+    if not run.report("image", {"src": src}, {"left_out": left_out}):
         return
-    written = describe_written(dst, of_parts.storage, format)
-    if as_json:
-        written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}
-        echo_json({**written_as, "left_out": left_out})
-        return
-    click.echo(f"{click.format_filename(dst)}: {in_words(written)}, in {text.duration(elapsed_s)}")
     if left_out["rows"]:
         click.echo(f"skipped: {text.count(left_out['rows'], 'row')} without an image")
     if left_out["image_columns"]:
@@ -283,7 +248,11 @@ def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
 @format_option
 @opening_options
 @click.option(
-    "--by", metavar="NAME,...", multiple=True, callback=names, help="Columns to group images by, e.g. Metadata_Plate."
+    "--by",
+    metavar="NAME,...",
+    multiple=True,
+    callback=read_by(names),
+    help="Columns to group images by, e.g. Metadata_Plate.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="File for the table: .parquet, .csv or .json.")
 @click.option("--overwrite", is_flag=True, help="Replace that file.")
@@ -310,10 +279,7 @@ def stats(
     """
     if out is not None:
         check_output(out, overwrite=overwrite)
-    found = measure(path, format, by=by, progress=not as_json and sys.stderr.isatty(), **opening)
+    table = measure(path, format, by=by, progress=not as_json and sys.stderr.isatty(), **opening)
     if out is not None:
-        found.write(out, overwrite=overwrite)
-    if as_json:
-        echo_json(found.as_dict())
-    else:
-        click.echo(found.as_text())
+        table.write(out, overwrite=overwrite)
+    echo_result(table, as_json=as_json)

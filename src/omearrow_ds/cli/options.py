@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,17 +15,9 @@ from typing import Any, Literal
 import click
 
 from omearrow_ds import text
+from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.options import (
-    LAYOUT,
-    OpenSettings,
-    OptionRecord,
-    SampleSettings,
-    WriteSettings,
-    flag_of,
-    options_of,
-    rule_of,
-)
+from omearrow_ds.options import OpenSettings, OptionRecord, Rule, flag_of, options_of, rule_of
 from omearrow_ds.storage.fields import suggestion
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
@@ -45,193 +37,205 @@ class _PathOrUrl(click.Path):
 PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
-# Flags of the source in commands that also have a format of the target.
-OF_SOURCE = {
-    "format": "--src-format",
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in (*OpenOptions.__annotations__, *(each.name for each in fields(Storage)))
-        if name not in ("verify", "storage")
-    },
-}
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
 format_option = click.option("--format", "format", type=FORMAT, help="Format of PATH. By default, it is detected.")
 
 
-def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
-    """Parse names that are separated by commas or passed in repeated options."""
-    del ctx, param
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+
+def names(values: Sequence[str]) -> list[str] | None:
+    """Return names that are separated by commas or passed in repeated options."""
     return [name.strip() for value in values for name in value.split(",")] or None
 
 
-def _column_types(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
-    """Parse column types such as ``code=text,dose=float`` to a mapping."""
+def _names_or_auto(values: Sequence[str]) -> list[str] | Literal[True] | None:
+    columns = names(values)
+    return True if columns == ["auto"] else columns
+
+
+def _one_or_more(values: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return values[0] if len(values) == 1 else values or None
+
+
+def _column_types(values: Sequence[str]) -> dict[str, str] | None:
+    """Return column types such as ``code=text,dose=float`` as a mapping."""
     types: dict[str, str] = {}
-    for value in names(ctx, param, values) or ():
+    for value in names(values) or ():
         name, separator, kind = value.rpartition("=")
         if not separator:
-            raise click.BadParameter(f"{value!r} is not NAME=TYPE; write e.g. code=text", ctx, param)
+            raise click.BadParameter(f"{value!r} is not NAME=TYPE; write e.g. code=text")
         types[name] = kind
     return types or None
 
 
-def size_in_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Parse a number of bytes, with or without a decimal unit."""
-    del ctx, param
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
-    if found is None:
+def _selection(values: Sequence[str]) -> dict[str, Any] | None:
+    """Return the indices of each axis: a list for ``C=0,2``, an integer for ``T=0``."""
+    selection: dict[str, Any] = {}
+    for value in values:
+        match = re.fullmatch(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2")
+        indices = [int(index) for index in match[2].split(",")]
+        selection[match[1]] = indices if len(indices) > 1 else indices[0]
+    return selection or None
+
+
+def size_in_bytes(value: str) -> int:
+    """Return a number of bytes, with or without a decimal unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
+    if match is None:
         raise click.BadParameter(f"{value!r} is not a number of bytes; write e.g. 2500000, 2.5MB or 20GB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2] or " "))
 
 
-def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    del ctx, param
-    return values[0] if len(values) == 1 else values or None
+def _size(value: str) -> tuple[int, int]:
+    """Return height and width in pixels: ``256`` or ``256x512``."""
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a size; write 256 or 256x512 (height x width)")
+    return int(match[1]), int(match[2] or match[1])
 
 
-Command = Callable[..., Any]
-Given = Callable[[dict[str, Any]], dict[str, Any]]
+def _task(value: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1")
+    return int(match[1]), int(match[2])
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Parse height and width in pixels: ``256`` or ``256x512``."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a size; write 256 or 256x512 (height x width)", ctx, param)
-    return int(found[1]), int(found[2] or found[1])
+def _workers(value: str) -> int | str:
+    if value != "auto" and not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is not a number from 0 or 'auto'")
+    return value if value == "auto" else int(value)
 
 
-def _box(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | Literal[True] | None:
-    found = names(ctx, param, values)
-    return True if found == ["auto"] else found
+def _formats(value: str) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(value.split(",")))
+    for name in chosen:
+        if name not in FORMAT.choices:
+            raise click.BadParameter(f"unknown format {name!r}; choose from {', '.join(FORMAT.choices)}")
+    return chosen
 
 
-def _task(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
-    if found is None or int(found[1]) > int(found[2]):
-        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1", ctx, param)
-    return int(found[1]), int(found[2])
+def _rate(value: str) -> str:
+    if not text.as_rate(value):
+        raise click.BadParameter(f"{value!r}; {text.RATES}")
+    return value
 
 
-_READERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+def _time(value: str) -> str:
+    if text.as_seconds(value) is None:
+        raise click.BadParameter(f"{value!r}; {text.TIMES}")
+    return value
+
+
+_REPEATED: Mapping[str, Callable[[tuple[str, ...]], Any]] = MappingProxyType(
     {
-        "bytes": size_in_bytes,
         "names": names,
-        "names or auto": _box,
+        "names or auto": _names_or_auto,
         "repeated": _one_or_more,
         "types": _column_types,
+        "selection": _selection,
+    }
+)
+_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        **_REPEATED,
+        "bytes": size_in_bytes,
         "size": _size,
         "task": _task,
+        "workers": _workers,
+        "preload": lambda value: {"yes": True, "no": False}.get(value, value),
+        "formats": _formats,
+        "rate": _rate,
+        "time": _time,
     }
 )
 
 
-def flags(record: type[OptionRecord], *chosen: str) -> tuple[Command, ...]:
-    """Return click options for the options of a record: all, or only those whose names are in ``chosen``."""
-    declared = [each for each in options_of(record) if flag_of(each)]
-    return tuple(_flag(each) for each in declared if not chosen or each.name in chosen)
+def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return the callback of an option whose value ``read`` converts, unless it is not passed."""
+    return lambda _context, _parameter, value: None if value is None else read(value)
 
 
-def _flag(declared: Field[Any]) -> Command:
+def all_of(*options: Decorator) -> Decorator:
+    """Return a decorator that adds several options to a command."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def flags(record: type[OptionRecord], *chosen: str) -> Decorator:
+    """Return a decorator that adds the flags of a record: all, or those of the options in ``chosen``, in this order."""
+    declared = {option.name: option for option in options_of(record) if flag_of(option)}
+    return all_of(*(_flag(declared[name]) for name in chosen or declared))
+
+
+def _flag(declared: Field[Any]) -> Decorator:
     rule, flag = rule_of(declared), str(flag_of(declared))
-    shown: dict[str, Any] = {"default": declared.default, "show_default": True} if rule.shows_default else {}
-    if rule.kind == "switch":
-        return click.option(f"{flag}/--no-{flag.removeprefix('--')}", help=rule.help, **shown)
-    choice = click.Choice(rule.choices) if rule.choices else None
-    number = click.IntRange(rule.minimum) if rule.kind == "integer" else None
-    is_repeated = rule.kind in ("names", "names or auto", "repeated", "types")
-    return click.option(
-        flag,
-        declared.name,
-        type=choice or number,
-        callback=_READERS.get(rule.kind),
-        multiple=is_repeated,
-        metavar=rule.metavar,
-        help=rule.help,
-        **shown,
-    )
+    settings: dict[str, Any] = {"help": rule.help, "metavar": rule.metavar, "type": _type_of(rule)}
+    if rule.shows_default:
+        default = rule.shows_default if isinstance(rule.shows_default, str) else declared.default
+        settings |= {"default": default, "show_default": True}
+    if rule.kind == "flag":
+        settings["is_flag"] = True
+    if rule.kind in _READERS:
+        settings |= {"callback": read_by(_READERS[rule.kind]), "multiple": rule.kind in _REPEATED}
+    names = f"{flag}/--no-{flag.removeprefix('--')}" if rule.kind == "switch" else flag
+    return click.option(names, declared.name, **settings)
 
 
-crop_option = flags(SampleSettings, "crop_size")[0]
+def _type_of(rule: Rule) -> click.ParamType[Any] | None:
+    if rule.kind == "preload":
+        return click.Choice(["yes", "no", "auto"])
+    if rule.kind == "number":
+        return click.FloatRange(rule.typed_minimum or rule.minimum, min_open=rule.typed_minimum is None)
+    if rule.kind == "folder":
+        return click.Path(exists=True, file_okay=False, path_type=Path)
+    if rule.kind == "integer":
+        return click.IntRange(rule.minimum)
+    return click.Choice(rule.choices) if rule.choices else None
 
 
-def added(options: Sequence[Command], command: Command, given_as: Given) -> Command:
-    """Add options to a command, which is called with the result of ``given_as`` on the parsed values."""
-
-    @functools.wraps(command)
-    def called(**given: Any) -> Any:
-        return command(**given_as(given))
-
-    for option in reversed(options):
-        called = option(called)
-    return called
-
-
-def _those_given(names: Iterable[str]) -> Given:
-    """Return a function that removes options with these names if they are None."""
-    known = set(names)
-    return lambda given: {name: value for name, value in given.items() if value is not None or name not in known}
-
-
-def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Command], Command]:
+def storage_options(prefix: str = "", owner: str | None = None) -> Decorator:
     """Add the options of an object store, such as ``--PREFIXendpoint``.
 
     The command receives them as one `Storage` in ``PREFIXstorage``, or None if none is set.
     """
-    start, of = prefix.replace("-", "_"), of or f"the {prefix.rstrip('-') or 'source'}"
+    start, owner = prefix.replace("-", "_"), owner or f"the {prefix.rstrip('-') or 'source'}"
     default = "the endpoint of an s3:// source, or AWS" if prefix else "AWS_ENDPOINT_URL, or AWS"
-    options = (
-        click.option(f"--{prefix}anonymous", is_flag=True, help=f"Do not sign requests to {of}."),
+
+    def collect(command: Command) -> Command:
+        @functools.wraps(command)
+        def collected(**values: Any) -> Any:
+            stated = {option.name: values.pop(f"{start}{option.name}") for option in fields(Storage)}
+            with failures.naming(**{name: f"--{prefix}{name}" for name in stated}):
+                storage = Storage(**stated) if any(stated.values()) else None
+            return command(**values, **{f"{start}storage": storage})
+
+        return collected
+
+    return all_of(
+        click.option(f"--{prefix}anonymous", is_flag=True, help=f"Do not sign requests to {owner}."),
         click.option(f"--{prefix}endpoint", metavar="URL", help=f"S3-compatible endpoint. The default is {default}."),
         click.option(f"--{prefix}region", metavar="NAME", help="Region of the S3 bucket."),
         click.option(f"--{prefix}profile", metavar="NAME", help="Profile in ~/.aws with the credentials."),
+        collect,
     )
-
-    def collected(given: dict[str, Any]) -> dict[str, Any]:
-        said = {each.name: given.pop(f"{start}{each.name}") for each in fields(Storage)}
-        with failures.naming(**{name: f"--{prefix}{name}" for name in said}):
-            storage = Storage(**said) if any(said.values()) else None
-        return {**given, f"{start}storage": storage}
-
-    return lambda command: added(options, command, collected)
 
 
 def opening_options(command: Command) -> Command:
-    """Add the options of opening. The command receives those that differ from their defaults, as `OpenOptions`."""
-    reached = storage_options()(added((), command, _those_given(OpenOptions.__annotations__)))
-    return added(flags(OpenSettings), reached, dict)
+    """Add the options of opening. The command receives those that the user passed, as `OpenOptions`."""
+
+    @functools.wraps(command)
+    def opening(**values: Any) -> Any:
+        unset = [name for name in OpenOptions.__annotations__ if values.get(name) is None]
+        return command(**{name: value for name, value in values.items() if name not in unset})
+
+    return all_of(flags(OpenSettings), storage_options())(opening)
 
 
-work_dir_option = click.option(
-    "--work-dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder for temporary copies.  [default: temporary folder of the system]",
-)
-
-
-def layout_options(command: Command) -> Command:
-    """Add the options of the storage layout. The command receives them as ``layout``, a dict of keywords."""
-    layout = flags(WriteSettings, *LAYOUT)
-    return added(layout, command, lambda given: {"layout": {name: given.pop(name) for name in LAYOUT}, **given})
-
-
-def object_options(command: Command) -> Command:
-    """Add the options of objects. The command receives only the options that the user passed."""
-    placed = place_options(added((), command, _those_given(("objects", "center", "box", "pad"))))
-    return added(flags(SampleSettings, "objects"), placed, dict)
-
-
-def place_options(command: Command) -> Command:
-    """Add the options for positions of objects."""
-    return added(flags(SampleSettings, "center", "box", "pad"), command, dict)
+OBJECTS = ("objects", "center", "box", "pad")
 
 
 def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
@@ -245,6 +249,11 @@ def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
         click.echo(f"warning: {problem}; add --pattern {found[0]}", err=True)
 
 
-def echo_json(found: Any) -> None:
+def echo_json(values: Any) -> None:
     """Write one JSON document to stdout, in ASCII."""
-    click.echo(json.dumps(found, indent=2, allow_nan=False))
+    click.echo(json.dumps(values, indent=2, allow_nan=False))
+
+
+def echo_result(result: Any, *, as_json: bool) -> None:
+    """Write a result to stdout, as JSON or as text for people."""
+    echo_json(result.as_dict()) if as_json else click.echo(result.as_text())

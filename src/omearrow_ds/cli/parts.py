@@ -7,91 +7,128 @@ import multiprocessing
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import (
+    FORMAT,
     PATH,
-    Command,
-    added,
+    Decorator,
+    all_of,
     echo_json,
     flags,
     json_option,
+    opening_options,
     storage_options,
+    warn_of_layout,
 )
-from omearrow_ds.options import PARTS, WriteSettings
+from omearrow_ds.options import LAYOUT, PARTS, WriteSettings
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
+from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote import Storage
+from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.writing import Target
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
 _HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
 
 
-@dataclass(frozen=True)
-class OfParts:
-    """Options of a collection in parts."""
+def writing_options(src: str) -> Decorator:
+    """Add the options of a command that writes a collection DST; ``src`` is the name of its source in the help."""
+    return all_of(
+        click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix."),
+        flags(WriteSettings, *LAYOUT),
+        click.option("--src-format", type=FORMAT, help=f"Format of {src}; by default detected."),
+        opening_options,
+        click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete."),
+        flags(WriteSettings, *PARTS),
+        storage_options("target-"),
+        json_option,
+    )
 
-    options: Mapping[str, Any]
-    executor: str | None
+
+class Writing:
+    """One run of a command that writes a collection.
+
+    Attributes
+    ----------
+    opening
+        Options of the source.
+    """
+
+    def __init__(
+        self, src: Path, dst: Path, *, src_format: str | None, executor: str | None, as_json: bool, **options: Any
+    ) -> None:
+        self._start_s = time.perf_counter()
+        self.opening: OpenOptions = {}
+        for name in OpenOptions.__annotations__:
+            if name in options:
+                self.opening[name] = options.pop(name)  # type: ignore[literal-required]
+        storage = target_storage(src, dst, self.opening.get("storage"), options["target_storage"])
+        self._keywords = {**options, "target_storage": storage, "progress": not as_json and sys.stderr.isatty()}
+        self._src, self._src_format, self._dst = src, src_format, dst
+        self._executor, self._as_json = executor, as_json
+        self._settings = WriteSettings.take(self._keywords)
+        Target.choose(dst, options["format"], self._settings)  # Before the source, which can take long to open.
 
     @contextmanager
-    def keywords(self) -> Iterator[dict[str, Any]]:
-        """Yield keywords for library functions, including the running executor."""
+    def open(self) -> Iterator[tuple[BaseSource, dict[str, Any]]]:
+        """Yield the open source, and keywords of the library function, including the running executor."""
+        warn_of_layout(self._src, self.opening)
+        skips_errors = self._settings.skips_errors
+        with failures.naming(format="--src-format"):
+            source = open_source(self._src, self._src_format, skip_errors=skips_errors, **self.opening)
         return_memory()
-        with executor_of(self.executor) as executor:
-            yield {**self.options, "executor": executor}
+        with source, executor_of(self._executor) as executor:
+            yield source, {**self._keywords, "executor": executor}
 
-    @property
-    def task(self) -> tuple[int, int] | None:
-        """Task ``(K, N)``, which writes its share of the parts, or None for all parts."""
-        task: tuple[int, int] | None = self.options["task"]
-        return task
+    def report(self, noun: str, paths: Mapping[str, Path], details: Mapping[str, Any] | None = None) -> bool:
+        """Print the result, and return whether it was the line of a complete collection.
 
-    @property
-    def storage(self) -> Storage | None:
-        """Endpoint and credentials of the target."""
-        storage: Storage | None = self.options["target_storage"]
-        return storage
-
-    def beside(self, src: Path, dst: Path, storage: Storage | None) -> Self:
-        """Return the options with the target storage, which defaults to that of the source from S3 to S3.
-
-        Raises `Failure` if options of an object store are passed for a local source, before any request.
+        ``noun`` is that of an image, and of its sources if it has them, such as ``"crop of 2 fields"``.
         """
-        if isinstance(src, Url):
-            same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and self.storage is None and storage
-            kept = replace(storage, anonymous=False) if same and storage else self.storage
-            return replace(self, options={**self.options, "target_storage": kept})
-        if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
-            said = " ".join(text.as_flags({"storage": storage}))
-            raise failures.Failure(
-                f"{said}: only valid for a source URL; use --target-endpoint and similar options for {dst}"
-            )
-        return self
+        elapsed_s, settings = time.perf_counter() - self._start_s, self._settings
+        if settings.task is not None:
+            tell_share(self._dst, settings.task, settings.target_storage, elapsed_s, as_json=self._as_json)
+            return False
+        written = describe_written(self._dst, settings.target_storage, self._keywords["format"])
+        if self._as_json:
+            absolute = {name: str(path.absolute()) for name, path in paths.items()}
+            echo_json({**absolute, "seconds": elapsed_s, "written": written.as_dict(), **(details or {})})
+            return False
+        click.echo(f"{click.format_filename(self._dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}")
+        return True
 
 
-def parts_options(command: Command) -> Command:
-    """Add the options of collections in parts, which the command receives as ``of_parts``."""
-    names = {*PARTS, "target_storage"} - {"executor"}
+def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
+    """Return the target storage, by default that of the source from S3 to S3.
 
-    def collected(given: dict[str, Any]) -> dict[str, Any]:
-        options = {name: given.pop(name) for name in names}
-        return {"of_parts": OfParts(options, given.pop("executor")), **given}
-
-    return added(flags(WriteSettings, *PARTS), storage_options("target-")(added((), command, collected)), dict)
+    Raises `Failure` if options of an object store are passed for a local source, before any request.
+    """
+    if isinstance(src, Url):
+        same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and target is None and storage is not None
+        return replace(storage, anonymous=False) if same and storage is not None else target
+    if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
+        options = " ".join(text.as_flags({"storage": storage}))
+        raise failures.Failure(
+            f"{options}: only valid for a source URL; use --target-endpoint and similar options for {dst}"
+        )
+    return target
 
 
 def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:
@@ -99,10 +136,11 @@ def describe_written(dst: Path, storage: Storage | None, format_name: str | None
     return describe(dst, format_name) if storage is None else describe(dst, format_name, storage=storage)
 
 
-def in_words(written: Description, what: str = "") -> str:
-    """Describe the written collection in words: number of images (or ``what``), size and format."""
+def in_words(written: Description, noun: str = "image") -> str:
+    """Describe the written collection in words: number of images, size and format."""
     size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
-    return f"{what or text.count(written.images, 'image')}, {size}, {written.format_label}"
+    image, *origin = noun.partition(" of ")
+    return f"{text.count(written.images, image)}{''.join(origin)}, {size}, {written.format_label}"
 
 
 @contextmanager
@@ -166,29 +204,25 @@ def _begin_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
+def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float, *, as_json: bool) -> None:
     """Print the progress of a collection in parts after one task wrote its share."""
-    assert of_parts.task is not None
-    unfinished = source.unfinished_at(dst, of_parts.storage)
+    unfinished = source.unfinished_at(dst, storage)
     total = (unfinished.plan or {"parts": 0})["parts"]
-    made = total if unfinished.published else len(unfinished.made)
+    num_ready = total if unfinished.published else len(unfinished.made)
     if as_json:
-        share = "{}/{}".format(*of_parts.task)
-        echo_json({"path": str(dst.absolute()), "share": share, "made": made, "parts": total, "seconds": elapsed_s})
+        counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total}
+        echo_json({"path": str(dst.absolute()), **counts, "seconds": elapsed_s})
         return
-    share = "share {} of {}".format(*of_parts.task)
-    words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": of_parts.storage})]
-    rest = f"publish it: {shlex.join(words)}" if made == total else "publish it after all parts are written"
-    where = click.format_filename(dst)
-    are = "is" if total == 1 else "are"
-    click.echo(
-        f"{where}: {share} in {text.duration(elapsed_s)}; {made:,} of {text.count(total, 'part')} {are} made; {rest}"
-    )
+    words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": storage})]
+    rest = f"publish it: {shlex.join(words)}" if num_ready == total else "publish it after all parts are written"
+    progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} made"
+    share = "share {} of {}".format(*task)
+    click.echo(f"{click.format_filename(dst)}: {share} in {text.duration(elapsed_s)}; {progress}; {rest}")
 
 
 @click.command(short_help="Complete a collection whose parts were written by tasks.")
 @click.argument("dst", type=PATH)
-@storage_options(of="DST")
+@storage_options(owner="DST")
 @json_option
 def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     """Complete a collection whose parts were written with --task.

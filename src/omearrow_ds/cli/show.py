@@ -8,16 +8,9 @@ from typing import Any
 import click
 
 from omearrow_ds import text
-from omearrow_ds.cli.options import (
-    PATH,
-    crop_option,
-    echo_json,
-    format_option,
-    json_option,
-    object_options,
-    opening_options,
-)
+from omearrow_ds.cli.options import OBJECTS, PATH, echo_json, flags, format_option, json_option, opening_options
 from omearrow_ds.dataset.show import show as draw
+from omearrow_ds.options import SampleSettings
 
 
 @click.command(short_help="Draw a grid of random images.")
@@ -30,22 +23,10 @@ from omearrow_ds.dataset.show import show as draw
 )
 @format_option
 @opening_options
-@crop_option
-@object_options
+@flags(SampleSettings, "crop_size", *OBJECTS)
 @click.option("--overwrite", is_flag=True, help="Replace FILE.png.")
 @json_option
-def show(
-    path: Path,
-    *,
-    out: Path,
-    sample: int,
-    by: str | None,
-    seed: int,
-    format: str | None,  # noqa: A002  # as in Python
-    overwrite: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def show(path: Path, *, out: Path, by: str | None, as_json: bool, **options: Any) -> None:
     """Draw a sample of the images at PATH as a grid of thumbnails.
 
     All thumbnails have the same contrast per channel, from percentile 1 to 99.8, so that they can be compared; the grid
@@ -62,16 +43,15 @@ def show(
       omearrow-ds show plate1.parquet --objects cells.csv --crop 64 --sample 64 --by treatment --out cells.png
       omearrow-ds show plate1.parquet --channels DAPI --out dapi.png --json
     """
-    found = draw(path, out, sample=sample, by=by, seed=seed, format=format, overwrite=overwrite, **options)
+    grid = draw(path, out, by=by, **options)
     if as_json:
-        echo_json({"out": str(out.absolute()), **found.as_dict()})
+        echo_json({"out": str(out.absolute()), **grid.as_dict()})
         return
-    whole = f"{len(found.images):,} of {text.count(found.total, 'image')}"
-    rows = len({each["group"] for each in found.images})
-    of_groups = "" if found.groups is None else f", {rows:,} of {text.count(found.groups, 'value')} of {by}"
-    size = text.size(len(found.png))
-    click.echo(
-        f"{click.format_filename(out)}: {whole}{of_groups}, {text.count(len(found.channels), 'channel')}, {size}"
-    )
-    if found.pixel_range is not None:
-        click.echo(f"pixels: {found.pixel_range.text}")
+    facts = [f"{len(grid.images):,} of {text.count(grid.total, 'image')}"]
+    if grid.groups is not None:
+        rows = len({image["group"] for image in grid.images})
+        facts.append(f"{rows:,} of {text.count(grid.groups, 'value')} of {by}")
+    facts += [text.count(len(grid.channels), "channel"), text.size(len(grid.png))]
+    click.echo(f"{click.format_filename(out)}: {', '.join(facts)}")
+    if grid.pixel_range is not None:
+        click.echo(f"pixels: {grid.pixel_range.text}")

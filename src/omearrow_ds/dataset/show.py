@@ -162,35 +162,36 @@ def show(
     target = None if out is None else _target(out, overwrite=overwrite)
     channels = options.pop("channels", None)
     opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
-    of_samples = [name for name in options if name not in opening] + ["crop_size"] * (crop_size is not None)
-    if is_path(images) and of_samples:
+    samples: dict[str, Any] = {
+        name: value for name, value in options.items() if name not in opening and value is not None
+    }
+    samples |= {} if crop_size is None else {"crop_size": crop_size}
+    if is_path(images) and samples:
         from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # Imports torch, which takes seconds.
 
-        dataset = OMEArrowDatasetNumpy(
-            images, format, preload=False, axes=AXES, crop_size=crop_size, normalize=False, **options
-        )
+        dataset = OMEArrowDatasetNumpy(images, format, preload=False, axes=AXES, normalize=False, **samples, **opening)
         with dataset.source:
-            shown = _shown(dataset._preview(), int(sample), by, random, channels)
+            grid = _shown(dataset._preview(), int(sample), by, random, channels)
     elif is_path(images):
         with open_source(images, format, **opening) as source:
-            shown = _shown(source._preview(), int(sample), by, random, channels)
+            grid = _shown(source._preview(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")
-        for name in of_samples:
+        for name in samples:
             raise ArgumentError("only for paths", option=name, remedy="pass it to the dataset instead")
         if format is not None:
             raise ArgumentError("only for paths", option="format", value=format, remedy="leave it out")
         preview = getattr(images, "_preview", None)
         if preview is None:
             raise ArgumentError(f"{images!r}: expected a path, an open source or a dataset; pass one of these")
-        shown = _shown(preview(), int(sample), by, random, channels)
+        grid = _shown(preview(), int(sample), by, random, channels)
     if target is not None:
 
         def fill(path: Path) -> None:
-            path.write_bytes(shown.png)
+            path.write_bytes(grid.png)
 
         publish(target, fill, overwrite=overwrite)
-    return shown
+    return grid
 
 
 def _target(out: StrPath, *, overwrite: bool) -> Path:

@@ -24,7 +24,7 @@ from omearrow_ds.advise.recommend import report
 from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.loaders import Settings
 from omearrow_ds.cli import failures, main, options
-from omearrow_ds.cli.parts import OfParts, tell_share
+from omearrow_ds.cli.parts import target_storage, tell_share
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import get_format
@@ -389,21 +389,21 @@ def test_cache_is_the_default_one_if_none_is_named(server, url, tmp_path):
 
 def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, tmp_path):
     src, dst = url_of("s3://a/x.parts"), url_of("s3://b/y.parts")
-    nothing = OfParts({"target_storage": None, "task": None}, None)
-    here, there = Storage(anonymous=True, endpoint=server.url), Storage(region="x")
-    assert nothing.beside(src, dst, here).storage == Storage(endpoint=server.url)  # Writing requires signed requests.
-    assert nothing.beside(src, url_of("gs://b/y.parts"), here).storage is None
-    assert nothing.beside(src, dst, None).storage is None
-    assert OfParts({"target_storage": there}, None).beside(src, dst, here).storage == there
+    of_source, of_target = Storage(anonymous=True, endpoint=server.url), Storage(region="x")
+    # Writing requires signed requests.
+    assert target_storage(src, dst, of_source, None) == Storage(endpoint=server.url)
+    assert target_storage(src, url_of("gs://b/y.parts"), of_source, None) is None
+    assert target_storage(src, dst, None, None) is None
+    assert target_storage(src, dst, of_source, of_target) == of_target
     reach = ["--endpoint", server.url, "--region", "eu-west-1"]
     server.requests.clear()
-    said = run("convert", tmp_path / "plate.arrow", "s3://other/c.parts", *reach, code=1).stderr
-    assert f"--endpoint {server.url} --region eu-west-1: only valid for a source URL" in said
+    message = run("convert", tmp_path / "plate.arrow", "s3://other/c.parts", *reach, code=1).stderr
+    assert f"--endpoint {server.url} --region eu-west-1: only valid for a source URL" in message
     assert not server.requests
-    said = run(
+    message = run(
         "convert", tmp_path / "plate.arrow", tmp_path / "c.parts", "--target-endpoint", server.url, code=1
     ).stderr
-    assert f"--target-endpoint {server.url}: {tmp_path / 'c.parts'} is not a URL" in said
+    assert f"--target-endpoint {server.url}: {tmp_path / 'c.parts'} is not a URL" in message
 
 
 def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monkeypatch):
@@ -414,20 +414,19 @@ def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monk
     assert "pass --target-endpoint, or set AWS_ENDPOINT_URL" in said
 
 
-def test_the_command_told_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
+def test_the_command_printed_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
     path = tmp_path / "b.parts"
-    told = run("convert", tmp_path / "plate.arrow", path, "--task", "1/1").stdout
-    assert "1 of 1 part is made" in told
-    words = told.partition("publish it: omearrow-ds ")[2].split()
+    output = run("convert", tmp_path / "plate.arrow", path, "--task", "1/1").stdout
+    assert "1 of 1 part is made" in output
+    words = output.partition("publish it: omearrow-ds ")[2].split()
     assert "12 images" in run(*words).stdout
     assert "is published already; 12 images" in run(*words).stdout
-    of_parts = OfParts({"target_storage": Storage(endpoint=server.url), "task": (1, 1)}, None)
-    tell_share(path, of_parts, 1.0, as_json=False)
+    tell_share(path, (1, 1), Storage(endpoint=server.url), 1.0, as_json=False)
     assert f"omearrow-ds publish {path} --endpoint {server.url}\n" in capsys.readouterr().out
     (next((path / PARTS).iterdir())).unlink()
-    said = run("info", path, code=1).stderr
-    assert "is not there" in said
-    assert "changed" not in said
+    message = run("info", path, code=1).stderr
+    assert "is not there" in message
+    assert "changed" not in message
 
 
 def test_planes_that_are_taken_for_images_are_warned_of(tmp_path):
