@@ -207,7 +207,7 @@ def test_pixels_never_become_python_objects():
         "storage/materials.py": {"self.checksums"},
         "storage/texts.py": {"self._array[index]", "self._array.slice(first, _AT_ONCE)", "self._array[:3]"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},
-        "storage/keys.py": {"encoded.dictionary"},
+        "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},
         "storage/masks.py": {"source.columns[column]"},
         "storage/listed.py": {
             "pc.index(pc.and_(pc.not_equal(column, expected), known), True)",

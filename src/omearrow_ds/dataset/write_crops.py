@@ -27,7 +27,7 @@ from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.jobs import chosen_parts
-from omearrow_ds.storage.keys import IMAGE_ID, read_given
+from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
 from omearrow_ds.storage.materials import Image, Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.part_files import is_path
@@ -222,14 +222,14 @@ class _Crops:
                 checksum = None if self._hasher is None else self._hasher.checksum(crop)
                 yield Image(crop, crops.sample_ids[position], metadata[field], checksum)
 
-    def opening(self, place: Place) -> Callable[[], Material]:
-        """Return a function that opens the crops in another process; objects in memory are stored in ``place``."""
+    def opening(self, target: Place) -> Callable[[], Material]:
+        """Return a function that opens the crops in another process; objects in memory are stored in ``target``."""
         if isinstance(self._objects, str | os.PathLike):
             table: Path | _Kept = Path(self._objects).absolute()
         else:
-            table = _Kept(place, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
-            with place.replacing(table.name) as file:
-                pq.write_table(read_given(self._objects, "objects", self._cutting.types).table, file)
+            table = _Kept(target, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
+            with target.replacing(table.name) as file:
+                pq.write_table(read_input_table(self._objects, "objects", self._cutting.types).table, file)
         return partial(_opened_again, opening_of(self.source), table, self._cutting)
 
 

@@ -15,7 +15,7 @@ from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
 from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline
-from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, places, read_given, some_keys
+from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, first_duplicate, match_rows, read_input_table
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import ColumnTypes
@@ -63,58 +63,59 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
     duplicate, none matches, or the table and the source have different columns of one name.
     """
-    given = read_given(columns, "columns", types)
-    pairs, where = choose_pairs(source, given, on), given.where
-    keys = Keys(source, given, pairs)
-    equal = first_equal(keys.images) if pairs[0][0] == IMAGE_ID else None
+    joined = read_input_table(columns, "columns", types)
+    pairs = choose_pairs(source, joined, on)
+    keys = JoinKeys(source, joined, pairs)
+    equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        which = f"several images of {source.path} have an id that is {keys.told(equal[0], row=False)}"
-        raise MetadataError(f"{where}: {which}, as {pairs[0][1]!r} has it; give the ids as text")
-    twice = first_equal(keys.rows)
+        ids = f"several images of {source.path} have an id that is {keys.describe(equal[0], row=False)}"
+        raise MetadataError(f"{joined.name}: {ids} in {pairs[0][1]!r}; pass the ids as text")
+    twice = first_duplicate(keys.rows)
     if twice is not None:
         raise MetadataError(
-            f"{where}: rows {twice[0]} and {twice[1]} have the same {keys.names}, {keys.told(twice[1], row=True)}; "
-            f"each key may occur once: aggregate the table, or pass on= with columns that tell its rows apart"
+            f"{joined.name}: rows {twice[0]} and {twice[1]} have the same {keys.names}, "
+            f"{keys.describe(twice[1], row=True)}; each key may occur once: aggregate the table, or pass on= with "
+            f"columns that distinguish its rows"
         )
-    found = places(keys.rows, keys.images)
-    joined = given.table.drop_columns([right for _, right in pairs])
-    joined = joined.take(pa.array(found, mask=found < 0)) if joined.num_columns else joined
-    for name in sorted(set(joined.column_names) & {*source.columns.column_names, IMAGE_ID}):
-        if name == IMAGE_ID or not _agree(source.columns[name], joined[name], found):
+    rows = match_rows(keys.rows, keys.images)
+    added = joined.table.drop_columns([right for _, right in pairs])
+    added = added.take(pa.array(rows, mask=rows < 0)) if added.num_columns else added
+    for name in sorted(set(added.column_names) & {*source.columns.column_names, IMAGE_ID}):
+        if name == IMAGE_ID or not _agree(source.columns[name], added[name], rows):
             raise MetadataError(
-                f"{where}: column {name!r} is a column of {source.path} too, with other values; rename or drop it, or "
-                f"join by it with on=",
+                f"{joined.name}: column {name!r} is a column of {source.path} too, with other values; rename or drop "
+                f"it, or join by it with on=",
                 column=name,
             )
-        joined = joined.drop_columns(name)
-    _tell_unmatched(source, where, keys, found)
-    every = {name: of[name] for of in (source.columns, joined) for name in of.column_names}
-    return WithColumns(source, pa.table(every))
+        added = added.drop_columns(name)
+    _warn_unmatched(source, joined.name, keys, rows)
+    return WithColumns(
+        source, pa.table({name: table[name] for table in (source.columns, added) for name in table.column_names})
+    )
 
 
-def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, found: Array) -> bool:
+def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, rows: Array) -> bool:
     """Whether a column of both, as in profiles written from these images, has equal values in matching rows."""
-    matched = pa.array(found >= 0)
-    return bool(ours.type == theirs.type and ours.filter(matched).equals(theirs.filter(matched)))
+    is_matched = pa.array(rows >= 0)
+    return bool(ours.type == theirs.type and ours.filter(is_matched).equals(theirs.filter(is_matched)))
 
 
-def _tell_unmatched(source: BaseSource, where: str, keys: Keys, found: Array) -> None:
+def _warn_unmatched(source: BaseSource, table: str, keys: JoinKeys, rows: Array) -> None:
     """Warn of images without a row, and of rows without an image; raise `MetadataError` if nothing matches."""
-    without = np.flatnonzero(found < 0)
-    unused = np.flatnonzero((keys.rows >= 0) & ~np.isin(keys.rows, keys.images))
-    if len(found) and len(without) == len(found):
-        rows = np.flatnonzero(keys.rows >= 0)
-        theirs = f"the table has {some_keys(keys, rows, row=True)}" if len(rows) else "the table has none"
+    without = np.flatnonzero(rows < 0)
+    is_key = keys.rows >= 0
+    unused = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images))
+    if len(rows) and len(without) == len(rows):
         raise MetadataError(
-            f"{where}: no image of {source.path} has a row, by {keys.names}: images have e.g. "
-            f"{keys.told(0, row=False)}, {theirs}"
+            f"{table}: no image of {source.path} has a row, by {keys.names}: images have e.g. "
+            f"{keys.describe(0, row=False)}, the table has {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}"
         )
-    said = []
+    notes = []
     if len(without):
-        shown = some_keys(keys, without, row=False)
-        said.append(f"{len(without):,} of {len(found):,} images have no row, and null there: {shown}")
+        examples = keys.examples(without, row=False)
+        notes.append(f"{len(without):,} of {len(rows):,} images have no row, and null there: {examples}")
     if len(unused):
-        shown = some_keys(keys, unused, row=True)
-        said.append(f"{len(unused):,} of {int((keys.rows >= 0).sum()):,} rows have no image: {shown}")
-    if said:
-        warnings.warn(f"{where}, joined by {keys.names}: {'; '.join(said)}", UserWarning, stacklevel=2)
+        examples = keys.examples(unused, row=True)
+        notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")
+    if notes:
+        warnings.warn(f"{table}, joined by {keys.names}: {'; '.join(notes)}", UserWarning, stacklevel=2)

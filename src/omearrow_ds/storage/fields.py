@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
 
-_SHOWN = 6
+_NUM_EXAMPLES = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
-Place = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as spelled in file names.
+Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as spelled in file names.
 
 
 @dataclass(frozen=True)
@@ -199,77 +199,82 @@ def open_pattern(
     Raises `ArgumentError` if the pattern is invalid or a channel does not exist; `FormatError` if names do not match,
     or files are missing, duplicate or of several kinds.
     """
-    told = patterns.compiled(pattern)
+    compiled = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
         raise ArgumentError(
-            f"{path} is a file", option="pattern", value=told.text, remedy="pass the folder that the files are in"
+            f"{path} is a file", option="pattern", value=compiled.text, remedy="pass the folder that the files are in"
         )
-    names_there = _files_below(path, told) if objects is None else _objects_below(path, told, objects)
-    said = _matched(path, told, sorted(names_there))  # Sorted, because the order of a folder differs between disks.
-    names = _names(said, f"{path}: pattern={told.text!r}")
+    files_below = _files_below(path, compiled) if objects is None else _objects_below(path, compiled, objects)
+    parsed = _matched(path, compiled, sorted(files_below))  # The order of a folder differs between disks.
+    names = _names(parsed, f"{path}: pattern={compiled.text!r}")
     by_index = {}
     if "channel_index" in names:
         names.remove("channel_index")
-        by_index = _by_index(path, said, named="channel" in names)
+        by_index = _by_index(path, parsed, named="channel" in names)
         names += [] if "channel" in names else ["channel"]
     if channels is not None and "channel" not in names:
-        raise ArgumentError(
-            f"pattern={told.text!r} names no channel", option="channels", value=channels, remedy="write {channel} in it"
-        )
+        text = f"pattern={compiled.text!r} names no channel"
+        raise ArgumentError(text, option="channels", value=channels, remedy="write {channel} in it")
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
         raise ArgumentError(
-            f"two of its names are the column {twice!r}", option="pattern", value=told.text, remedy="rename one"
+            f"two of its names are the column {twice!r}", option="pattern", value=compiled.text, remedy="rename one"
         )
-    planes = _planes(path, said, keys)
-    known = sorted({place[1] for here in planes.values() for place in here}, key=natural_key)
+    planes = _planes(path, parsed, keys)
+    known = sorted({channel for field in planes.values() for _, channel, _ in field}, key=natural_key)
     known.sort(key=lambda channel: by_index.get(channel, 0))
-    renamed, sizes = patterns.harmony_channels(path, known, objects) if told.text == "phenix" else ({}, {})
-    shown = {channel: renamed.get(channel, channel) for channel in known}
-    chosen = known if channels is None else picked_channels(path, channels, {shown[name]: name for name in known})
-    order = sorted(planes, key=lambda key: [natural_key(value) for value in key])
-    files, grids, kept = _gridded(path, planes, order, chosen, shown, incomplete)
-    table = _columns(keys, kept)
-    ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
-    split_along = "".join(axis for name, axis in _PLANE_AXES.items() if name in names)
-    named = [shown[name] for name in chosen if name]
-    fields = Fields(files, grids, ids, table, named, np.arange(len(kept)), sizes, split_along=split_along)
+    renamed, sizes = patterns.harmony_channels(path, known, objects) if compiled.text == "phenix" else ({}, {})
+    labels = {channel: renamed.get(channel, channel) for channel in known}
+    chosen = known if channels is None else picked_channels(path, channels, {labels[name]: name for name in known})
+    order = sorted(planes, key=lambda key: list(map(natural_key, key)))
+    files, grids, complete = _gridded(path, planes, order, chosen, labels, incomplete)
+    ids = ["_".join(key) or path.absolute().name for key in complete]
+    fields = Fields(
+        files,
+        grids,
+        ids if len(set(ids)) == len(ids) else list(map(json.dumps, complete)),  # Two keys may have one id.
+        pa.table({name: typed(name, [key[n] for key in complete]) for n, name in enumerate(columns)}),
+        [labels[name] for name in chosen if name],
+        np.arange(len(complete)),
+        sizes,
+        split_along="".join(axis for name, axis in _PLANE_AXES.items() if name in names),
+    )
     return joined_files(path, path, fields, objects=objects, skip_errors=skip_errors)
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the image files of a folder with the values in their names; raise `FormatError` if some do not match."""
-    said: dict[str, dict[str, Any]] = {}
+    parsed: dict[str, dict[str, Any]] = {}
     others = []
     for name in names:
-        found = pattern.said(name)
-        if found is not None:
-            said[name] = found
-        elif name.lower().endswith(TIFF_SUFFIXES) and not is_hidden(name.rpartition("/")[2]):
+        values = pattern.parse(name)
+        if values is not None:
+            parsed[name] = values
+        elif _is_tiff(name) and not is_hidden(name.rpartition("/")[2]):
             others += [] if pattern.no_image and pattern.no_image.fullmatch(name) else [name]
-    _refuse_unmatched(path, pattern.text, said, others)
-    foreign = next((name for name in said if not is_unicode(name)), None)
+    _refuse_unmatched(path, pattern.text, parsed, others)
+    foreign = next((name for name in parsed if not is_unicode(name)), None)
     if foreign is not None:
         raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
-    return said
+    return parsed
 
 
 def _planes(
-    path: Path, said: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
-) -> dict[tuple[str, ...], dict[Place, str]]:
-    planes: dict[tuple[str, ...], dict[Place, str]] = {}
-    for name, values in said.items():
-        place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
-        key = tuple(values[each] for each in keys)
-        here = planes.setdefault(key, {})
-        if place in here:
+    path: Path, parsed: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
+) -> dict[tuple[str, ...], dict[Plane, str]]:
+    """Return the files of the planes of each field."""
+    planes: dict[tuple[str, ...], dict[Plane, str]] = {}
+    for name, values in parsed.items():
+        plane = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
+        key = tuple(map(values.__getitem__, keys))
+        other = planes.setdefault(key, {}).setdefault(plane, name)
+        if other != name:
             raise FormatError(
-                f"{path}: field {_id(key)} has two files for one plane, {here[place]} and {name}; let pattern= name "
-                f"what they differ in, or move one away"
+                f"{path}: field {_id(key)} has two files for one plane, {other} and {name}; name the part in which "
+                f"they differ in pattern=, or move one away"
             )
-        here[place] = name
     return planes
 
 
@@ -342,21 +347,28 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
     """Return the name of the layout that matches all image files of a folder, and the number of fields and channels."""
-    here = _files_below(path, patterns.Pattern("", re.compile("")))
-    names = [name for name in here if name.lower().endswith(TIFF_SUFFIXES)]
+    names = [name for name in _files_below(path, patterns.Pattern("", re.compile(""))) if _is_tiff(name)]
     layout = patterns.layout_of(names)
     if layout is None:
         return None
-    told = patterns.compiled(layout)
-    said = [found for found in map(told.said, names) if found is not None]
-    fields = {tuple(v for k, v in each.items() if k not in (*patterns.AXIS_NAMES, "channel_index")) for each in said}
-    return layout, len(fields), len({each.get("channel") for each in said})
+    parsed = [values for values in map(patterns.compiled(layout).parse, names) if values is not None]
+    not_of_fields = (*patterns.AXIS_NAMES, "channel_index")
+    fields = {tuple(value for name, value in values.items() if name not in not_of_fields) for values in parsed}
+    return layout, len(fields), len({values.get("channel") for values in parsed})
 
 
-def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
-    """Warn that incomplete fields are skipped."""
-    what = f"{path}: {number:,} of {total:,} fields are incomplete, the first: {first}"
-    warnings.warn(f"{what}; they are left out", UserWarning, stacklevel=2)
+def _is_tiff(name: str) -> bool:
+    return name.lower().endswith(TIFF_SUFFIXES)
+
+
+def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remedy: str, *, skip: bool) -> None:
+    """Warn of skipped fields, which ``lacking`` describes; raise `FormatError` if all are skipped, or none may be."""
+    if lacking and (not skip or len(lacking) == num_fields):
+        more = f" ({len(lacking):,} such fields of {num_fields:,})" if len(lacking) > 1 else ""
+        raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
+    if lacking:
+        message = f"{path}: {len(lacking):,} of {num_fields:,} fields are incomplete, the first: {lacking[0]}"
+        warnings.warn(f"{message}; they are left out", UserWarning, stacklevel=2)
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
@@ -375,8 +387,8 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
                         folders.append((f"{name}/", depth + 1))
-                elif not deeper or pattern.folders is None or name.lower().endswith(TIFF_SUFFIXES):
-                    if name.lower().endswith(TIFF_SUFFIXES):
+                elif not deeper or pattern.folders is None or _is_tiff(name):
+                    if _is_tiff(name):
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
                         if not entry.is_file():
@@ -386,155 +398,141 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
 
 def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
     """Yield the names of the TIFF files below a URL that a pattern may match."""
-    for name in objects.inside(str(path)):
-        *folders, file = steps = name.split("/")
+    for name in filter(_is_tiff, objects.inside(str(path))):
+        steps = name.split("/")
         if any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)):
             continue
-        parents = ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
-        known = pattern.folders is None or (
-            len(folders) == len(pattern.folders)
-            and all(each.fullmatch(parent) for each, parent in zip(pattern.folders, parents, strict=True))
-        )
-        if known and file.lower().endswith(TIFF_SUFFIXES):
+        parents = ["/".join(steps[:depth]) for depth in range(1, len(steps))]
+        folders = [re.compile(".*")] * len(parents) if pattern.folders is None else pattern.folders
+        if len(folders) == len(parents) and all(map(re.Pattern.fullmatch, folders, parents)):
             yield name
 
 
-def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
+def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: Sequence[str]) -> None:
     """Raise `FormatError` if image files do not match, or a matching file is not an image."""
-    if not said and not others:
-        folders = sorted(each for each in path.iterdir() if not is_hidden(each.name)) if path.is_dir() else []
-        inside = next((each.name for each in folders if each.is_dir() and _holds_images(each)), None)
+    if not parsed and not others:
+        folders = sorted(path.iterdir()) if path.is_dir() else []
+        visible = (folder for folder in folders if folder.is_dir() and not is_hidden(folder.name))
+        inside = next((folder.name for folder in visible if _holds_images(folder)), None)
         remedy = "pass the folder of the images, or change the pattern"
         if inside is not None:
             remedy = f"its folder {inside!r} does: pass that, or begin the pattern with its name and /"
         raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them; {remedy}")
     if others:
-        example = min(others, key=natural_key)
-        number = f"{len(others):,} of {len(said) + len(others):,} TIFF files do not match"
         raise FormatError(
-            f"{path}: {number} pattern={text!r}, e.g. {example!r}; widen the pattern, or move such files away"
+            f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match pattern={text!r}, e.g. "
+            f"{min(others, key=natural_key)!r}; widen the pattern, or move such files away"
         )
-    odd = next((name for name in said if not name.lower().endswith(TIFF_SUFFIXES)), None)
+    odd = next((name for name in parsed if not _is_tiff(name)), None)
     if odd is not None:
-        raise FormatError(f"{path}: pattern={text!r} matches {odd!r}; images of TIFF files alone are joined to fields")
+        raise FormatError(f"{path}: pattern={text!r} matches {odd!r}, expected TIFF files only; narrow the pattern")
 
 
 def _holds_images(folder: Path) -> bool:
-    return any(each.name.lower().endswith(TIFF_SUFFIXES) and not is_hidden(each.name) for each in folder.iterdir())
+    return any(_is_tiff(file.name) and not is_hidden(file.name) for file in folder.iterdir())
 
 
-def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
-    """Return the group names; replace row and column by well, and drop names that no file has from ``said``."""
-    names = list(next(iter(said.values())))
+def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
+    """Return the group names; replace row and column by well, and leave out names that no file has."""
+    names = list(next(iter(parsed.values())))
     for name in list(names):
-        absent = [file for file, values in said.items() if values[name] is None]
-        if absent and len(absent) < len(said):
-            raise FormatError(f"{where} finds {name} in some names alone, not in {absent[0]!r}; name them apart")
+        absent = [file for file, values in parsed.items() if values[name] is None]
+        if absent and len(absent) < len(parsed):
+            raise FormatError(f"{subject} matches {name} in some names but not in {absent[0]!r}; pass one pattern each")
         if absent:
             names.remove(name)
     if "well" not in names and {"row", "column"} <= set(names):
-        at = names.index("row")
-        names = [name for name in names if name not in ("row", "column")]
-        names.insert(at, "well")
-        for file, values in said.items():
-            if not (values["row"] or "").isdecimal() or not (values["column"] or "").isdecimal():
-                raise FormatError(f"{where}: row and column of {file!r} are no numbers; call them well, or otherwise")
-            values["well"] = patterns.well_of(values["row"] or "", values["column"] or "")
+        names[names.index("row")] = "well"
+        names.remove("column")
+        for file, values in parsed.items():
+            row, column = values["row"] or "", values["column"] or ""
+            if not row.isdecimal() or not column.isdecimal():
+                raise FormatError(f"{subject}: row and column of {file!r} are not numbers; rename them, e.g. to well")
+            values["well"] = patterns.well_of(row, column)
     return names
 
 
-def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
+def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
     """Return the position of each channel by name, ordered by index; if files have no name, the index is the name."""
-    found: dict[str, tuple[int, str]] = {}
-    for file, values in said.items():
+    known: dict[str, tuple[int, str]] = {}
+    for file, values in parsed.items():
         index = values["channel_index"]
         channel = values["channel"] if named else values.setdefault("channel", index)
         number = int(index) if index.isdecimal() else index
-        before, example = found.setdefault(channel, (number, file))
-        if before != number:
+        other, example = known.setdefault(channel, (number, file))
+        if other != number:
             raise FormatError(
-                f"{path}: channel {channel} has the index {before} in {example!r} and {number} in {file!r}; "
+                f"{path}: channel {channel} has the index {other} in {example!r} and {number} in {file!r}; "
                 f"leave {{channel_index}} out of pattern= (write {{_}}), and order channels with channels="
             )
-    order = sorted({number for number, _ in found.values()}, key=lambda number: natural_key(str(number)))
-    return {channel: order.index(number) for channel, (number, _) in found.items()}
+    order = sorted({number for number, _ in known.values()}, key=lambda number: natural_key(str(number)))
+    return {channel: order.index(number) for channel, (number, _) in known.items()}
 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
     """Return the value in ``known`` for each channel name; raise `ArgumentError` for unknown or repeated names."""
-    there = f"there are {', '.join(map(repr, known))}"
+    error = partial(ArgumentError, path=path, option="channels", value=channels)
+    existing = f"there are {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):  # Sets are refused: their order varies per run.
-        raise ArgumentError(path=path, option="channels", value=channels, allowed=f"a sequence of names; {there}")
-    wrong = next((name for name in names if name not in known), None)
-    if wrong is not None or len(set(names)) < len(names):
-        what = f"no channel {wrong!r}" if wrong is not None else "they must be distinct"
-        raise ArgumentError(f"{what}; {there}", path=path, option="channels", value=channels)
+        raise error(allowed=f"a sequence of names; {existing}")
+    unknown = [name for name in names if name not in known]
+    if unknown or len(set(names)) < len(names):
+        raise error(f"{f'no channel {unknown[0]!r}' if unknown else 'they must be distinct'}; {existing}")
     return [known[name] for name in names]
 
 
 def _gridded(
     path: Path,
-    planes: Mapping[tuple[str, ...], Mapping[Place, str]],
+    planes: Mapping[tuple[str, ...], Mapping[Plane, str]],
     order: Sequence[tuple[str, ...]],
     chosen: Sequence[str],
-    shown: Mapping[str, str],
+    labels: Mapping[str, str],
     incomplete: str,
 ) -> tuple[list[str], list[Array], list[tuple[str, ...]]]:
     """Return the files in the order of their planes, the grids of complete fields, and the keys of these fields."""
     files: list[str] = []
-    grids, kept, lacking = [], [], []
-    wanted = [{place: name for place, name in planes[key].items() if place[1] in chosen} for key in order]
-    # A `Place` is time, channel and Z. Times and Z may differ between fields, channels may not.
-    steps = [_steps([{place[at] for place in here} for here in wanted]) for at in (0, 2)]
-    for number, (key, here) in enumerate(zip(order, wanted, strict=True)):
-        times, depths = (of_field[number] or [""] for of_field in steps)
-        places = list(product(times, chosen, depths))
-        missing = next((place for place in places if place not in here), None)
+    grids, complete, lacking = [], [], []
+    files_of = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
+    # A `Plane` is time, channel and Z. Times and Z may differ between fields, channels may not.
+    steps = [_steps([{plane[axis] for plane in of_field} for of_field in files_of]) for axis in (0, 2)]
+    for key, of_field, times, depths in zip(order, files_of, *steps, strict=True):
+        expected = list(product(times or [""], chosen, depths or [""]))
+        missing = next((plane for plane in expected if plane not in of_field), None)
         if missing is not None:
-            lacking.append(f"field {_id(key)} has no file for {_plane(missing, shown)}")
+            lacking.append(f"field {_id(key)} has no file for {_plane(missing, labels)}")
             continue
-        grids.append(np.arange(len(files), len(files) + len(places)).reshape(len(times), len(chosen), len(depths)))
-        files += [here[place] for place in places]
-        kept.append(key)
-    if not kept:
-        found = ", ".join(shown[name] or "none" for name in chosen[:_SHOWN])
-        found += ", ..." if len(chosen) > _SHOWN else ""
+        shape = (-1, len(chosen), max(len(depths), 1))
+        grids.append(np.arange(len(files), len(files) + len(expected)).reshape(shape))
+        files += [of_field[plane] for plane in expected]
+        complete.append(key)
+    if not complete:
+        names = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
+        names += ", ..." if len(chosen) > _NUM_EXAMPLES else ""
         raise FormatError(
-            f"{path}: none of {len(order):,} fields has a file for every plane, the first: {lacking[0]}; let pattern= "
-            f"tell channels right (found: {found}), or choose some with channels="
+            f"{path}: none of {len(order):,} fields has a file for every plane, the first: {lacking[0]}; correct the "
+            f"channel names of pattern= (now: {names}), or choose some with channels="
         )
-    if lacking and incomplete == "error":
-        more = f" ({len(lacking):,} such fields of {len(order):,})" if len(lacking) > 1 else ""
-        raise FormatError(
-            f"{path}: {lacking[0]}{more}; restore it, pass incomplete='skip' to leave such fields out, or choose among "
-            f"the channels with channels="
-        )
-    if lacking:
-        tell_skipped(path, len(lacking), len(order), lacking[0])
-    return files, grids, kept
+    remedy = "restore it, pass incomplete='skip' to leave such fields out, or choose among the channels with channels="
+    report_incomplete(path, lacking, len(order), remedy, skip=incomplete == "skip")
+    return files, grids, complete
 
 
-def _steps(found: Sequence[set[str]]) -> list[list[str]]:
-    """Return the sorted times or Z positions that each field should have, given those ``found`` in each.
+def _steps(existing: Sequence[set[str]]) -> list[list[str]]:
+    """Return the sorted times or Z positions that each field should have, from the existing ones of each.
 
     Fields may end early. If one field has all positions, no other may omit one before its last: later ones would shift.
     """
-    every = sorted(set[str]().union(*found), key=natural_key)
-    if len(every) not in map(len, found):
-        return [sorted(steps, key=natural_key) for steps in found]
-    place = {step: number for number, step in enumerate(every)}
-    return [every[: 1 + max(map(place.__getitem__, steps), default=-1)] for steps in found]
+    every = sorted(set[str]().union(*existing), key=natural_key)
+    if len(every) not in map(len, existing):
+        return [sorted(steps, key=natural_key) for steps in existing]
+    position = {step: number for number, step in enumerate(every)}
+    return [every[: 1 + max(map(position.__getitem__, steps), default=-1)] for steps in existing]
 
 
-def _plane(place: Place, shown: Mapping[str, str]) -> str:
-    named = zip(("t", "channel", "z"), (place[0], shown.get(place[1], place[1]), place[2]), strict=True)
+def _plane(plane: Plane, labels: Mapping[str, str]) -> str:
+    named = zip(_PLANE_AXES, (plane[0], labels.get(plane[1], plane[1]), plane[2]), strict=True)
     return ", ".join(f"{name} {value}" for name, value in named if value)
-
-
-def _columns(keys: Sequence[str], kept: Sequence[tuple[str, ...]]) -> pa.Table:
-    values = dict(zip(map(patterns.column_of, keys), zip(*kept, strict=True), strict=False))
-    return pa.table({name: typed(name, list(column)) for name, column in values.items()})
 
 
 def typed(name: str, values: list[str | None]) -> list[Any]:
@@ -545,8 +543,3 @@ def typed(name: str, values: list[str | None]) -> list[Any]:
 
 def _id(key: tuple[str, ...]) -> str:
     return "_".join(key)
-
-
-def _distinct(ids: list[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return ids joined from several words, in another form if two of them would be equal."""
-    return ids if len(set(ids)) == len(ids) else [json.dumps(key) for key in keys]

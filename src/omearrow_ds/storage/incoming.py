@@ -154,4 +154,4 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
 
 def is_unicode(text: str) -> bool:
     """Whether a text can be encoded as UTF-8; a file name with lone surrogates cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)

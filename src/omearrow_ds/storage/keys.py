@@ -10,127 +10,124 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.protocol import On
-from omearrow_ds.storage.table_files import ColumnTypes, TableFile, described
+from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
 IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
 _METADATA = "Metadata_"
 _NUMBERED = ("site", "field", "number")  # Parts of column names whose text values are compared as numbers.
 _WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
-_PLACES = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
-_SHOWN = 3
+_NUM_EXAMPLES = 3
 _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
-class Given(NamedTuple):
+class InputTable(NamedTuple):
     """A table that the caller passed, with its name in errors and its metadata."""
 
     table: pa.Table  # The table, with plain types.
-    where: str  # Its name in errors.
-    renamed: Mapping[str, str]  # New names of columns by their names in CellProfiler.
-    metadata: Mapping[bytes, bytes]  # Metadata of its schema.
+    name: str  # Its name in errors.
+    renamed: Mapping[str, str] = {}  # New names of columns by their names in CellProfiler.
+    metadata: Mapping[bytes, bytes] = {}  # Metadata of its schema.
     is_text: bool = False  # Whether it is a file of text.
 
 
-def table_file(given: Any, option: str) -> TableFile | None:
-    """Return the table file at the path that was passed as ``option``, or None if ``given`` is not a path.
+def table_file(table: Any, option: str) -> TableFile | None:
+    """Return the table file at the path that was passed as ``option``, or None if ``table`` is not a path.
 
     Raises `MissingPathError` if the file does not exist.
     """
-    if not isinstance(given, str | os.PathLike):
+    if not isinstance(table, str | os.PathLike):
         return None
-    path = Path(given).absolute()
+    path = Path(table).absolute()
     if not path.is_file():
-        raise missing(given, f"no such file; pass as {option}= a table, a frame, or the path of a CSV or Parquet file")
+        raise missing(table, f"no such file; pass as {option}= a table, a frame, or the path of a CSV or Parquet file")
     return TableFile(path)
 
 
-def read_given(given: Any, option: str, types: ColumnTypes) -> Given:
+def read_input_table(source: Any, option: str, types: ColumnTypes) -> InputTable:
     """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
 
     Raises `ArgumentError` for other values; `MissingPathError` if the file does not exist; `FormatError` if the file
     cannot be read; `MetadataError` if two columns have one name, or types are not supported.
     """
-    file = table_file(given, option)
-    where = f"{option}=" if file is None else str(file.path)
-    table = _of_frame(given, option) if file is None else file.read(types=types.of_table(file))
+    file = table_file(source, option)
+    name = f"{option}=" if file is None else str(file.path)
+    table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
     if len(set(table.column_names)) < table.num_columns:
-        raise MetadataError(f"{where}: has two columns of one name; rename one")
-    metadata = table.schema.metadata or {}
-    refuse_extensions(table.schema, where)
-    renamed = {name: plain for plain, name in described(table.column_names).items()}
-    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-    return Given(plain_columns(table, where), where, renamed, metadata, file is not None and file.is_text)
+        raise MetadataError(f"{name}: has two columns of one name; rename one")
+    refuse_extensions(table.schema, name)
+    renamed = {column: plain for plain, column in described(table.column_names).items()}
+    plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
+    return InputTable(plain, name, renamed, table.schema.metadata or {}, file is not None and file.is_text)
 
 
-def _of_frame(given: Any, option: str) -> pa.Table:
+def _of_frame(frame: Any, option: str) -> pa.Table:
     try:
-        if isinstance(given, pa.Table | Mapping):
-            return given if isinstance(given, pa.Table) else pa.table(dict(given))
-        if type(given).__module__.partition(".")[0] == "pandas" and given.ndim > 1:
+        if isinstance(frame, pa.Table | Mapping):
+            return frame if isinstance(frame, pa.Table) else pa.table(dict(frame))
+        if type(frame).__module__.partition(".")[0] == "pandas" and frame.ndim > 1:
             # A named index is a column too.
-            named = any(name is not None for name in given.index.names)
-            return pa.Table.from_pandas(given, preserve_index=named).replace_schema_metadata(None)
-        if hasattr(given, "__arrow_c_stream__") and getattr(given, "ndim", 2) > 1:
-            return pa.table(given)
+            is_named = any(name is not None for name in frame.index.names)
+            return pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
+        if hasattr(frame, "__arrow_c_stream__") and getattr(frame, "ndim", 2) > 1:
+            return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise MetadataError(f"{option}= cannot be made an Arrow table: {error}") from error
+        raise MetadataError(
+            f"{option}=: cannot be converted to an Arrow table: {error}; pass columns of equal length and one type each"
+        ) from error
     allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
-    raise ArgumentError(f"is a {type(given).__name__}", option=option, allowed=allowed)
+    raise ArgumentError(f"is a {type(frame).__name__}", option=option, allowed=allowed)
 
 
-def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
+def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
     """Return the pairs of columns to join by; each pair is a name in the source and a name in the table.
 
     Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or if ``on`` is
     None and the source and the table have no column in common.
     """
-    own, theirs, renamed = source.columns.column_names, given.table.column_names, given.renamed
+    left_names, right_names, renamed = source.columns.column_names, joined.table.column_names, joined.renamed
     if on is None:
-        if IMAGE_ID in theirs:
-            return [(IMAGE_ID, IMAGE_ID)]
-        common = [name for name in own if name.startswith(_METADATA) and name in theirs]
-        empty = {name for name in common if _is_empty(source.columns[name]) or _is_empty(given.table[name])}
-        common = [name for name in common if name not in empty]  # Nulls match nothing.
-        common = common or [name for name in own if name == IMAGE_NUMBER and name in theirs]
+        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(source.columns, joined.table)
         if not common:
             raise ColumnError(
-                f"{given.where}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one "
-                f"has {theirs[:20]}, the other {own}; pass on= with a name that both have, or on={{'ours': 'theirs'}}"
+                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one "
+                f"has {right_names[:20]}, the other {left_names}; pass on= with a name that both have, or "
+                f"on={{'ours': 'theirs'}}"
             )
         return [(name, name) for name in common]
     names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        raise ArgumentError(
-            option="on", value=on, allowed="the name of a column, several, or a mapping of ours to theirs"
-        )
+        allowed = "the name of a column, several, or a mapping of ours to theirs"
+        raise ArgumentError(option="on", value=on, allowed=allowed)
     if not isinstance(names, Mapping):
-        pairs = [(left if left in own else renamed.get(left, left), right) for left, right in pairs]
-    pairs = [(left, right if right in theirs else renamed.get(right, right)) for left, right in pairs]
+        pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
+    pairs = [(left, right if right in right_names else renamed.get(right, right)) for left, right in pairs]
     for left, right in pairs:
-        if left != IMAGE_ID and left not in own:
-            raise ColumnError(
-                f"{source.path}: no column {left!r} to join on; there are {[IMAGE_ID, *own]}", column=left
-            )
-        if right not in theirs:
-            raise ColumnError(f"{given.where}: no column {right!r} to join on; there are {theirs[:20]}", column=right)
+        for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
+            if name not in known:
+                raise ColumnError(f"{table}: no column {name!r} to join on; choose among {known[:20]}", column=name)
     return pairs
 
 
-def _is_empty(column: pa.ChunkedArray) -> bool:
-    return bool(column.null_count == len(column))
+def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
+    """Return the metadata columns of both tables, or else the image number; empty columns match nothing."""
+    names = [name for name in left.column_names if name in right.column_names]
+    is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
+    metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
+    return metadata or [name for name in names if name == IMAGE_NUMBER]
 
 
-class Keys:
+class JoinKeys:
     """Join keys of images and of table rows, encoded so that equal keys are equal integers.
 
-    Raises `ColumnError` if values of a column cannot be compared.
+    Without ``pairs`` of columns, all keys are equal. Raises `ColumnError` if values of a column cannot be compared.
 
     Attributes
     ----------
@@ -140,109 +137,91 @@ class Keys:
         Name of the key in messages.
     """
 
-    def __init__(self, source: BaseSource, given: Given, pairs: Sequence[tuple[str, str]]) -> None:
-        self._values: list[list[Any]] = []
-        self._codes: list[tuple[Array, Array]] = []
+    def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
+        self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
-        both = np.zeros(len(source) + len(given.table), np.int64)
-        null = np.zeros(len(both), np.bool_)
+        keys = np.zeros(len(source) + len(joined.table), np.int64)
+        is_null = np.zeros(len(keys), np.bool_)
         for left, right in pairs:
-            own = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.columns[left]
-            other = given.table[right]
-            if pa.types.is_nested(own.type) or pa.types.is_nested(other.type):
+            ours = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.columns[left]
+            theirs = joined.table[right]
+            if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 raise ColumnError(
-                    f"{given.where}: {right!r} cannot be joined with {left!r}: keys are texts, numbers or times"
+                    f"{joined.name}: {right!r} cannot be joined with {left!r}: keys are texts, numbers or times"
                 )
-            same, known = _comparable(left, own.type, other.type), dict[Any, int]()
-            ours, theirs = (_coded(column, same, known) for column in (own, other))
-            self._values.append(list(known))
-            self._codes.append((ours, theirs))
-            codes = np.concatenate([ours, theirs])
-            null |= codes < 0
-            both = np.unique(both * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
-        both[null] = -1
-        self.images, self.rows = both[: len(source)], both[len(source) :]
+            normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
+            codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
+            is_null |= codes < 0
+            keys = np.unique(keys * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
+            self._columns.append((normalize, (ours, theirs)))
+        keys[is_null] = -1
+        self.images, self.rows = keys[: len(source)], keys[len(source) :]
 
-    def told(self, index: int, *, row: bool) -> str:
+    def describe(self, index: int, *, row: bool) -> str:
         """Return the join key of an image or of a table row, as text."""
-        codes = [pair[row][index] for pair in self._codes]
-        return ", ".join(
-            repr(None if code < 0 else values[code]) for values, code in zip(self._values, codes, strict=True)
-        )
+        return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
+
+    def examples(self, indices: Array, *, row: bool) -> str:
+        """Return the first few distinct keys of some images or table rows, as text."""
+        first = np.sort(np.unique((self.rows if row else self.images)[indices], return_index=True)[1])
+        keys = [self.describe(int(indices[position]), row=row) for position in first[:_NUM_EXAMPLES]]
+        return "; ".join(keys) + (", ..." if len(first) > _NUM_EXAMPLES else "")
 
 
-def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any, int]) -> Array:
+def _encode(column: pa.ChunkedArray, normalize: Callable[[Any], Any], known: dict[Any, int]) -> Array:
     """Return a column as codes of its normalized values, which are added to ``known``; -1 is null."""
     encoded = column.combine_chunks().dictionary_encode()
-    distinct = [same(value) for value in encoded.dictionary.to_pylist()]
-    number = np.array([*(known.setdefault(value, len(known)) for value in distinct), -1], np.int64)
-    codes: Array = number[encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
-    return codes
+    values = map(normalize, encoded.dictionary.to_pylist())
+    codes = np.array([*[known.setdefault(value, len(known)) for value in values], -1], np.int64)
+    encoded_rows: Array = codes[encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)]
+    return encoded_rows
 
 
 def numbers_of(column: pa.ChunkedArray) -> Array:
     """Return the numbers of a column, including numeric text, as float64; other values become NaN."""
-    if pa.types.is_nested(column.type):
-        return np.full(len(column), np.nan)
-    encoded = column.combine_chunks().dictionary_encode()
-    values = [_number(value) for value in encoded.dictionary.to_pylist()]
-    known = np.array([value if isinstance(value, int | float) else np.nan for value in [*values, None]], np.float64)
-    numbers: Array = known[encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)]
-    return numbers
+    known = dict[Any, int]()
+    codes = np.full(len(column), -1) if pa.types.is_nested(column.type) else _encode(column, _number, known)
+    numbers: Array = np.array([*[value if isinstance(value, int | float) else np.nan for value in known], np.nan])
+    return numbers[codes]
 
 
-def first_equal(keys: Array) -> tuple[int, int] | None:
+def first_duplicate(keys: Array) -> tuple[int, int] | None:
     """Return the indices of the first repeated key: where it first occurs, and where it repeats; None if all differ."""
-    order = np.argsort(keys, kind="stable")
-    again = order[1:][(keys[order[1:]] == keys[order[:-1]]) & (keys[order[1:]] >= 0)]
-    if not len(again):
-        return None
-    second = int(again.min())
-    return int(np.flatnonzero(keys == keys[second])[0]), second
+    first = match_rows(keys, keys)
+    repeated = np.flatnonzero((first >= 0) & (first < np.arange(len(keys))))
+    return (int(first[repeated[0]]), int(repeated[0])) if len(repeated) else None
 
 
-def places(keys: Array, wanted: Array) -> Array:
-    """Return (n,) int64, the index in ``keys`` of each key in ``wanted``; -1 if that key is null or missing."""
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    found = order[at]
-    return np.where((keys[found] == wanted) & (wanted >= 0), found, -1)
+def match_rows(keys: Array, requests: Array) -> Array:
+    """Return (n,) int64, the first index in ``keys`` of each requested key; -1 if that key is null or missing."""
+    rows = pc.index_in(pa.array(requests), pa.array(keys)).fill_null(-1).to_numpy().astype(np.int64)
+    return np.where(requests < 0, -1, rows)
 
 
-def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: Array) -> None:
+def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, rows: Array) -> None:
     """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites.
 
     Ids such as ``image-00000`` occur in many collections.
     """
-    for name in set(_PLACES) & set(source.columns.column_names) & set(given.table.column_names):
-        keys = Keys(source, given, [(name, name)])
+    for name in set(NAMED_BY) & set(source.columns.column_names) & set(joined.table.column_names):
+        keys = JoinKeys(source, joined, [(name, name)])
         ours, theirs = keys.images[images], keys.rows[rows]
-        wrong = (ours >= 0) & (theirs >= 0) & (ours != theirs)
-        if wrong.any():
-            image, row = int(images[wrong][0]), int(rows[wrong][0])
+        differs = (ours >= 0) & (theirs >= 0) & (ours != theirs)
+        if differs.any():
+            image, row = int(images[differs][0]), int(rows[differs][0])
             raise MetadataError(
-                f"{given.where}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
-                f"{name} {keys.told(row, row=True)}, where the image has {keys.told(image, row=False)}; pass on= with "
-                f"columns that say what belongs together"
+                f"{joined.name}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
+                f"{name} {keys.describe(row, row=True)}, where the image has {keys.describe(image, row=False)}; pass "
+                f"on= with columns that say what belongs together"
             )
 
 
-def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:
-    """Return the first few distinct keys of the given images or table rows, as text."""
-    of = (keys.rows if row else keys.images)[numbers]
-    first = np.sort(np.unique(of, return_index=True)[1])
-    shown = [keys.told(int(numbers[number]), row=row) for number in first[:_SHOWN]]
-    return "; ".join(shown) + (", ..." if len(first) > _SHOWN else "")
-
-
-def _comparable(name: str, ours: pa.DataType, theirs: pa.DataType) -> Callable[[Any], Any]:
+def _normalizer(name: str, left: pa.DataType, right: pa.DataType) -> Callable[[Any], Any]:
     """Return a function that normalizes keys: wells B7 and B07 are equal, and sites 1, 1.0 and "1"."""
     if "well" in name.lower():
         return _well
-    numbers = any(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (ours, theirs))
-    return _number if numbers or name.lower().endswith(_NUMBERED) else _text
+    are_numbers = any(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (left, right))
+    return _number if are_numbers or name.lower().endswith(_NUMBERED) else _text
 
 
 def _text(value: Any) -> Any:
@@ -250,10 +229,10 @@ def _text(value: Any) -> Any:
 
 
 def _well(value: Any) -> Any:
-    found = _WELL.fullmatch(value.strip()) if isinstance(value, str) else None
-    return _text(value) if found is None else f"{found[1].upper()}{int(found[2]):02d}"
+    match = _WELL.fullmatch(value.strip()) if isinstance(value, str) else None
+    return _text(value) if match is None else f"{match[1].upper()}{int(match[2]):02d}"
 
 
 def _number(value: Any) -> Any:
-    found = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
-    return _text(value) if found is None else int(found[1])
+    match = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return _text(value) if match is None else int(match[1])

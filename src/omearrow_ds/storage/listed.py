@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, de
 
 _ILLUM = "Illum"  # Channels of this name are illumination functions, regardless of their files.
 ILLUM = f"FileName_{_ILLUM}"
-_SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
+_INTERPRETED = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
 _OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
 
 
@@ -67,60 +66,68 @@ def open_listed(
     names = listing.names
     _refuse_names(path, names)
     listed = channels_of(names)
-    meant = described(names)
+    metadata_names = described(names)
     of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in listed.values())), "text")
-    needed = {*of_files, *meant.values()}
-    read = listing.read([name for name in names if name in needed], {**types.of_table(listing), **of_files})
-    table = plain_columns(read, str(path))
-    images = (channel for channel in listed if not channel.startswith(_ILLUM))
-    known = {channel: channel for channel in images if _are_images(path, table, listed[channel].file)}
-    if not known:
+    used = {*of_files, *metadata_names.values()}
+    table = listing.read([name for name in names if name in used], {**types.of_table(listing), **of_files})
+    table = plain_columns(table, str(path))
+    functions = [channel for channel in listed if channel.startswith(_ILLUM)]
+    images = [channel for channel in listed if channel not in functions]
+    images = [channel for channel in images if _are_images(path, table, listed[channel].file)]
+    if not images:
         raise ColumnError(
             f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
         )
-    chosen = list(known) if channels is None else fields.picked_channels(path, channels, known)
-    followed, unread = _Followed(path, root), _Followed(path, None, refuse=False)
-    columns = [followed.files(table, listed[channel]) for channel in chosen]
-    first, field_of_row = _fields(list(zip(*columns, strict=True)))
+    chosen = (
+        images if channels is None else fields.picked_channels(path, channels, dict(zip(images, images, strict=True)))
+    )
+    resolver = _FilePathResolver(path, root)
+    columns = [resolver.files(table, listed[channel]) for channel in chosen]
+    numbers: dict[Hashable, int] = {}
+    # Rows without files are not one field.
+    keys = (files if any(files) else row for row, files in enumerate(zip(*columns, strict=True)))
+    field_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    first = np.unique(field_of_row, return_index=True)[1]
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     if len(first) < table.num_rows:
-        _refuse_other_places(path, table, meant, columns[0], first[field_of_row])
-    metadata = _of_fields(table, meant, first, field_of_row)
+        _refuse_other_places(path, table, metadata_names, columns[0], first[field_of_row])
+    metadata = _of_fields(table, metadata_names, first, field_of_row)
     ids = _ids(metadata, files_of, first)
-    for channel in (channel for channel in listed if channel.startswith(_ILLUM)):
-        functions = unread.files(table, listed[channel]._replace(series=None, page=None))
-        paths = _functions([file and file.file for file in functions], path, root)
-        # Not by append_column: a table without columns has no rows.
-        columns_of = dict(zip(metadata.column_names, metadata.columns, strict=True))
-        metadata = pa.table(columns_of | {f"FileName_{channel}": [paths[row] for row in first.tolist()]})
+    metadata |= {
+        f"FileName_{name}": pa.array(resolver.functions(table.take(first), listed[name])) for name in functions
+    }
     identity = Folders(path.parent).identity
     identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
     complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
-    metadata = metadata.take(complete) if metadata.num_columns else metadata
     files = [file for number in complete for file in files_of[number] if file is not None]
-    grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
-    image_ids, pages = [ids[number] for number in complete], [(file.series, file.page) for file in files]
-    names = [file.file for file in files]
-    found = fields.Fields(names, grids, image_ids, metadata, chosen, first[complete], split_along="C")
-    found = replace(found, pages=pages) if set(pages) - {(None, None)} else found
-    at_urls = {url_of(file) is not None for file in found.files}
-    if len(at_urls) > 1:
-        raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
-    read_by = objects if True in at_urls else None
-    return fields.joined_files(path, path.parent, found, objects=read_by, skip_errors=skip_errors)
+    if len({url_of(file.file) is None for file in files}) > 1:
+        raise FormatError(
+            f"{path}: lists files at URLs and files on this machine; choose channels of one of them with channels="
+        )
+    are_paged = any(file[1:] != (None, None) for file in files)
+    source = fields.Fields(
+        [file.file for file in files],
+        list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1)),
+        [ids[number] for number in complete],
+        pa.table({name: column.take(pa.array(complete)) for name, column in metadata.items()}),
+        chosen,
+        first[complete],
+        pages=[(file.series, file.page) for file in files] if are_paged else (),
+        split_along="C",
+    )
+    read_by = None if url_of(files[0].file) is None else objects
+    return fields.joined_files(path, path.parent, source, objects=read_by, skip_errors=skip_errors)
 
 
 def _refuse_names(path: Path, names: Sequence[str]) -> None:
     """Raise `ColumnError` if a name with a meaning is duplicate, or would have a meaning except for a space."""
     for name in names:
         plain = name.strip()
-        if _SAID.fullmatch(plain) is None:
+        if _INTERPRETED.fullmatch(plain) is None:
             continue
         if name != plain:
-            raise ColumnError(
-                f"{path}: the column {name!r} has a space at an end of its name; take it away", column=name
-            )
+            raise ColumnError(f"{path}: column {name!r} has a space at an end of its name; remove it", column=name)
         if names.count(name) > 1:
             raise ColumnError(f"{path}: has two columns {name!r}; rename or drop one")
 
@@ -139,111 +146,100 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     return bool(files) and not others
 
 
-class _Followed:
+class _FilePathResolver:
     """Resolves and restricts the files that a table lists.
 
     The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
-    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host.
-
-    Parameters
-    ----------
-    path
-        The table.
-    root
-        Folder or URL that replaces the listed folders; files listed below that URL are unchanged.
-    refuse
-        Whether files that are not allowed raise an error; False if they are not opened.
+    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host. ``root`` is the
+    folder or URL that replaces the listed folders; files listed below that URL are unchanged.
     """
 
-    def __init__(self, path: Path, root: str | os.PathLike[str] | None, *, refuse: bool = True) -> None:
-        self._path, self._refuse = path, refuse
+    def __init__(self, path: Path, root: str | os.PathLike[str] | None) -> None:
         url = None if root is None else url_of(root)
+        self._path = path
         self._root = None if root is None else str(url or Path(root).absolute())
-        self._named = {_host(str(each)) for each in (path, url) if isinstance(each, Url)}
+        self._hosts = {_host(str(location)) for location in (path, url) if isinstance(location, Url)}
 
     def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
         """Return the file that each row lists for a channel, or None for a row without a file."""
-        names: list[str | None] = table[channel.file].to_pylist()
-        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
-        numbers = [whole_numbers(self._path, table, name, names) for name in (channel.series, channel.page)]
-        rows = list(zip(folders, names, *numbers, strict=True))
-        files = {}
-        for folder, name, series, page in set(rows):  # Many rows, one per cell, list one file.
-            if name is not None:
-                file = self._of_url(name) if channel.kind == "URL" else self._joined(folder or "", name)
-                files[folder, name, series, page] = ListedFile(file, series, page)
+        paths = self._each_path(table, channel, self._allowed_file)
+        numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
+        rows = list(zip(paths, *numbers, strict=True))
+        files = {row: ListedFile(*row) for row in set(rows) if row[0] is not None}
         return [files.get(row) for row in rows]
 
-    def _joined(self, where: str, name: str) -> str:
-        if self._root is not None and not self._is_below(where):
-            where = self._root
-        if url_of(where) is not None and url_of(name) is None:
-            return self._allowed(f"{where.rstrip('/')}/{name.lstrip('/')}")
-        return self._allowed(os.path.join(where, name))  # noqa: PTH118  # Many files: pathlib is slower.
+    def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
+        """Return the paths of illumination functions, in the root if they do not exist at the listed path."""
+        return self._each_path(table, channel, self._function)
 
-    def _of_url(self, url: str) -> str:
-        parts = urlsplit(url)
-        if self._root is not None and not self._is_below(url):
-            return self._joined(self._root, Path(unquote(parts.path)).name)
-        if url_of(url) is not None:
-            return self._allowed(url)
-        if parts.scheme not in ("", "file"):
-            raise missing(url)
-        return self._allowed(unquote(parts.path))
+    def _each_path(
+        self, table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]
+    ) -> list[str | None]:
+        names: list[str | None] = table[channel.file].to_pylist()
+        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
+        rows = list(zip(folders, names, strict=True))
+        # Many rows, one per cell, list one file.
+        paths = {
+            (folder, name): resolve(channel.kind, folder or "", name) for folder, name in set(rows) if name is not None
+        }
+        return [paths.get(row) for row in rows]  # type: ignore[arg-type]
 
-    def _is_below(self, where: str) -> bool:
-        """Whether a URL is ``root``, or below it."""
-        return url_of(where) is not None and f"{where}/".startswith(f"{str(self._root).rstrip('/')}/")
+    def _function(self, kind: str, folder: str, name: str) -> str:
+        listed = _listed_path(name) if kind == "URL" else _join(folder, name)
+        if url_of(listed) is not None:
+            return listed
+        local = self._path.parent / listed
+        is_moved = self._root is not None and not local.exists()
+        return os.fspath(Path(str(self._root)) / local.name if is_moved else local)
 
-    def _allowed(self, file: str) -> str:
-        """Return a path, or a normalized URL, if the table may list it."""
-        if not self._refuse:
-            return file
+    def _allowed_file(self, kind: str, folder: str, name: str) -> str:
+        """Return the path of a file, or a normalized URL, if the table may list it."""
+        if self._root is not None and not self._is_below(name if kind == "URL" else folder):
+            file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
+        else:
+            file = _listed_path(name) if kind == "URL" else _join(folder, name)
         url = url_of(file)
         if url is None and isinstance(self._path, Url):
             if Path(file).is_absolute() or ".." in Path(file).parts:
                 raise FormatError(f"{self._path}: lists {file!r}, which is not on its server; pass root= with a URL")
-            file = f"{self._path.parent}/{file}"
-            url = url_of(file)
-        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._named:
+            url = url_of(f"{self._path.parent}/{file}")
+        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
             raise FormatError(
-                f"{self._path}: lists {url}, of a host that you did not name; if it may be asked for there, pass "
-                f"root={_host(str(url))!r}, else root= with where they are"
+                f"{self._path}: lists {url}, but you did not name its host; if it is to be trusted, pass "
+                f"root={_host(str(url))!r}, else root= with the folder or URL of the files"
             )
         return file if url is None else str(url)
+
+    def _is_below(self, location: str) -> bool:
+        """Whether a URL is the root, or below it."""
+        return url_of(location) is not None and f"{location}/".startswith(f"{str(self._root).rstrip('/')}/")
+
+
+def _join(folder: str, name: str) -> str:
+    if url_of(folder) is not None and url_of(name) is None:
+        return f"{folder.rstrip('/')}/{name.lstrip('/')}"
+    return os.path.join(folder, name)  # noqa: PTH118  # Many files: pathlib is slower.
+
+
+def _listed_path(url: str) -> str:
+    """Return the URL of a file on a server, or the path of a local file."""
+    parts = urlsplit(url)
+    if url_of(url) is not None:
+        return url
+    if parts.scheme not in ("", "file"):
+        raise missing(url)
+    return unquote(parts.path)
 
 
 def _host(url: str) -> str:
     return "/".join(url.split("/")[:3])
 
 
-def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str] | None) -> list[str | None]:
-    """Return absolute paths of illumination functions, in ``root`` if they do not exist at the listed path."""
-    found: dict[str | None, str | None] = {None: None}
-    for name in set(paths) - {None}:
-        if url_of(str(name)) is not None:
-            found[name] = name
-            continue
-        place = path.parent / str(name)
-        moved = root is not None and not place.exists()
-        found[name] = os.fspath(Path(str(root)).absolute() / place.name if moved else place)
-    return [found[name] for name in paths]
-
-
-def _fields(files: Sequence[tuple[ListedFile | None, ...]]) -> tuple[Any, Any]:
-    """Return the first row of each field, and the field of each row: rows of equal files are one field."""
-    numbers: dict[Hashable, int] = {}
-    keys = (each if any(each) else row for row, each in enumerate(files))  # Rows without files are not one field.
-    field_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-    first = np.unique(field_of_row, return_index=True)[1] if len(files) else np.zeros(0, np.int64)
-    return first, field_of_row
-
-
 def _refuse_other_places(
-    path: Path, table: pa.Table, described: Mapping[str, str], files: Sequence[ListedFile | None], same_row: Any
+    path: Path, table: pa.Table, names: Mapping[str, str], files: Sequence[ListedFile | None], same_row: Any
 ) -> None:
     """Raise `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown."""
-    for name in (described[plain] for plain in NAMED_BY if plain in described):
+    for name in (names[plain] for plain in NAMED_BY if plain in names):
         column = table[name].combine_chunks()
         expected = column.take(pa.array(same_row))
         known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
@@ -256,29 +252,28 @@ def _refuse_other_places(
             )
 
 
-def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_of_row: Any) -> pa.Table:
+def _of_fields(table: pa.Table, names: Mapping[str, str], first: Any, field_of_row: Any) -> dict[str, Any]:
     """Return the columns of the fields, one row each; columns that differ within a field describe its cells."""
     columns: dict[str, Any] = {}
-    same_row = first[field_of_row]
-    for plain, name in described.items():
+    for plain, name in names.items():
         column = table[name].combine_chunks()
-        if len(first) < len(column) and not column.equals(column.take(pa.array(same_row))):
+        if len(first) < len(column) and not column.equals(column.take(pa.array(first[field_of_row]))):
             continue
         values = column.take(pa.array(first))
         columns[plain] = pa.array(fields.typed(plain, values.to_pylist())) if values.type == pa.string() else values
-    return pa.table(columns)
+    return columns
 
 
-def _ids(metadata: pa.Table, files: Sequence[Sequence[ListedFile | None]], first: Any) -> list[str]:
+def _ids(metadata: Mapping[str, Any], files: Sequence[Sequence[ListedFile | None]], first: Any) -> list[str]:
     """Return distinct ids of fields: plate, well and site, or file, or file with series and page, or row."""
-    known = [metadata[name].to_pylist() for name in NAMED_BY if name in metadata.column_names]
-    by_place = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
-    firsts = [each[0] or ListedFile("") for each in files]
+    known = [metadata[name].to_pylist() for name in NAMED_BY if name in metadata]
+    by_position = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
+    firsts = [of_field[0] or ListedFile("") for of_field in files]
     by_file = [Path(file.file).stem for file in firsts]
     numbers = [[str(number) for number in file[1:] if number is not None] for file in firsts]
     by_page = ["_".join([stem, *of_file]) for stem, of_file in zip(by_file, numbers, strict=True)]
     by_row = [f"row-{row}" for row in first.tolist()]
-    return next(ids for ids in (by_place, by_file, by_page, by_row) if len(set(ids)) == len(files))
+    return next(ids for ids in (by_position, by_file, by_page, by_row) if len(set(ids)) == len(files))
 
 
 def _complete(
@@ -291,18 +286,13 @@ def _complete(
     root: str | os.PathLike[str] | None,
 ) -> list[int]:
     """Return the numbers of the fields whose files exist; warn of others, or raise `FormatError`."""
-    complete, lacking = [], []
+    lacking = {}
     for number, of_field in enumerate(identities):
-        if None not in of_field:
-            complete.append(number)
-        else:
+        if None in of_field:
             absent = of_field.index(None)
             name = getattr(files[number][absent], "file", None)
-            lacking.append(f"field {ids[number]} has no file for channel {channels[absent]} ({name})")
-    if lacking and (incomplete == "error" or not complete):
-        more = f" ({len(lacking):,} such fields of {len(files):,})" if len(lacking) > 1 else ""
-        elsewhere = "" if root is not None else "pass root= with the folder that the files are in now, "
-        raise FormatError(f"{path}: {lacking[0]}{more}; {elsewhere}restore it, or pass incomplete='skip'")
-    if lacking:
-        fields.tell_skipped(path, len(lacking), len(files), lacking[0])
-    return complete
+            lacking[number] = f"field {ids[number]} has no file for channel {channels[absent]} ({name})"
+    moved = "" if root is not None else "pass root= with the folder that the files are in now, "
+    remedy = f"{moved}restore it, or pass incomplete='skip'"
+    fields.report_incomplete(path, list(lacking.values()), len(files), remedy, skip=incomplete == "skip")
+    return [number for number in range(len(files)) if number not in lacking]

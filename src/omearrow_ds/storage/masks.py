@@ -7,6 +7,7 @@ import os
 import re
 import string
 from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
-    Given,
-    Keys,
-    first_equal,
-    places,
+    InputTable,
+    JoinKeys,
+    first_duplicate,
+    match_rows,
     refuse_contradiction,
-    some_keys,
 )
 from omearrow_ds.storage.label_images import with_label_dtypes
 from omearrow_ds.storage.part_files import is_path
@@ -36,7 +36,7 @@ from omearrow_ds.storage.source import open_source
 
 Masks = Paths | Mapping[str, Any] | BaseSource
 _FIELD, _ANY = "field", "_"
-_SHOWN = 3
+_NUM_EXAMPLES = 3
 
 
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
@@ -59,63 +59,63 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
     skip_nulls
         Whether images may be without a mask.
     """
-    found, mask_of = _paired(source, masks, opening)
-    found = with_label_dtypes(found)
+    opened, mask_of = _paired(source, masks, opening)
+    opened = with_label_dtypes(opened)
     without = np.flatnonzero(mask_of < 0)
     if len(without) and (not skip_nulls or len(without) == len(mask_of)):
-        shown = ", ".join(repr(source.image_ids[number]) for number in without[:_SHOWN].tolist())
-        more = ", ..." if len(without) > _SHOWN else ""
+        images = ", ".join(repr(source.image_ids[number]) for number in without[:_NUM_EXAMPLES].tolist())
+        more = ", ..." if len(without) > _NUM_EXAMPLES else ""
         remedy = "" if len(without) == len(mask_of) else "; pass nulls='skip' to leave them out"
-        ids = ", ".join(map(repr, found.image_ids[:_SHOWN]))
+        ids = ", ".join(map(repr, opened.image_ids[:_NUM_EXAMPLES]))
         raise MetadataError(
-            f"{found.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {shown}{more} "
+            f"{opened.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} "
             f"(masks: {ids}, ...){remedy}"
         )
     with_mask = np.flatnonzero(mask_of >= 0)
-    sizes, own = found.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
-    other = (sizes != own).any(axis=1)
-    if other.any():
-        at = int(other.argmax())
-        index, mask = int(with_mask[at]), int(mask_of[with_mask[at]])
+    sizes, own = opened.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
+    differs = (sizes != own).any(axis=1)
+    if differs.any():
+        first = int(differs.argmax())
+        index, mask = int(with_mask[first]), int(mask_of[with_mask[first]])
         raise MetadataError(
-            f"{found.path}: mask {found.image_ids[mask]!r} has {' x '.join(map(str, sizes[at]))} pixels, its image "
-            f"{source.image_ids[index]!r} of {source.path} has {' x '.join(map(str, own[at]))}; they must be the same"
+            f"{opened.path}: mask {opened.image_ids[mask]!r} has {' x '.join(map(str, sizes[first]))} pixels but its "
+            f"image {source.image_ids[index]!r} of {source.path} has {' x '.join(map(str, own[first]))}; pass masks of "
+            f"the size of their images"
         )
-    return found, mask_of
+    return opened, mask_of
 
 
 def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
     if isinstance(masks, BaseSource):
         return masks, _by_key(source, masks, None)
     if isinstance(masks, Mapping) or (is_path(masks) and not isinstance(masks, str | os.PathLike)):
-        given: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
-        path, on = given.pop("path", None), given.pop("on", None)
-        wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
-        if not is_path(path) or wrong:
+        options: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
+        path, on = options.pop("path", None), options.pop("on", None)
+        if not is_path(path) or not set(options) <= {*OpenOptions.__annotations__, "format"}:
             raise ArgumentError(option="masks", value=masks, allowed="path, and keywords of open_images")
-        found = open_source(path, are_labels=True, **{**_server(path, opening), **given})
-        return found, _by_key(source, found, on)
+        opened = open_source(path, are_labels=True, **{**_server(path, opening), **options})
+        return opened, _by_key(source, opened, on)
     if not isinstance(masks, str | os.PathLike):
-        what = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
-        raise ArgumentError(option="masks", value=masks, allowed=what)
+        allowed = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
+        raise ArgumentError(option="masks", value=masks, allowed=allowed)
     name = os.fspath(masks)
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
         same = {key: value for key, value in {**opening, **changed}.items() if value is not None}
         column = open_source(source.given, are_labels=True, **same)  # type: ignore[arg-type]
-        return column, places(column.rows, source.rows)
+        return column, match_rows(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)
     label = name.removeprefix("labels/")
     if label in source.label_images() or (label != name and not Path(name).exists()):
         return source.labels(label)
     try:
-        found = open_source(name, are_labels=True, **_server(name, opening))
+        opened = open_source(name, are_labels=True, **_server(name, opening))
     except MissingPathError:
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
-        there = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""
-        raise MissingPathError(f"masks={name!r}: no such collection of images{there}") from None
-    return found, _by_key(source, found, None)
+        others = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""
+        raise MissingPathError(f"masks={name!r}: no such collection of images{others}") from None
+    return opened, _by_key(source, opened, None)
 
 
 def _server(path: Any, opening: OpenOptions) -> OpenOptions:
@@ -127,45 +127,44 @@ def _server(path: Any, opening: OpenOptions) -> OpenOptions:
 
 def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
     """Return the mask of each image, matched by id, or otherwise by plate, well and site."""
-    ids = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
-    columns = {**{name: masks.columns[name] for name in masks.columns.column_names}, IMAGE_ID: ids}
-    given = Given(pa.table(columns), str(masks.path), {}, {})
-    if on is None and set(source.image_ids).isdisjoint(masks.image_ids):
-        try:
-            pairs = choose_pairs(source, given._replace(table=given.table.drop_columns(IMAGE_ID)), None)
-        except ColumnError:
-            raise MetadataError(
-                f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
-                f"{list(masks.image_ids[:_SHOWN])}, images {list(source.image_ids[:_SHOWN])}; pass "
-                f"masks={{'path': ..., 'on': ...}} with columns that both have, or names of files in braces"
-            ) from None
-    else:
-        pairs = choose_pairs(source, given, on)
-    keys = Keys(source, given, pairs)
-    twice = first_equal(keys.rows)
+    columns = dict(zip(masks.columns.column_names, masks.columns.columns, strict=True))
+    has_ids = on is not None or not set(source.image_ids).isdisjoint(masks.image_ids)
+    if has_ids:
+        columns[IMAGE_ID] = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
+    joined = InputTable(pa.table(columns), str(masks.path))
+    try:
+        keys = JoinKeys(source, joined, choose_pairs(source, joined, on))
+    except ColumnError:
+        if has_ids:
+            raise
+        raise MetadataError(
+            f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
+            f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
+            f"masks={{'path': ..., 'on': ...}} with columns that both have, or names of files in braces"
+        ) from None
+    twice = first_duplicate(keys.rows)
     if twice is not None:
         raise MetadataError(
             f"{masks.path}: masks {twice[0]} and {twice[1]} have the same {keys.names}, "
-            f"{keys.told(twice[1], row=True)}; one is needed for each image"
+            f"{keys.describe(twice[1], row=True)}; pass one mask per image"
         )
-    found = places(keys.rows, keys.images)
+    mask_of = match_rows(keys.rows, keys.images)
     if on is None:
-        with_mask = np.flatnonzero(found >= 0)
-        refuse_contradiction(source, given, with_mask, found[with_mask])
-    if len(found) and (found < 0).all():
-        theirs = some_keys(keys, np.arange(len(keys.rows)), row=True)
+        with_mask = np.flatnonzero(mask_of >= 0)
+        refuse_contradiction(source, joined, with_mask, mask_of[with_mask])
+    if len(mask_of) and (mask_of < 0).all():
         raise MetadataError(
             f"{masks.path}: no image of {source.path} has a mask, by {keys.names}: images have e.g. "
-            f"{keys.told(0, row=False)}, masks {theirs}"
+            f"{keys.describe(0, row=False)}, masks {keys.examples(np.arange(len(keys.rows)), row=True)}"
         )
-    return found
+    return mask_of
 
 
 def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     """Return the files that are named by images, and the index of each image's file."""
     if url_of(name) is not None:
         raise ArgumentError(
-            "files named in braces are looked for on this machine",
+            "is a URL, but files named in braces are local",
             option="masks",
             value=name,
             remedy="copy their folder, or pass the URL of a collection of masks",
@@ -177,23 +176,24 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     if not folder.is_dir():
         raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
     try:
-        parsed = list(string.Formatter().parse(path.name))
+        template = list(string.Formatter().parse(path.name))
     except ValueError as error:
         raise ArgumentError(str(error), option="masks", value=name) from None
     if not len(source):
         raise MetadataError(f"{source.path}: holds no images, and so no masks belong to it")
-    values = _values(source, [field for _, field, _, _ in parsed if field is not None], name)
-    there = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
+    fields_of_template = {field for _, field, _, _ in template if field is not None}
+    values = {field: _values(source, field, name) for field in fields_of_template - {_FIELD, _ANY}}
+    names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
     files: list[str] = []
     mask_of = np.full(len(source), -1)
     for index in range(len(source)):
-        stems = source.stems(index) if any(field == _FIELD for _, field, _, _ in parsed) else [""]
-        for stem in stems:
-            matches = _matching(parsed, {**{key: of[index] for key, of in values.items()}, _FIELD: stem}, there)
+        of_image = {field: column[index] for field, column in values.items()}
+        for stem in source.stems(index) if _FIELD in fields_of_template else [""]:
+            matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
                 raise MetadataError(
                     f"{folder}: image {source.image_ids[index]!r} has several masks by {path.name!r}, {matches[0]!r} "
-                    f"and {matches[1]!r}; let the name say which"
+                    f"and {matches[1]!r}; add a column to the name that distinguishes them"
                 )
             if matches:
                 mask_of[index] = len(files)
@@ -209,38 +209,33 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]
     sizes = np.unique(source.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
-    found = fields.Fields(files, grids, ids, pa.table({}), [], np.arange(len(files)))
-    return fields.joined_files(folder, folder, found, sizes), mask_of
+    mask_fields = fields.Fields(files, grids, ids, pa.table({}), [], np.arange(len(files)))
+    return fields.joined_files(folder, folder, mask_fields, sizes), mask_of
 
 
-def _values(source: BaseSource, names: Sequence[str], text: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for name in set(names) - {_FIELD, _ANY}:
-        column = next((each for each in (name, column_of(name)) if each in source.columns.column_names), None)
-        if column is None:
-            raise ColumnError(
-                f"masks={text!r}: {{{name}}} is no column of {source.path}; there are {source.columns.column_names}, "
-                f"{{field}} for the id or the file of an image, and {{_}} for anything"
-            )
-        found[name] = source.columns[column].to_pylist()
-    return found
+def _values(source: BaseSource, name: str, masks: str) -> list[Any]:
+    names = source.columns.column_names
+    column = next((known for known in (name, column_of(name)) if known in names), None)
+    if column is None:
+        raise ColumnError(
+            f"masks={masks!r}: {source.path} has no column for {{{name}}}; choose among {names}, {{field}} for the id "
+            f"or the file of an image, and {{_}} for anything"
+        )
+    values: list[Any] = source.columns[column].to_pylist()
+    return values
 
 
-def _matching(parsed: Sequence[tuple[Any, ...]], values: Mapping[str, Any], there: Sequence[str]) -> list[str]:
+def _matching(template: Sequence[tuple[Any, ...]], values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Return the names in a sorted list that match a parsed template."""
-    parts = []
-    for literal, field, spec, _ in parsed:
+    parts: list[str | None] = []
+    for literal, field, spec, _ in template:
         parts.append(literal)
         if field is not None:
             parts.append(None if field == _ANY else format(values[field], spec or ""))
-    prefix = "".join(parts[: parts.index(None)] if None in parts else parts)
-    first = bisect.bisect_left(there, prefix)
+    prefix = "".join(takewhile(lambda part: part is not None, parts))  # type: ignore[arg-type]
+    candidates = islice(names, bisect.bisect_left(names, prefix), None)
     if None not in parts:
-        return [prefix] if first < len(there) and there[first] == prefix else []
+        return [name for name in islice(candidates, 1) if name == prefix]
     pattern = re.compile("".join(".*" if part is None else re.escape(part) for part in parts))
-    found = []
-    while first < len(there) and there[first].startswith(prefix):
-        if pattern.fullmatch(there[first]) and is_hidden(there[first]) == is_hidden(prefix):
-            found.append(there[first])
-        first += 1
-    return found
+    begin_alike = takewhile(lambda name: name.startswith(prefix), candidates)
+    return [name for name in begin_alike if pattern.fullmatch(name) and is_hidden(name) == is_hidden(prefix)]

@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import (
-    Given,
-    Keys,
-    first_equal,
-    places,
-    read_given,
+    InputTable,
+    JoinKeys,
+    first_duplicate,
+    match_rows,
+    read_input_table,
     refuse_contradiction,
-    some_keys,
     table_file,
 )
 from omearrow_ds.storage.plate_sites import choose_pairs
@@ -32,21 +31,25 @@ from omearrow_ds.text import count
 
 # The first names of each kind that a table has are used. CellProfiler's per-object tables omit the object's name, and
 # CytoTable may prefix ``Metadata_``; ``centroid-0`` is scikit-image's `regionprops_table`.
-_OF = (*(f"{before}{of}_" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")), "")
+_KINDS = tuple(f"{before}{kind}_" for kind in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_"))
+_PREFIXES = (*_KINDS, "")
 _CENTERS = (
-    *((f"{of}Location_Center_Y", f"{of}Location_Center_X") for of in _OF),
+    *((f"{prefix}Location_Center_Y", f"{prefix}Location_Center_X") for prefix in _PREFIXES),
     ("centroid_y", "centroid_x"),
     ("centroid-0", "centroid-1"),
 )
 _BOXES = (
-    *(tuple(f"{of}AreaShape_BoundingBox{end}_{axis}" for axis in "YX" for end in ("Minimum", "Maximum")) for of in _OF),
+    *(
+        tuple(f"{prefix}AreaShape_BoundingBox{end}_{axis}" for axis in "YX" for end in ("Minimum", "Maximum"))
+        for prefix in _PREFIXES
+    ),
     ("bbox-0", "bbox-2", "bbox-1", "bbox-3"),
 )
 _SHAPES = b"ome.arrow.shapes"  # Metadata key of ome-arrow's shape tables.
 _EXACT = 2**53  # Integers below it are exact in float64.
 _LABELS = (
     "label_value",
-    *(f"{before}{of}_Number_Object_Number" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")),
+    *(f"{kind}Number_Object_Number" for kind in _KINDS),
     "Metadata_ObjectNumber",
     "ObjectNumber",
     "label",
@@ -84,6 +87,24 @@ class Objects:
         return name, values
 
 
+@dataclass(frozen=True)
+class _PositionColumns:
+    """Option with the names of columns that hold positions, and columns that are used without it."""
+
+    option: str
+    axes: str  # Values of the columns, in order.
+    known: Sequence[tuple[str, ...]]  # Known names, by priority.
+    column: str  # Known column with lists of coordinates, as ome-arrow writes them.
+    ends: tuple[str, ...]  # Fields of that column with lists; empty if the column itself has lists.
+    example: str
+
+
+_CENTER = _PositionColumns("center", "(Y, X)", _CENTERS, "centroid", (), "Nuclei_Location_Center_Y and _X")
+_BOX = _PositionColumns(
+    "box", "(y0, y1, x0, x1)", _BOXES, "bbox", ("min", "max"), "Nuclei_AreaShape_BoundingBoxMinimum_Y and so on"
+)
+
+
 def open_objects(
     source: BaseSource,
     objects: Any,
@@ -119,133 +140,105 @@ def open_objects(
         raise ArgumentError(
             f"box={box!r} gives positions too", option="center", value=center, remedy="leave one of them out"
         )
-    given = read_given(objects, "objects", types)
+    joined = read_input_table(objects, "objects", types)
     types.refuse_unknown()
-    keys = Keys(source, given, choose_pairs(source, given, on))
-    fields = places(keys.images, keys.rows)
-    _refuse_unplaced(source, given, keys, fields)
+    keys = JoinKeys(source, joined, choose_pairs(source, joined, on))
+    fields = match_rows(keys.images, keys.rows)
+    _refuse_unplaced(source, joined, keys, fields)
     if on is None:
         rows = np.flatnonzero(fields >= 0)
-        refuse_contradiction(source, given, fields[rows], rows)
+        refuse_contradiction(source, joined, fields[rows], rows)
     boxed = box is not None and box is not False
-    names, placed = _boxes(given, box) if boxed else _centers(given, center)
-    for name, numbers in zip(names, placed.T, strict=False):  # One list column has several numbers per row.
-        plain = _plain(given, name)
-        if pa.types.is_string(given.table[plain].type):
-            index = given.table.column_names.index(plain)
-            given = given._replace(table=given.table.set_column(index, plain, pa.array(numbers, from_pandas=True)))
-    there = np.isfinite(placed).all(axis=1)
-    missing = np.flatnonzero((fields >= 0) & ~there)
-    if len(missing) and not skip_nulls:
+    names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
+    table = joined.table
+    for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
+        if pa.types.is_string(table[name].type):
+            numbers_column = pa.array(numbers, from_pandas=True)
+            table = table.set_column(table.column_names.index(name), name, numbers_column)
+    is_known = np.isfinite(positions).all(axis=1)
+    unknown = np.flatnonzero((fields >= 0) & ~is_known)
+    if len(unknown) and not skip_nulls:
         raise MetadataError(
-            f"{given.where}: {', '.join(map(repr, names))} have no value for {count(len(missing), 'object')}, the "
-            f"first in row {missing[0]}; pass nulls='skip' to leave them out"
+            f"{joined.name}: {', '.join(map(repr, names))} have no value for {count(len(unknown), 'object')}, the "
+            f"first in row {unknown[0]}; pass nulls='skip' to leave them out"
         )
-    rows = np.flatnonzero((fields >= 0) & there)
-    placed, fields = placed[rows], fields[rows]
-    _refuse_outside(source, given, names, placed, fields, rows, boxed=boxed)
-    whole = len(rows) == given.table.num_rows
-    table = given.table if whole else given.table.take(pa.array(rows))
+    rows = np.flatnonzero((fields >= 0) & is_known)
+    positions, fields = positions[rows], fields[rows]
+    _refuse_outside(source, joined, names, positions, fields, rows, boxed=boxed)
+    table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
     if not boxed:
-        return Objects(table, rows, fields, placed, None, given.where)
-    boxes = np.where([True, False, True, False], np.floor(placed), np.ceil(placed)).astype(np.int64)
-    return Objects(table, rows, fields, None, boxes, given.where)
+        return Objects(table, rows, fields, positions, None, joined.name)
+    boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
+    return Objects(table, rows, fields, None, boxes, joined.name)
 
 
-def _refuse_unplaced(source: BaseSource, given: Given, keys: Keys, fields: Array) -> None:
+def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
     """Warn of objects without an image; raise `MetadataError` if no object has one, or image keys are duplicate."""
-    equal = first_equal(keys.images)
+    equal = first_duplicate(keys.images)
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
         raise MetadataError(
-            f"{given.where}: images {equal[0]} and {equal[1]} of {source.path} have the same {keys.names}, "
-            f"{keys.told(equal[0], row=False)}, so an object may be in either; pass on= with columns that tell them "
-            f"apart"
+            f"{joined.name}: images {equal[0]} and {equal[1]} of {source.path} share {keys.names}, "
+            f"{keys.describe(equal[0], row=False)}, so an object may be in either; pass on= with columns in which the "
+            f"images differ"
         )
     without = np.flatnonzero(fields < 0)
     if not len(without):
         return
-    shown = some_keys(keys, without, row=True)
+    examples = keys.examples(without, row=True)
     if len(without) == len(fields):
-        images = some_keys(keys, np.arange(len(source)), row=False) if len(source) else "none"
+        images = keys.examples(np.arange(len(source)), row=False) or "none"
         raise MetadataError(
-            f"{given.where}: no object is in an image of {source.path}, by {keys.names}: objects have {shown}, images "
-            f"{images}; pass on= with columns whose values agree"
+            f"{joined.name}: no object is in an image of {source.path}, by {keys.names}: objects have {examples}, "
+            f"images {images}; pass on= with columns whose values agree"
         )
-    said = f"{len(without):,} of {len(fields):,} objects have no image, and are left out: {shown}"
-    warnings.warn(f"{given.where}, joined by {keys.names}: {said}", UserWarning, stacklevel=2)
+    msg = f"{len(without):,} of {len(fields):,} objects have no image, and are left out: {examples}"
+    warnings.warn(f"{joined.name}, joined by {keys.names}: {msg}", UserWarning, stacklevel=2)
 
 
-def _centers(given: Given, center: Any) -> tuple[tuple[str, ...], Array]:
-    if center is not None:
-        names = _names(center, 2, "center", "(Y, X)")
-        return names, _numbers(given, names)
-    names = next((pair for pair in _CENTERS if set(pair) <= set(given.table.column_names)), ())
-    if names:
-        return names, _numbers(given, names)
-    if _is_list(given.table, "centroid"):
-        y, x = _axes_of(given)
-        points = _points(given.table["centroid"])
-        return ("centroid",), points[:, [y, x]]
+def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tuple[tuple[str, ...], Array]:
+    """Return the names of the columns with the positions, and their numbers as (n, 2 or 4) float64; NaN is null."""
+    table, number = joined.table, len(columns.known[0])
+    chosen = next((known for known in columns.known if set(known) <= set(table.column_names)), ())
+    if names is not None:
+        chosen = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
+        if len(chosen) != number or not all(isinstance(name, str) for name in chosen) or len(set(chosen)) < number:
+            allowed = f"the names of {number} columns, {columns.axes}"
+            raise ArgumentError(option=columns.option, value=names, allowed=allowed)
+    if chosen:
+        chosen = tuple(joined.renamed.get(name, name) if name not in table.column_names else name for name in chosen)
+        return chosen, np.stack([_numbers(joined, name) for name in chosen], axis=1)
+    is_nested = pa.types.is_struct if columns.ends else pa.types.is_list
+    if columns.column in table.column_names and is_nested(table[columns.column].type):
+        column = table[columns.column]
+        points = [_points(pc.struct_field(column, end)) for end in columns.ends] or [_points(column)]
+        axes = _axes_of(joined, points[0].shape[1])
+        return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
     raise ColumnError(
-        f"{given.where}: no columns of a known name say where objects are, as Nuclei_Location_Center_Y and _X do; pass "
-        f"center= with two names, (Y, X), or box= with four; there are {given.table.column_names[:40]}"
+        f"{joined.name}: has no columns with a known name for {columns.axes}, such as {columns.example}; pass "
+        f"{columns.option}= with {number} names; there are {table.column_names[:40]}"
     )
 
 
-def _boxes(given: Given, box: Any) -> tuple[tuple[str, ...], Array]:
-    if box is not True:
-        names = _names(box, 4, "box", "(y0, y1, x0, x1)")
-        return names, _numbers(given, names)
-    names = next((four for four in _BOXES if set(four) <= set(given.table.column_names)), ())
-    if names:
-        return names, _numbers(given, names)
-    if "bbox" in given.table.column_names and pa.types.is_struct(given.table["bbox"].type):
-        y, x = _axes_of(given)
-        low, high = (_points(pc.struct_field(given.table["bbox"], end)) for end in ("min", "max"))
-        return ("bbox",), np.stack([low[:, y], high[:, y], low[:, x], high[:, x]], axis=1)
-    raise ColumnError(
-        f"{given.where}: no columns of a known name are boxes, as Nuclei_AreaShape_BoundingBoxMinimum_Y and so on are; "
-        f"pass box= with four names, (y0, y1, x0, x1); there are {given.table.column_names[:40]}"
-    )
-
-
-def _names(given: Any, number: int, option: str, what: str) -> tuple[str, ...]:
-    names = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    if len(names) != number or not all(isinstance(name, str) for name in names) or len(set(names)) < number:
-        raise ArgumentError(option=option, value=given, allowed=f"the names of {number} columns, {what}")
-    return names
-
-
-def _numbers(given: Given, names: Sequence[str]) -> Array:
-    """Return columns as (n, len(names)) float64, NaN where they are null."""
-    found = []
-    for name in names:
-        column = given.table[_plain(given, name)]
-        if given.is_text and pa.types.is_string(column.type):
-            column = parse_as("float", column, given.where, name)
-        if not _is_number(column.type):
-            raise ColumnError(
-                f"{given.where}: column {name!r} holds {column.type}; a place is numbers, in pixels", column=name
-            )
-        found.append(column.cast(pa.float64()).to_numpy())
-    return np.stack(found, axis=1)
-
-
-def _plain(given: Given, name: str) -> str:
-    """Return the current name of a column that may have been renamed."""
-    plain = name if name in given.table.column_names else given.renamed.get(name, name)
-    if plain not in given.table.column_names:
-        names = given.table.column_names[:40]
-        raise ColumnError(f"{given.where}: there is no column {name!r}; choose among {names}", column=name)
-    return plain
+def _numbers(joined: InputTable, name: str) -> Array:
+    """Return a column as float64, NaN where it is null."""
+    if name not in joined.table.column_names:
+        names = joined.table.column_names[:40]
+        raise ColumnError(f"{joined.name}: has no column {name!r}; choose among {names}", column=name)
+    column = joined.table[name]
+    if joined.is_text and pa.types.is_string(column.type):
+        column = parse_as("float", column, joined.name, name)
+    if not _is_number(column.type):
+        raise ColumnError(
+            f"{joined.name}: column {name!r} is of type {column.type}, expected numbers in pixels; cast it, or choose "
+            f"another column",
+            column=name,
+        )
+    numbers: Array = column.cast(pa.float64()).to_numpy()
+    return numbers
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_list(table: pa.Table, name: str) -> bool:
-    return name in table.column_names and bool(pa.types.is_list(table[name].type))
 
 
 def _points(column: pa.ChunkedArray) -> Array:
@@ -253,53 +246,52 @@ def _points(column: pa.ChunkedArray) -> Array:
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
     size = int(lengths.max(initial=0))
     points = np.full((len(column), max(size, 2)), np.nan)
-    if ((lengths != 0) & (lengths != size)).any():
-        return points
-    points[lengths > 0] = pc.list_flatten(column).cast(pa.float64()).to_numpy().reshape(-1, size)
+    if np.isin(lengths, (0, size)).all():
+        points[lengths > 0] = pc.list_flatten(column).cast(pa.float64()).to_numpy().reshape(-1, size)
     return points
 
 
-def _axes_of(given: Given) -> tuple[int, int]:
+def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     """Return the indices of Y and X in the points of an ome-arrow shape table."""
-    told: Mapping[str, Any] = json.loads(given.metadata.get(_SHAPES, b"{}"))
-    axes = [str(axis).lower() for axis in told.get("axes", ())]
-    if not axes:
-        column = (
-            given.table["centroid"]
-            if _is_list(given.table, "centroid")
-            else pc.struct_field(given.table["bbox"], "min")
-        )
-        axes = list("zyx")[-_points(column).shape[1] :]
+    shapes: Mapping[str, Any] = json.loads(joined.metadata.get(_SHAPES, b"{}"))
+    axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
     if not {"y", "x"} <= set(axes):
-        raise MetadataError(f"{given.where}: its points have the axes {axes}, without y and x; pass center=")
+        raise MetadataError(f"{joined.name}: its points have the axes {axes}, without y and x; pass center=")
     y, x = axes.index("y"), axes.index("x")
-    units = told.get("units", ["pixel"] * len(axes))
+    units = shapes.get("units", ["pixel"] * len(axes))
     if {units[y], units[x]} != {"pixel"}:
-        raise MetadataError(f"{given.where}: its points are in {units[y]}, not in pixels; pass center= in pixels")
+        raise MetadataError(f"{joined.name}: its points are in {units[y]}, not in pixels; pass center= in pixels")
     return y, x
 
 
 def _refuse_outside(
-    source: BaseSource, given: Given, names: Sequence[str], placed: Array, fields: Array, rows: Array, *, boxed: bool
+    source: BaseSource,
+    joined: InputTable,
+    names: Sequence[str],
+    positions: Array,
+    fields: Array,
+    rows: Array,
+    *,
+    boxed: bool,
 ) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
     sizes = source.shapes[fields][:, 3:]
     if boxed:
-        y0, y1, x0, x1 = placed.T
-        wrong = (y0 < 0) | (x0 < 0) | (y1 > sizes[:, 0]) | (x1 > sizes[:, 1]) | (y0 >= y1) | (x0 >= x1)
+        y0, y1, x0, x1 = positions.T
+        is_outside = (y0 < 0) | (x0 < 0) | (y1 > sizes[:, 0]) | (x1 > sizes[:, 1]) | (y0 >= y1) | (x0 >= x1)
     else:
-        wrong = ((placed < -0.5) | (placed > sizes - 0.5)).any(axis=1)
-    if not wrong.any():
+        is_outside = ((positions < -0.5) | (positions > sizes - 0.5)).any(axis=1)
+    if not is_outside.any():
         return
-    first = int(wrong.argmax())
+    first = int(is_outside.argmax())
     height, width = sizes[first].tolist()
-    what = "box (y0, y1, x0, x1)" if boxed else "centre (Y, X)"
-    at = ", ".join(f"{value:g}" for value in placed[first])
+    subject = "box (y0, y1, x0, x1)" if boxed else "center (Y, X)"
+    values = ", ".join(f"{value:g}" for value in positions[first])
     raise MetadataError(
-        f"{given.where}: {count(int(wrong.sum()), 'object')} of {len(rows):,} lie outside their image, the first in "
-        f"row {rows[first]}: its {what} by {', '.join(map(repr, names))} is ({at}), image "
-        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; are they in this order, in pixels of "
-        f"this image?"
+        f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, the first "
+        f"in row {rows[first]}: its {subject} by {', '.join(map(repr, names))} is ({values}), image "
+        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; pass columns in this order, in "
+        f"pixels of this image"
     )
 
 

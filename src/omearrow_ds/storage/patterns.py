@@ -78,10 +78,10 @@ class Pattern:
         """Return whether the pattern matches hidden names at a folder depth."""
         return depth < len(self.hidden) and self.hidden[depth]
 
-    def said(self, name: str) -> dict[str, str | None] | None:
-        """Return the values that the pattern finds in a file path; None if the path does not match."""
-        found = self.file.fullmatch(name)
-        return None if found is None else {self.names[group]: value for group, value in found.groupdict().items()}
+    def parse(self, name: str) -> dict[str, str | None] | None:
+        """Return the values of the names in a file path; None if the path does not match."""
+        match = self.file.fullmatch(name)
+        return None if match is None else {self.names[group]: value for group, value in match.groupdict().items()}
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
