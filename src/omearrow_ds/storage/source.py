@@ -188,16 +188,17 @@ def open_source(
     Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
-    stated = {name: value for name, value in opening.items() if value is not None}
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
-    given = OpenSettings.take(stated).chosen
-    columns, on, verify = (given.pop(name, None) for name in ("columns", "on", "verify"))
+    options = OpenSettings.take({name: value for name, value in opening.items() if value is not None}).chosen
+    columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
     if on is not None and columns is None:
-        raise ArgumentError("it says what columns= is joined by", option="on", value=on, remedy="pass columns= with it")
+        raise ArgumentError(
+            "applies to the join of columns=, which is missing", option="on", value=on, remedy="pass columns= with it"
+        )
     if skip_errors:
-        given["skip_errors"] = True
-    types = given["column_types"] = ColumnTypes.of(opening.get("column_types"))
-    source = _open_paths(path, format, given)
+        options["skip_errors"] = True
+    types = options["column_types"] = ColumnTypes.of(opening.get("column_types"))
+    source = _open_paths(path, format, options)
     if not are_labels:
         refuse_label_dtypes(source)
     if columns is not None:
@@ -205,10 +206,12 @@ def open_source(
     types.refuse_unknown()
     if verify:
         source = VerifiedSource(source)
-    named: dict[str, Any] = {**opening, "column_types": types or None}
-    named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
-    named |= {"are_labels": are_labels, "skip_errors": skip_errors}
-    source.opened_by = partial(open_source, _absolute(path), format, **named)
+    reopening: dict[str, Any] = {**opening, "column_types": types or None}
+    for name in _PATHS:
+        if isinstance(reopening.get(name), str | os.PathLike):
+            reopening[name] = _absolute(reopening[name])
+    reopening |= {"are_labels": are_labels, "skip_errors": skip_errors}
+    source.opened_by = partial(open_source, _absolute(path), format, **reopening)
     return source
 
 
@@ -258,8 +261,8 @@ def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, given: M
 def _absolute(path: Any) -> Any:
     """Return a path, several paths, or a glob in absolute form, so that any process finds it."""
     if isinstance(path, str):
-        return str(_place(path))
-    return _place(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
+        return str(_locate(path))
+    return _locate(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
 
 
 def _open_one(
@@ -273,63 +276,55 @@ def _open_one(
 ) -> BaseSource:
     """Open the collection at one path; ``look`` and ``skip_errors`` are as in `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
-    where = _place(path)
-    of_urls = _of_urls(where, given)
-    refuse_odd_name(where)
+    of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
+    location = _locate(path)
+    is_url = isinstance(location, Url)
+    if not is_url:
+        _refuse_options({name: of_urls[name] for name in _OF_URLS[1:] if name in of_urls}, f"{location} is not a URL")
+    refuse_odd_name(location)
     reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
-    if isinstance(where, Url) and not is_parts(where):
-        return open_url(where, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
-    open_listing = partial(_open_fields, where, reach=reach, types=column_types, skip_errors=skip_errors)
-    with refusing(where, "a collection of images", (OSError,)):
-        if not isinstance(where, Url) and not where.exists():
+    if isinstance(location, Url) and not is_parts(location):
+        return open_url(location, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
+    open_listing = partial(_open_fields, location, reach=reach, types=column_types, skip_errors=skip_errors)
+    with refusing(location, "a collection of images", (OSError,)):
+        if not is_url and not location.exists():
             raise missing(path)
-        opened = open_listing(of_files) if of_files or is_csv(where) else None
-        published = opened is None and (isinstance(where, Url) or is_published(where))
-        if opened is None and not published and is_unfinished(where):
-            refuse_unfinished(Folder(where), _open_part)
-    try:
-        source: BaseSource
-        if opened is not None:
-            source = opened
-        elif published:
-            source = _open_published(where, format_name, of_urls, **given)
-        else:
-            source = _open_stored(where, format_name, look=look, skip_errors=skip_errors, **given)
-    except ColumnError as error:
-        has_images = isinstance(error, ImageColumnError) or "image_column" in given
-        opened = None if has_images or isinstance(where, Url) else open_listing({})
-        if opened is None:
-            raise
-        source = opened
-    if opened is None and not isinstance(where, Url):  # A table may list files at URLs.
-        _refuse_of_urls(where, of_urls)
-    if opened is not None:
-        wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
-        wrong |= {"format": format_name} if format_name not in (None, source.format.name) else {}
-        for name, value in wrong.items():
-            raise ArgumentError(
-                f"images of {where} are joined of TIFF files", option=name, value=value, remedy="leave it out"
+        fields_source = open_listing(of_files) if of_files or is_csv(location) else None
+        is_complete = fields_source is None and (is_url or is_published(location))
+        if fields_source is None and not is_complete and is_unfinished(location):
+            refuse_unfinished(Folder(location), _open_part)
+    if fields_source is None:
+        try:
+            source = (
+                _open_published(location, format_name, of_urls, **given)
+                if is_complete
+                else _open_stored(location, format_name, look=look, skip_errors=skip_errors, **given)
             )
-    return source
+        except ColumnError as error:
+            has_images = isinstance(error, ImageColumnError) or "image_column" in given
+            fields_source = None if has_images or is_url else open_listing({})
+            if fields_source is None:
+                raise
+        else:
+            if not is_url:  # A table may list files at URLs.
+                _refuse_options(of_urls, f"{location} is not a URL")
+            return source
+    unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
+    unused |= {"format": format_name} if format_name not in (None, fields_source.format.name) else {}
+    _refuse_options(unused, f"images of {location} are joined from TIFF files")
+    return fields_source
 
 
-def _place(path: StrPath) -> Path:
+def _locate(path: StrPath) -> Path:
     """Return the location of a collection: a URL if it looks like one and no local file has that name."""
-    url, here = url_of(path), Path(path).absolute()
-    return here if url is None or here.exists() else url
+    url, local = url_of(path), Path(path).absolute()
+    return local if url is None or local.exists() else url
 
 
-def _of_urls(where: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options that are only for URLs from ``given``, and return them."""
-    found = {name: given.pop(name) for name in _OF_URLS if name in given}
-    if not isinstance(where, Url):
-        _refuse_of_urls(where, {name: value for name, value in found.items() if name != "storage"})
-    return found
-
-
-def _refuse_of_urls(where: Path, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        raise ArgumentError(f"{where} is not a URL", option=name, value=value, remedy="leave it out")
+def _refuse_options(options: Mapping[str, Any], reason: str) -> None:
+    """Raise `ArgumentError` for the first option, if any."""
+    for name, value in options.items():
+        raise ArgumentError(reason, option=name, value=value, remedy="leave it out")
 
 
 def _storage(given: Any) -> Storage:
@@ -361,21 +356,18 @@ def _open_fields(
 
 
 def _open_published(
-    where: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
+    location: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
 ) -> BaseSource:
     """Open a folder of parts written by this package, which have no null images, locally or on a server."""
     given.pop("nulls", None)
-    for name, value in given.items():
-        raise ArgumentError(
-            f"{where} holds parts that were written with one column", option=name, value=value, remedy="leave it out"
-        )
+    _refuse_options(given, f"the parts of {location} were written with one column")
     opening = partial(_open_part, engine=engine)
-    found = _open_remote(where, opening, **of_urls) if isinstance(where, Url) else PublishedSource(where, opening)
-    if format_name not in (None, found.format.name):
-        raise ArgumentError(
-            f"the parts of {where} are {found.format.label}", option="format", value=format_name, remedy="leave it out"
-        )
-    return found
+    parts = (
+        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedSource(location, opening)
+    )
+    if format_name not in (None, parts.format.name):
+        _refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
+    return parts
 
 
 def _open_remote(
@@ -401,7 +393,7 @@ def _open_remote(
 
 
 def _open_stored(
-    where: Path,
+    location: Path,
     format_name: str | None,
     *,
     engine: str | None = None,
@@ -416,38 +408,35 @@ def _open_stored(
 
     With ``look``, only ids, shapes, dtypes and columns are read. ``skip_errors`` is as in `open_source`.
     """
-    with refusing(where, "a collection of images", (OSError,)):
+    with refusing(location, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
-        fmt = found_at(where) if named is None and not is_metadata_file(where) else named
-        if fmt is None or (where.is_dir() and not fmt.in_folder):
-            how: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
-            opened = table_path(where, table) if fmt is None and where.is_dir() else None
+        fmt = found_at(location) if named is None and not is_metadata_file(location) else named
+        if fmt is None or (location.is_dir() and not fmt.in_folder):
+            options: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
+            opened = table_path(location, table) if fmt is None and location.is_dir() else None
             if opened is not None:
-                return _open_stored(opened, None, **how)
-            return open_below(where, format_name, partial(_open_stored, format_name=format_name, table=table, **how))
+                return _open_stored(opened, None, **options)
+            return open_below(
+                location, format_name, partial(_open_stored, format_name=format_name, table=table, **options)
+            )
     source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())
     if engine is not None and engine not in engines:
         known = f"one of {', '.join(engines)}" if engines else "None, the only reader,"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
-    if image_column is not None and fmt.kind != "table":
-        raise ArgumentError(
-            f"{fmt.label} is no table with columns", option="image_column", value=image_column, remedy="leave it out"
-        )
-    if level and not getattr(source_type, "has_levels", False):
-        raise ArgumentError(
-            f"{fmt.label} has no levels of resolution", option="level", value=level, remedy="leave it out"
-        )
-    if table is not None and not getattr(source_type, "has_tables", False):
-        raise ArgumentError(
-            f"{fmt.label} has no tables to choose from", option="table", value=table, remedy="leave it out"
-        )
+    for option, value, is_supported, lacking in (
+        ("image_column", image_column, fmt.kind == "table", "is not a table with columns"),
+        ("level", level or None, getattr(source_type, "has_levels", False), "has no resolution levels"),
+        ("table", table, getattr(source_type, "has_tables", False), "has no tables to choose from"),
+    ):
+        if value is not None and not is_supported:
+            _refuse_options({option: value}, f"{fmt.label} {lacking}")
     # An engine may refuse pixels, and several columns may not match each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and getattr(source_type, "looks", False)
     skip_errors = skip_errors and getattr(source_type, "can_skip", False)
-    given = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
-    return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
+    how = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
+    return open_as(fmt, source_type, location, image_column=image_column, nulls=nulls, **how)
 
 
 def write_images(

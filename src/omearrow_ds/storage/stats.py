@@ -31,6 +31,7 @@ PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
 _ABOUT = ("channel", "channel_name", "images", "pixels")
 _AFTER = ("left_out", "saturated", "exact")
+_OWN_COLUMNS = (*_ABOUT, *MEASURES, *_AFTER)
 _KINDS = {  # Types of columns in text tables; plates 001 are text, and so is ``exact`` until it is cast.
     **dict.fromkeys(("channel", "images", "pixels", "left_out"), "integer"),
     **dict.fromkeys((*MEASURES, "saturated"), "float"),
@@ -90,19 +91,18 @@ class Stats:
 
     def as_text(self) -> str:
         """Return the table as text."""
-        rows: list[list[str]] = []
         table = self.table.to_pylist()
         has_left_out = any(row.get("left_out") for row in table)
+        rows = [[", ".join((*self.by, "channel")), *MEASURES, "saturated", *["infinite or NaN"] * has_left_out, ""]]
         for row in table:
             group = ", ".join(str(row[name]) for name in self.by)
             name = row["channel_name"] or f"channel {row['channel']}"
-            saturated = "" if row["saturated"] is None else f"{row['saturated']:.2%}"
             measures = ["" if row[measure] is None else f"{row[measure]:.6g}" for measure in MEASURES]
+            saturated = "" if row["saturated"] is None else f"{row['saturated']:.2%}"
             left_out = [f"{row['left_out']:,}"] if has_left_out else []
             exact = "" if row["exact"] else "of a sample"
             rows.append([f"{group}  {name}".strip(), *measures, saturated, *left_out, exact])
-        head = [", ".join((*self.by, "channel")), *MEASURES, "saturated", *["infinite or NaN"] * has_left_out, ""]
-        return "\n".join([str(self.path), *text.table([head, *rows])])
+        return "\n".join([str(self.path), *text.table(rows)])
 
     def write(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the table atomically as Parquet, CSV or JSON, by the suffix of ``path``.
@@ -114,24 +114,24 @@ class Stats:
         PathExistsError
             If ``path`` exists and ``overwrite`` is false.
         """
-        where = Path(path)
-        check_output(where, overwrite=overwrite)
+        target = Path(path)
+        check_output(target, overwrite=overwrite)
 
         def fill(temporary: Path) -> None:
-            if where.suffix == ".parquet":
+            if target.suffix == ".parquet":
                 pq.write_table(self.table, temporary)
-            elif where.suffix == ".csv":
+            elif target.suffix == ".csv":
                 pyarrow.csv.write_csv(self.table, temporary)
             else:
                 temporary.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
 
-        publish(where, fill, overwrite=overwrite)
+        publish(target, fill, overwrite=overwrite)
 
 
 def _names(by: Any) -> tuple[str, ...]:
     """Return the columns to group by, which must differ from the columns of the measures."""
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
-    if len({*map(str, names), *_ABOUT, *MEASURES, *_AFTER}) < len((*names, *_ABOUT, *MEASURES, *_AFTER)):
+    if len({*map(str, names), *_OWN_COLUMNS}) < len(names) + len(_OWN_COLUMNS):
         raise ArgumentError(
             "names must differ, also from those of the measures", option="by", value=by, remedy="rename the column"
         )
@@ -216,52 +216,48 @@ def stats(
 def _measured(
     opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
+    kinds = {name: opened.columns.schema.field(name).type for name in names if name in opened.columns.column_names}
     for name in names:
-        if name not in opened.columns.column_names:
+        if name not in kinds:
+            columns = opened.columns.column_names
+            raise ColumnError(f"{opened.path}: no column {name!r}; choose among {columns}", column=name)
+        if pa.types.is_nested(kinds[name]):
             raise ColumnError(
-                f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}", column=name
+                f"{opened.path}: column {name!r} is of type {kinds[name]}; group by texts, numbers or times",
+                column=name,
             )
-        kind = opened.columns.schema.field(name).type
-        if pa.types.is_nested(kind):
-            raise ColumnError(
-                f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times", column=name
-            )
-    picked = range(len(opened)) if of_dataset is None else of_dataset
-    if not len(picked):
-        raise FormatError(f"{opened.path}: holds no images to measure")
+    indices = range(len(opened)) if of_dataset is None else of_dataset
+    if not len(indices):
+        raise FormatError(f"{opened.path}: has no images to measure; pass a collection with images")
     source = verified_where_stored(opened) if verify else opened
     images = (image for _, images in source.blocks() for image in images)
     if of_dataset is not None:
-        images = (source.views([index])[0] for index in picked)
+        images = (source.views([index])[0] for index in indices)
     keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
-    found: dict[tuple[Any, ...], dict[int, _Values]] = {}
-    shown = tqdm(images, total=len(picked), unit="image", disable=not progress)
-    for index, image in zip(picked, shown, strict=True):
-        channels = found.setdefault(keys[index], {})
+    groups: dict[tuple[Any, ...], list[_Values]] = {}
+    images = tqdm(images, total=len(indices), unit="image", disable=not progress)
+    for index, image in zip(indices, images, strict=True):
+        channels = groups.setdefault(keys[index], [])
+        kind = _kind_of(image.dtype)
         for channel in range(image.shape[1]):
-            values = channels.get(channel)
-            if values is None:
-                values = channels[channel] = _kind_of(image.dtype)(image.dtype)
-            if not isinstance(values, _kind_of(image.dtype)) or values.floating != (image.dtype.kind == "f"):
+            if channel == len(channels):
+                channels.append(kind(image.dtype))
+            values = channels[channel]
+            if not isinstance(values, kind) or values.floating != (image.dtype.kind == "f"):
                 raise FormatError(
-                    f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
-                    f"them apart, with by=",
+                    f"{opened.path}: image {index} is {image.dtype} but previous ones are not; measure them "
+                    f"separately, with by=",
                     image=index,
                 )
             values.add(image[:, channel])
-    labels = channel_names(opened, picked)
+    labels = [*channel_names(opened, indices), *[None] * max(map(len, groups.values()))]
     rows = [
-        {
-            **dict(zip(names, key, strict=True)),
-            "channel": number,
-            "channel_name": labels[number] if number < len(labels) else None,
-            **values.measured(),
-        }
-        for key, channels in found.items()
-        for number, values in sorted(channels.items())
+        {**dict(zip(names, key, strict=True)), "channel": number, "channel_name": labels[number], **values.measured()}
+        for key, channels in groups.items()
+        for number, values in enumerate(channels)
     ]
-    kinds = [pa.field(name, opened.columns.schema.field(name).type) for name in names]
-    return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds, *_SCHEMA])))
+    schema = pa.schema([*kinds.items(), *_SCHEMA])
+    return Stats(opened.path, names, pa.Table.from_pylist(rows, schema))
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
@@ -270,13 +266,13 @@ def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]
     Raises `FormatError` if names of channels at one index differ: their values would be mixed.
     """
     longest: list[str | None] = []
-    for place in spread(len(picked)):
-        names = [channel["name"] for channel in source.metadata(picked[place])["channels"]]
+    for position in spread(len(picked)):
+        names = [channel["name"] for channel in source.metadata(picked[position])["channels"]]
         longest, shorter = (names, longest) if len(names) > len(longest) else (longest, names)
         if longest[: len(shorter)] != shorter:
             raise FormatError(
-                f"{source.path}: image {picked[place]} has the channels {names}, one before it {longest}: values by "
-                f"channel would be of others; open those of one order apart"
+                f"{source.path}: image {picked[position]} has the channels {names}, a previous one {longest}; open "
+                f"images with one order of channels at a time"
             )
     return longest
 
@@ -300,28 +296,28 @@ def read_stats(path: StrPath) -> Stats:
 
     Raises `FormatError` if it is not such a file.
     """
-    where = Path(path).absolute()
-    if not where.is_file():
+    file = TableFile(Path(path).absolute())
+    if not file.path.is_file():
         raise missing(path)
-    if where.suffix == ".json":
+    if file.path.suffix == ".json":
         try:
-            rows = json.loads(where.read_text(encoding="utf-8"))["stats"]
-            table = pa.Table.from_pylist(rows)
+            table = pa.Table.from_pylist(json.loads(file.path.read_text(encoding="utf-8"))["stats"])
         except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            raise FormatError(f"{where}: is no table of statistics: {error}") from error
+            raise FormatError(
+                f"{file.path}: is not a table of statistics: {error}; pass a file of omearrow-ds stats"
+            ) from error
     else:
-        file = TableFile(where)
         table = file.read(types={name: _KINDS.get(name, "text") for name in file.names})
-        exact = table.column_names.index("exact") if "exact" in table.column_names else None
-        if exact is not None and pa.types.is_string(table.schema.types[exact]):
-            table = table.set_column(exact, "exact", table["exact"].cast(pa.bool_()))
+        if "exact" in table.column_names:
+            exact = table["exact"].cast(pa.bool_())
+            table = table.set_column(table.column_names.index("exact"), "exact", exact)
     absent = {*_ABOUT, *MEASURES} - set(table.column_names)
     if absent:
         raise FormatError(
-            f"{where}: is no table of statistics, it has no column {min(absent)!r}; omearrow-ds stats makes one"
+            f"{file.path}: is not a table of statistics, it has no column {min(absent)!r}; pass a file of omearrow-ds "
+            f"stats"
         )
-    by = tuple(name for name in table.column_names if name not in (*_ABOUT, *MEASURES, *_AFTER))
-    return Stats(where, by, table)
+    return Stats(file.path, tuple(name for name in table.column_names if name not in _OWN_COLUMNS), table)
 
 
 class _Histogram:
