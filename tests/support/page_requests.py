@@ -6,12 +6,13 @@ import os
 from types import SimpleNamespace
 
 from omearrow_ds.kernels import page_requests, stacks
+from omearrow_ds.storage import part_stacks
 
 
 def watch_requests(monkeypatch):
     """Return a list that collects the byte ranges (first, length) that are requested."""
     ranges = []
-    monkeypatch.setattr(page_requests, "_madvise", lambda: lambda first, length, _: ranges.append((first, length)))
+    monkeypatch.setattr(page_requests._libc(), "madvise", lambda first, length, _: ranges.append((first, length)))
     return ranges
 
 
@@ -29,15 +30,19 @@ def watch_file_requests(monkeypatch):
 
 
 def set_reads(monkeypatch):
-    """Set reads (``ru_majflt``) and time (``time_ns``) by the result, which counts the queries in ``num_calls``."""
-    usage = SimpleNamespace(ru_majflt=0, ru_inblock=0, num_calls=0, time_ns=10**9)
+    """Set reads (``ru_majflt``), time (``time_ns``) and whether pages are resident (``is_resident``) by the result.
+
+    It counts the queries in ``num_calls``.
+    """
+    usage = SimpleNamespace(ru_majflt=0, ru_inblock=0, num_calls=0, time_ns=10**9, is_resident=True)
 
     def getrusage(_):
         usage.num_calls += 1
         return usage
 
-    for module in (stacks, page_requests):
-        monkeypatch.setattr(module, "getrusage", getrusage)
+    monkeypatch.setattr(stacks, "getrusage", getrusage)
+    monkeypatch.setattr(stacks, "is_resident", lambda _: usage.is_resident)
+    for module in (stacks, part_stacks):
         monkeypatch.setattr(module, "monotonic_ns", lambda: usage.time_ns)
     return usage
 

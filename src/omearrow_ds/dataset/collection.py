@@ -16,7 +16,7 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.dark_images import warn_of_dark_images
-from omearrow_ds.dataset.gather import DecodedRows, in_shares, one_by_one
+from omearrow_ds.dataset.gather import DecodedRows, in_shares
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes, kinds_of
@@ -26,9 +26,9 @@ from omearrow_ds.dataset.window_maker import Maker
 from omearrow_ds.dataset.windows import Layout, Scales
 from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
-from omearrow_ds.kernels.page_requests import PageRequests, request_files
+from omearrow_ds.kernels.page_requests import request_files
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
-from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Reader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
@@ -42,10 +42,10 @@ Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
 # Attributes that are recomputed after unpickling:
 _MADE_ANEW = (
-    *("rows", "_reader", "_file_requests", "_in_memory", "_even"),
+    *("rows", "_reader", "page_requests", "_in_memory", "_even"),
     *("recent", "pool", "cuts", "kinds", "_divisors"),
 )
-STAGES = {"Collection._fetch": "read", "scale": "normalize", "one_by_one": "normalize"}
+STAGES = {"Collection._fetch": "read", "scale": "normalize", "in_shares": "normalize"}
 
 
 class Held(NamedTuple):
@@ -282,42 +282,31 @@ class Collection:
         if self.rows is not None:
             self.rows.batch(positions, samples, threads)
             return samples
-        if self._file_requests is not None and self._file_requests.is_needed():
-            self._request_files(positions)
-        if self._reader is not None and samples.nbytes >= _BLOCK_BYTES:
-            self._read_in_turn(self._reader, positions, samples, threads)
-            return samples
-        images = self._distinct(positions)
+        if self._is_read_once and self.page_requests.is_needed():
+            self.request_ahead(positions)
+        read = self._reader if samples.nbytes >= _BLOCK_BYTES else None
+        images = self._distinct(positions) if read is None else {}
         worth(samples.nbytes)
 
-        def fill(place: int) -> None:
-            position = positions[place]
-            scale(self.cuts[position](images[position]), self._divisors[position], samples[place])
+        def fill(share: slice) -> None:
+            # Fresh memory for all images of a batch causes page faults, which take longer than reading large images.
+            block = None if read is None else new_image(tuple(self.shapes[0].tolist()), self.dtypes[0], str(self.path))
+            for position, sample in zip(positions[share], samples[share], strict=True):
+                image = images[position] if read is None or block is None else read(position, block)
+                scale(self.cuts[position](image), self._divisors[position], sample)
 
-        one_by_one(fill, samples, threads)
+        in_shares(fill, samples, threads)
         return samples
+
+    @property
+    def _is_read_once(self) -> bool:
+        """Whether each access to an image reads it from the source."""
+        return self.cache is None and self.on_device is None and self.recent is None
 
     @cached_property
     def _reader(self) -> Reader | None:
         """Function that reads images into one reused block of memory; None if images differ or are in memory."""
-        is_read_once = self.cache is None and self.on_device is None and self.recent is None
-        return self.source.reader() if is_read_once and self._stored_alike else None
-
-    def _read_in_turn(self, read: Reader, positions: list[int], samples: Array, threads: int) -> None:
-        """Read and scale images one by one through one block of memory per thread.
-
-        Fresh memory for all images of a batch causes page faults, which take longer than reading the images.
-        """
-        worth(samples.nbytes)
-
-        def fill(share: slice) -> None:
-            block = new_image(tuple(self.shapes[0].tolist()), self.dtypes[0], str(self.path))
-            for place in range(len(positions))[share]:
-                position = positions[place]
-                image = self.cuts[position](read(position, block))
-                scale(image, self._divisors[position], samples[place])
-
-        in_shares(fill, samples, threads)
+        return self.source.reader() if self._is_read_once and self._stored_alike else None
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
         """Return the samples at locations that `windows` returned, stacked or as a list like `batch`."""
@@ -370,42 +359,32 @@ class Collection:
         if self.on_device is not None:
             return None
         if self.cache is None:
-            return self.source.stacked()
-        stack = self.cache.stack()
-        return None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
+            stacks = self.source.stacked()
+        else:
+            stack = self.cache.stack()
+            stacks = None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
+        if stacks is not None and stacks.requests is not None:
+            stacks.requests = self.page_requests
+        return stacks
 
     @property
     def is_read(self) -> bool:
         """Whether samples are read from files, including a memory-mapped file with preloaded pixels."""
         return self.on_device is None and (self.cache is None or not self.cache.block.writable)
 
-    @property
-    def page_requests(self) -> PageRequests | None:
-        """Rule that decides whether to request pages; None for pixels in memory. May be None before the first batch."""
-        stacks = self._batch_stacks
-        return self._file_requests if stacks is None else stacks.requests
+    @cached_property
+    def page_requests(self) -> PageRequests:
+        """Rule that decides whether to request pages or files."""
+        return PageRequests()
 
     def request_ahead(self, positions: list[int]) -> None:
-        """Request the pages of samples of a later batch, if reads had to wait for the disk."""
-        if self._batch_stacks is not None:
-            self._batch_stacks.request_ahead(np.array(positions))
-        elif self._file_requests is not None and self._file_requests.num_remaining:
-            self._request_files(positions)
-
-    def _request_files(self, positions: list[int]) -> None:
-        max_bytes = 2 * int(image_bytes(self.shapes[positions], [self.dtypes[each] for each in positions]).max())
-        request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
-
-    @cached_property
-    def _file_requests(self) -> PageRequests | None:
-        """Rule for images in separate files; None if they are preloaded or cached, or share files."""
-        return PageRequests() if self.cache is None and self.on_device is None and self.recent is None else None
-
-    @property
-    def _batch_stacks(self) -> Stacks | None:
-        """Decoded images of batches; None before the first batch, and if images are not decoded in memory."""
-        rows: DecodedRows | None = vars(self).get("rows")
-        return None if rows is None else rows.stacks
+        """Request the pages of the samples of a batch, or the files of its images."""
+        if self.rows is not None:
+            self.rows.stacks.request(np.array(positions))
+        elif self._is_read_once:
+            dtypes = [self.dtypes[position] for position in positions]
+            max_bytes = 2 * int(image_bytes(self.shapes[positions], dtypes).max())
+            request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
 
     def samples_of(self, count: int) -> Array:
         """Return the sorted positions of the samples of the first ``count`` images."""

@@ -267,16 +267,11 @@ class CropCollection(Collection):
         part = slice(None), *self.cuts[0].slices
         return None if stacks is None else stacks.cut(lambda images: images[part])
 
-    @property
-    def _batch_stacks(self) -> Stacks | None:
-        fields: Stacks | None = vars(self).get("_in_memory")
-        return fields
-
     def request_ahead(self, positions: list[int]) -> None:
-        fields, size = self._batch_stacks, self.places.size
+        fields, size = self._in_memory, self.places.size
         if fields is not None and size is not None and not self.random:
             windows = self.places.windows(positions)
-            fields.request_ahead(windows.fields, (windows.tops, size[0]))
+            fields.request(windows.fields, (windows.tops, size[0]))
 
     def _tczyx_of_all(self, samples: Array) -> Array:
         order = (0, *(axis + 1 for axis in self._order))

@@ -35,8 +35,8 @@ class DecodedRows:
         self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
         self._divisor: Divisor = divisors[0]
         self._each = None if len(divisors) == 1 else divisors
-        self._images = stacks if stacks.alone is None else stacks.alone
-        only, alone = stacks.alone, len(divisors) == 1 and isinstance(divisors[0], np.float32)
+        self._images = stacks if stacks.single_array is None else stacks.single_array
+        only, alone = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
         plain = only is not None and alone and only.flags.c_contiguous and only.flags.aligned
         self._flat = only.reshape(len(only), -1) if plain and only is not None and only.size else None
 

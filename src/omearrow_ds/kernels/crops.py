@@ -86,19 +86,19 @@ def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
     return np.clip(places, 0, size - 1)
 
 
-def _by_loop(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows with the compiled loop, by field or by plane; return False if neither is possible."""
-    alone, size = fields.alone, fields.like.itemsize
-    if alone is not None and not any(stride % size for stride in alone.strides):
-        origins = places[0] * (alone.strides[0] // size)
-        return windows_by_loop(alone, [origins, *places[1:]], out, divisor, pad)
+    array, size = fields.single_array, fields.like.itemsize
+    if array is not None and not any(stride % size for stride in array.strides):
+        origins = windows[0] * (array.strides[0] // size)
+        return windows_by_loop(array, [origins, *windows[1:]], out, divisor, pad)
     done = 0
-    for origin, which, origins in fields.alike(places[0]):
-        placed = [origins, *(of[which] for of in places[1:])]
-        if not windows_by_loop(origin, placed, out, divisor, pad, which):
+    for origin, which, origins in fields.alike(windows[0]):
+        corners = [values[which] for values in windows[1:]]
+        if not windows_by_loop(origin, [origins, *corners], out, divisor, pad, which):
             return False
         done += len(which)
-    return done == len(out) or _plane_by_plane(fields, places, out, divisor, pad)
+    return done == len(out) or _plane_by_plane(fields, windows, out, divisor, pad)
 
 
 def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:

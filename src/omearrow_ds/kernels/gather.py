@@ -34,18 +34,18 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
         See `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` have a sample's shape.
     """
     if isinstance(stack, Stacks):
-        if stack.alone is None:
+        if stack.single_array is None:
             _of_several(stack, positions, out, divisor)
             return
-        stack = stack.alone
+        stack = stack.single_array
     if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
         return
     if positions.min() < 0 or positions.max() >= len(stack):
         raise ImageIndexError(f"samples {positions.tolist()} of {len(stack)}")
     if not (stack.flags.c_contiguous and out[:1].nbytes < _ROW_BY_ROW_BYTES):
         # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
-        for place, position in enumerate(positions.tolist()):
-            scale(stack[position], divisor, out[place])
+        for position, sample in zip(positions.tolist(), out, strict=True):
+            scale(stack[position], divisor, sample)
     elif divisor is None and out.dtype == stack.dtype and out.flags.c_contiguous:
         stack.take(positions, axis=0, out=out, mode="clip")  # All are in range, and "raise" would use a copy.
     else:
@@ -78,23 +78,23 @@ def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) 
     """Write samples from several arrays; see `gather`."""
     if not out.size:
         return
-    if np.maximum.reduce(positions.view(np.uint64)) >= len(stacks):  # Negative indices become large.
-        raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
+    if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative indices become large.
+        raise ImageIndexError(f"samples {positions.tolist()} of {stacks.num_images}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
     if not stacks.strided_alike:
-        for place, position in enumerate(positions.tolist()):
-            scale(stacks[position], divisor, out[place])
+        for position, sample in zip(positions.tolist(), out, strict=True):
+            scale(stacks[position], divisor, sample)
         return
-    images, at = stacks.overlaid(positions)
+    images, indices = stacks.overlaid(positions)
     if out[:1].nbytes >= _ROW_BY_ROW_BYTES:
-        for place, number in enumerate(at.tolist()):
-            scale(images[number], divisor, out[place])
+        for index, sample in zip(indices.tolist(), out, strict=True):
+            scale(images[index], divisor, sample)
         return
     step = max(1, _TOGETHER_BYTES // out[:1].nbytes)
     for first in range(0, len(out), step):
         some = slice(first, first + step)
-        scale(images[at[some]], divisor, out[some])
+        scale(images[indices[some]], divisor, out[some])
 
 
 def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.page_requests import QUERY_NS, PageRequests, request, request_ranges
+from omearrow_ds.kernels.page_requests import Rows, is_resident, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
+_NUM_BATCHES = 16
+_QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 
 
 class Located(NamedTuple):
@@ -34,6 +36,38 @@ class _Overlaid:
 
     def __init__(self, interface: dict[str, Any], held: object) -> None:
         self.__array_interface__, self.held = interface, held
+
+
+class PageRequests:
+    """Rule that decides for which batches pages are requested.
+
+    A page fault reads one read-ahead window, and the thread waits for it. Requests for all images of a batch let the
+    disk read them together. Requests for pages in the page cache cost up to a third of dividing these images.
+    Therefore pages are requested for 16 batches after the process read from a disk. Races between threads only shift
+    when requests begin or end.
+
+    Attributes
+    ----------
+    num_remaining
+        Number of batches whose pages are requested, including the current one.
+    query_ns
+        Time (`monotonic_ns`) of the next query.
+    """
+
+    def __init__(self) -> None:
+        self._num_reads, self.num_remaining, self.query_ns = -1, 0, 0
+
+    def is_needed(self, is_cold: Callable[[], bool] = bool) -> bool:
+        """Return whether to request the pages of a batch; call it once per batch, but not before `query_ns`.
+
+        ``is_cold`` returns whether the first batch has to be read from a disk.
+        """
+        usage, previous = getrusage(RUSAGE_SELF), self._num_reads
+        self._num_reads = usage.ru_majflt + usage.ru_inblock
+        has_waited = self._num_reads != previous if previous >= 0 else is_cold()
+        self.num_remaining = _NUM_BATCHES if has_waited else max(self.num_remaining - 1, 0)
+        self.query_ns = 0 if self.num_remaining else monotonic_ns() + _QUERY_NS
+        return self.num_remaining > 0
 
 
 class Prefixes:
@@ -118,8 +152,10 @@ class Stacks:
         An array (n, ...) of the images' shape and dtype.
     arrays
         Arrays that hold the images in order.
-    alone
+    single_array
         The only array, or None if there are several.
+    num_images
+        Number of images.
     many
         Whether images are in more files than may be open at once.
     """
@@ -136,14 +172,15 @@ class Stacks:
     ) -> None:
         self.arrays, self.guard, self.prefixes, self.like = arrays, guard, prefixes, arrays[0]
         self.requests = PageRequests() if is_mapped else None
-        self.alone = arrays[0] if len(arrays) == 1 else None
+        self.single_array = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
+        self.num_images = self._starts[-1]
         self._origins: dict[int, tuple[Array, int]] = {}
         if len({(array.shape[1:], array.dtype) for array in arrays}) > 1:
             raise ArgumentError("images differ in shape or dtype")
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.num_images
 
     def __getitem__(self, index: int) -> Array:
         """Return an image as a view, which `prepare` checks."""
@@ -153,32 +190,22 @@ class Stacks:
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return stacks of a region of each image; ``cut`` returns this region as a view of an array of images."""
-        arrays = [cut(array) for array in self.arrays]
-        return Stacks(arrays, self.guard, self.prefixes, is_mapped=self.requests is not None)
+        stacks = Stacks([cut(array) for array in self.arrays], self.guard, self.prefixes)
+        stacks.requests = self.requests
+        return stacks
 
-    def prepare(self, indices: Array | int, rows: tuple[Array, int] | None = None) -> None:
+    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
         """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
 
-        Call it once per batch, before its images are accessed. Waits of reads are queried once per millisecond. Raises
-        `FormatError` if the file was changed, or if the bytes before the chunks of an image are wrong.
-
-        Parameters
-        ----------
-        indices
-            (n,) int64, the images; a number is one image.
-        rows
-            For images (T, C, Z, Y, X) of which only some rows are read: (n,) int64, the first row in each image, and
-            the number of rows; None for whole images.
+        Call it once per batch, before its images, or the given rows of (T, C, Z, Y, X), are accessed. Waits of reads
+        are queried once per millisecond. Raises `FormatError` if the file was changed, or if the bytes before the
+        chunks of an image are wrong.
         """
+        requests, prefixes = self.requests, self.prefixes
+        if requests is not None and monotonic_ns() >= requests.query_ns and requests.is_needed(self._is_cold):
+            self.request(np.atleast_1d(indices), rows)
         if self.guard is not None:
             self.guard(1)
-        requests, prefixes = self.requests, self.prefixes
-        if requests is not None and (now_ns := monotonic_ns()) >= requests.query_ns:
-            usage, requests.query_ns = getrusage(RUSAGE_SELF), now_ns + QUERY_NS
-            num_reads = usage.ru_majflt + usage.ru_inblock
-            if requests.num_remaining or num_reads != requests.num_reads:
-                requests.count(num_reads)
-                self._request(np.atleast_1d(indices), rows)
         if prefixes is not None and prefixes.num_unchecked:
             if isinstance(indices, int):
                 if not prefixes.flags[indices]:
@@ -186,12 +213,13 @@ class Stacks:
             elif b"\0" in prefixes.is_checked[indices].tobytes():
                 prefixes.check(indices)
 
-    def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of a later batch if recent reads had to wait for the disk; see `prepare` for parameters."""
-        if self.requests is not None and self.requests.num_remaining:
-            self._request(indices, rows)
+    def _is_cold(self) -> bool:
+        image = self[len(self) // 2]  # Opening may have read the beginning and the end of the file.
+        middle = sum(length // 2 * stride for length, stride in zip(image.shape, image.strides, strict=True))
+        return not is_resident(_address(image) + middle)
 
-    def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
+    def request(self, indices: Array, rows: Rows | None = None) -> None:
+        """Request the pages of images, or of rows of images (T, C, Z, Y, X)."""
         request(self.addresses[indices], self.like, rows)
         if self.prefixes is not None:
             self.prefixes.request(indices)

@@ -185,10 +185,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
             return Epoch(super().__iter__(), self.device, Progress())
         with self._beginning:  # One thread at a time: two would share progress and persistent workers.
             self._warn_of_other_ranks()
-            progress = self._choice.next(self._discard, alone=ranks()[1] == 1)
+            progress = self._choice.next(self._discard)
             batches = self._begin(progress)
-            there = lies_on(self.dataset) is not None
-            epoch = Epoch(batches, self.device, progress, self._raw_transfer, there=there, prepare=self._prepare)
+            is_on_device = lies_on(self.dataset) is not None
+            epoch = Epoch(batches, self.device, progress, self._raw_transfer, there=is_on_device, prepare=self._prepare)
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
             return epoch
@@ -239,7 +239,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 return
             if progress is not self._place.progress:
                 return
-            chosen = self._choice.chosen(alone=ranks()[1] == 1)
+            chosen = self._choice.chosen()
             is_saved = progress.resumed or progress.consumed > 0
             if chosen is None or chosen == progress.epoch or (is_saved and chosen < progress.epoch):
                 return
@@ -262,7 +262,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         Without it, the order on several ranks changes after each complete epoch. After `load_state_dict`, another epoch
         than the saved one discards the rest of the saved epoch, with a warning.
         """
-        self._choice.set(epoch, self._discard, alone=ranks()[1] == 1)
+        self._choice.set(epoch, self._discard)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the epoch, for ``torch.save`` and `load_state_dict`.
@@ -343,10 +343,12 @@ class OMEArrowDataLoader(DataLoader[Any]):
 def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
     """Whether batches can be drawn early, without effect on the order or the states of generators."""
     samples, _ = unwrap(dataset)
-    if type(sampler) not in (BatchSampler, SharedBatches) or not isinstance(samples, StoredSamples):
+    if not isinstance(samples, StoredSamples) or not samples._collection.is_read:
+        return False
+    if type(sampler) not in (BatchSampler, SharedBatches):
         return False
     of_parts = type(sampler.sampler) is PartsSampler and not sampler.sampler.fetches
-    return (of_parts or type(sampler.sampler) in IN_ORDER) and samples._collection.is_read
+    return of_parts or type(sampler.sampler) in IN_ORDER
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from omearrow_ds.loader import settings
 from omearrow_ds.loader.resume import Place, Progress
 
 
@@ -44,19 +45,19 @@ class EpochChoice:
         """Whether the order depends on the epoch."""
         return self._last is not None
 
-    def chosen(self, *, alone: bool) -> int | None:
+    def chosen(self) -> int | None:
         """Return the epoch that a framework set since the last iteration began, or None."""
         chosen, self._place.chosen = self._place.chosen, None
         epoch = self._epoch_of_sampler()
         if epoch != self._last:
             chosen, self._last = epoch, epoch
         if chosen is not None:
-            self._is_fixed = not (alone and self._shares)
+            self._is_fixed = not (self._shares and _is_single_process())
         return chosen
 
-    def next(self, discard: Callable[[Progress, int], None], *, alone: bool) -> Progress:
+    def next(self, discard: Callable[[Progress, int], None]) -> Progress:
         """Return the position where the next iteration begins; ``discard`` is called if it skips a saved position."""
-        chosen, saved = self.chosen(alone=alone), self._place.saved
+        chosen, saved = self.chosen(), self._place.saved
         self._place.saved = None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
         if saved is not None and (chosen is None or chosen <= saved.epoch):
@@ -68,16 +69,16 @@ class EpochChoice:
         if chosen is not None:
             return Progress(chosen)
         last = self._place.progress
-        return Progress(last.epoch + (last.ended or (last.begun and alone)))
+        return Progress(last.epoch + (last.ended or (last.begun and _is_single_process())))
 
-    def set(self, epoch: int, discard: Callable[[Progress, int], None], *, alone: bool) -> None:
+    def set(self, epoch: int, discard: Callable[[Progress, int], None]) -> None:
         """Choose the epoch of the next iteration; if a saved state is from this epoch, the iteration continues it."""
         saved = self._place.saved
         if saved is not None and saved.epoch != epoch:
             discard(saved, epoch)
             self._place.saved = None
         self._place.progress, self._place.chosen = Progress(epoch), None
-        self._is_fixed = not (alone and self._shares)
+        self._is_fixed = not (self._shares and _is_single_process())
         self.set_samplers(epoch, always=True)
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
@@ -86,6 +87,10 @@ class EpochChoice:
             if _has_set_epoch(sampler):
                 sampler.set_epoch(epoch)
         self._last = self._epoch_of_sampler()
+
+
+def _is_single_process() -> bool:
+    return settings.ranks()[1] == 1
 
 
 def _has_set_epoch(sampler: Any) -> bool:

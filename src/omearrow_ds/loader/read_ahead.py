@@ -8,9 +8,7 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
-from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.kernels.page_requests import PageRequests
 
 
 class ReadAhead:
@@ -22,17 +20,16 @@ class ReadAhead:
         Dataset of the loader, also below ``Subset``.
     distance
         Number of batches from the next batch to the one whose pages are requested.
+
+    Attributes
+    ----------
+    requests
+        Rule that decides whether pages are requested.
     """
 
     def __init__(self, dataset: Any, distance: int) -> None:
-        self.distance = distance
         self._samples, self._positions = unwrap(dataset)
-
-    @property
-    def requests(self) -> PageRequests | None:
-        """Rule that decides whether pages are requested; None if no batch is read from a file."""
-        samples = self._samples
-        return samples._collection.page_requests if isinstance(samples, StoredSamples) else None
+        self.distance, self.requests = distance, self._samples._collection.page_requests
 
     def request(self, indices: Sequence[int] | None) -> None:
         """Request the pages of a batch; errors are ignored, as creating the batch raises them."""
@@ -54,5 +51,5 @@ def request_in_worker(indices: Sequence[int] | None) -> None:
     worker = get_worker_info()
     if worker is not None and indices is not None:
         ahead = ReadAhead(worker.dataset, 0)
-        if ahead.requests is not None and ahead.requests.num_remaining:
+        if ahead.requests.num_remaining:
             ahead.request(indices)

@@ -203,7 +203,7 @@ class Order:
             yield None
         seed = progress.seed
         borrowed = progress.lent = None if seed is None or self._workers else Lent()
-        key, ahead, requests = 0, self._ahead, None
+        key, ahead = 0, self._ahead
         for number, indices in rest:
             progress.waiting[key] = number, indices
             key += self._workers
@@ -211,12 +211,9 @@ class Order:
                 borrowed.lend(of_batch(seed, number))
             if ahead is not None and self._workers:
                 indices = OnArrival(indices, request_in_worker, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
-            elif ahead is not None and requests is not None and requests.num_remaining:
+            elif ahead is not None and ahead.requests.num_remaining:
                 ahead.request(rest.peek(ahead.distance))
             yield indices if seed is None or borrowed is not None else OnArrival(indices, sow, of_batch(seed, number))
-            if ahead is not None and requests is None and not self._workers:
-                requests = ahead.requests
-                ahead = None if requests is None else ahead
 
     def draw(self, progress: Progress) -> Rest:
         """Draw the order of an epoch, and return its remaining batches."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from omearrow_ds.errors import FormatError
-from omearrow_ds.kernels.page_requests import PageRequests, request
+from omearrow_ds.kernels.page_requests import Rows
 from omearrow_ds.kernels.scaling import Array
-from omearrow_ds.kernels.stacks import Guard, Located, Stacks, same_steps
+from omearrow_ds.kernels.stacks import Guard, Located, PageRequests, Stacks, same_steps
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.formats._base import BaseSource
 
@@ -64,9 +64,9 @@ class PartStacks(Stacks):
     def __init__(self, source: Parts, cut: Callable[[Array], Array] = _whole) -> None:
         shape = source.shapes[0].tolist()
         super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # Only its shape and strides are used.
-        self.alone, self.requests = None, PageRequests()
+        self.single_array, self.requests = None, PageRequests()
         self._source, self._cut = source, cut
-        self._starts = list(source.starts)
+        self._starts, self.num_images = list(source.starts), source.starts[-1]
         self._first = np.array(self._starts)
         self.many = len(self._starts) - 1 > source.most_open
         self._table = np.empty(len(self), np.int64)  # Image addresses in open parts.
@@ -90,7 +90,9 @@ class PartStacks(Stacks):
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return stacks of one region per image; see `Stacks.cut`."""
-        return PartStacks(self._source, lambda images: cut(self._cut(images)))
+        stacks = PartStacks(self._source, lambda images: cut(self._cut(images)))
+        stacks.requests = self.requests
+        return stacks
 
     def _turns(self, indices: Array) -> list[Array]:
         most = self._source.most_open
@@ -117,25 +119,24 @@ class PartStacks(Stacks):
                 held.append(images)
         return Located(addresses, held)
 
-    def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of images of a later batch if their parts are open; see `Stacks.request_ahead`."""
-        is_open = np.isin(self._first.searchsorted(indices, "right") - 1, list(self._parts))
-        if is_open.any():
-            super().request_ahead(indices[is_open], None if rows is None else (rows[0][is_open], rows[1]))
+    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+        if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
+            with self._looking:
+                self._looked_at(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
+        super().prepare(indices, rows)
 
-    def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
+    def _is_cold(self) -> bool:
+        return any(stacks._is_cold() for _, stacks, _ in self._held if stacks is not None)  # noqa: SLF001  # Same class.
+
+    def request(self, indices: Array, rows: Rows | None = None) -> None:
+        """Request the pages of images whose parts are open; see `Stacks.request`."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:
-            self._looked_at(numbers)
-            is_mapped = np.zeros(len(indices), bool)
-            for number in np.unique(numbers).tolist():
-                stacks, of_part = self._parts[number].stacks, numbers == number
+            for number in self._parts.keys() & set(numbers.tolist()):
+                stacks, is_in_part = self._parts[number].stacks, numbers == number
                 if stacks is not None:
-                    is_mapped |= of_part
-                    if stacks.prefixes is not None:
-                        stacks.prefixes.request(indices[of_part] - self._starts[number])
-            rows = None if rows is None else (rows[0][is_mapped], rows[1])
-            request(self._table[indices[is_mapped]], self.like, rows)
+                    rows_in_part = None if rows is None else (rows[0][is_in_part], rows[1])
+                    stacks.request(indices[is_in_part] - self._starts[number], rows_in_part)
 
     def _check_first_use(self, indices: Array, numbers: Array) -> None:
         """Compare the bytes before the chunks of images that were not used since their part was opened."""
