@@ -12,7 +12,7 @@ import torch
 
 from omearrow_ds.dataset.places import Places
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._columns import Named
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.objects import Objects, object_ids
 
 
@@ -44,23 +44,25 @@ class Fit(NamedTuple):
         return y, x
 
 
-class CropRows:
-    """Path, ids and columns of crops; the columns are those of the objects or tiles, and of their images.
+class CropRows(ColumnReader):
+    """Path, ids and columns of crops; the columns are those of the objects or tiles, then other ones of their images.
 
-    Without ``objects``, crops are tiles, whose positions are the columns ``crop_y`` and ``crop_x``.
+    Without ``objects``, crops are tiles, whose positions are the columns ``crop_y`` and ``crop_x``. A process that
+    unpickles it sets ``source``, the source of the images, before it reads columns.
     """
 
-    def __init__(self, source: BaseSource, places: Places, objects: Objects | None) -> None:
-        self.path, self._places, self.objects = source.path, places, objects
-        self._images: tuple[Sequence[str], pa.Table] = (source.image_ids, source.columns)
+    def __init__(self, source: BaseSource, boxes: Places, objects: Objects | None) -> None:
+        self.path, self._places, self.objects = source.path, boxes, objects
+        self.source: BaseSource | None = source
+        self._field_ids = source.image_ids
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
         """One id per crop."""
         if self.objects is not None:
-            return object_ids(self.objects, self._images[0])
-        placed = zip(self._places.fields.tolist(), *(of.tolist() for of in self._places.corners), strict=True)
-        return [f"{self._images[0][field]}:{top},{left}" for field, top, left in placed]
+            return object_ids(self.objects, self._field_ids)
+        corners = zip(self._places.fields.tolist(), *(starts.tolist() for starts in self._places.corners), strict=True)
+        return [f"{self._field_ids[field]}:{top},{left}" for field, top, left in corners]
 
     @property
     def own(self) -> pa.Table:
@@ -70,20 +72,20 @@ class CropRows:
         return pa.table(dict(zip(("crop_y", "crop_x"), self._places.corners, strict=True)))
 
     @cached_property
-    def columns(self) -> pa.Table:
-        """Columns of the objects or tiles, then the columns of their images whose names differ from these."""
-        own, images = self.own, self._images[1]
-        others = images.select([name for name in images.column_names if name not in own.column_names])
-        if not others.num_columns:
-            return own
-        of_images = others.take(pa.array(self._places.fields))
-        return pa.table({name: of[name] for of in (own, of_images) for name in of.column_names})
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        assert self.source is not None
+        own, images = self.own.schema, self.source.column_schema
+        return pa.schema([*own, *(field for field in images if field.name not in own.names)])
 
-    @property
-    def named(self) -> Named:
-        """`columns` as a mapping by name."""
-        named: Named = self.columns
-        return named
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        assert self.source is not None
+        own = self.own
+        of_images = self.source.column_table([name for name in names if name not in own.column_names])
+        rows = of_images.take(pa.array(self._places.fields)) if of_images.num_columns else of_images
+        tables = {name: own if name in own.column_names else rows for name in names}
+        return pa.table({name: table[name] for name, table in tables.items()})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+        state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+        return {**state, "source": None}

@@ -119,7 +119,11 @@ class CropCollection(Collection):
 
     @property
     def beside(self) -> Beside:
-        return self.source if self.told is None else self.told
+        if self.told is None:
+            return self.source
+        if self.told.source is None:  # After unpickling.
+            self.told.source = self.source
+        return self.told
 
     @property
     def noun(self) -> str:

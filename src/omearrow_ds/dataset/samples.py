@@ -237,8 +237,84 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def columns(self) -> pa.Table:
-        """Columns of the samples, one row per sample. Columns of objects come first."""
-        columns = self._collection.beside.columns
+        """Columns of the samples, one row per sample. Columns of objects come first.
+
+        All are read at the first access; `column` and `column_table` read single columns.
+        """
+        return self._picked_rows(self._collection.beside.columns)
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, known without reading them. Columns of objects come first.
+
+        Examples
+        --------
+        >>> from omearrow_ds import OMEArrowDataset
+        >>> OMEArrowDataset("plate.arrow").column_names
+        ['Metadata_Well', 'label']
+        """
+        return self._collection.beside.column_names
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column, one value per sample, without reading the others.
+
+        Parameters
+        ----------
+        name
+            Name of the column.
+
+        Returns
+        -------
+        pyarrow.ChunkedArray
+            One value per sample.
+
+        Raises
+        ------
+        ColumnError
+            If the column does not exist.
+        FormatError
+            If the column cannot be read, or the file changed after it was opened.
+
+        Examples
+        --------
+        >>> from omearrow_ds import OMEArrowDataset
+        >>> OMEArrowDataset("plate.arrow").column("label").to_pylist()[:3]
+        [0, 1, 0]
+        """
+        return self.column_table([name])[name]
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return some columns as a table, one row per sample, without reading the others.
+
+        Parameters
+        ----------
+        names
+            Distinct names of columns, in the order of the table.
+
+        Returns
+        -------
+        pyarrow.Table
+            One row per sample.
+
+        Raises
+        ------
+        ArgumentError
+            If ``names`` is a string, or repeats a name.
+        ColumnError
+            If a column does not exist.
+        FormatError
+            If a column cannot be read, or the file changed after it was opened.
+
+        Examples
+        --------
+        >>> from omearrow_ds import OMEArrowDataset
+        >>> OMEArrowDataset("plate.arrow").column_table(["label", "Metadata_Well"]).column_names
+        ['label', 'Metadata_Well']
+        """
+        return self._picked_rows(self._collection.beside.column_table(names))
+
+    def _picked_rows(self, columns: pa.Table) -> pa.Table:
+        """Return the rows of these samples."""
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
 
     @property
@@ -436,7 +512,7 @@ class StoredSamples(Dataset[Any]):
     def _codes(self, names: Any, option: str) -> Array:
         """Return codes of the samples by columns, reading only these columns."""
         rows = None if self._picked is None else np.asarray(self._picked)
-        return codes_of(self._collection.beside.named, names, option, str(self.path), rows)
+        return codes_of(self._collection.beside, names, option, str(self.path), rows)
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])

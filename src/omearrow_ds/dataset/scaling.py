@@ -14,6 +14,7 @@ from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.kernels.scaling import Array, Scaling
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.listed import ILLUM
 from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
@@ -209,8 +210,8 @@ class Scalings:
 def _typed(stats: Stats, source: BaseSource) -> pa.Table:
     """Return the table of statistics with groups cast to the types of the columns: a CSV file has only strings."""
     table = stats.table
-    for name in set(stats.by) & set(source.columns.column_names):
-        kind = source.columns.schema.field(name).type
+    for name in set(stats.by) & set(source.column_names):
+        kind = source.column_schema.field(name).type
         try:
             table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
         except pa.ArrowException:
@@ -222,16 +223,12 @@ def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
     return f", {dict(zip(stats.by, key, strict=True))}" if key else ""
 
 
-def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...], int]) -> list[int]:
+def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
     for name in stats.by:
-        if name not in source.columns.column_names:
-            raise ColumnError(
-                f"{source.path}: column {name!r}, the group of {stats.path}, is missing; add it to the columns "
-                f"{source.columns.column_names}",
-                column=name,
-            )
-    keys = list(zip(*(source.columns[name].to_pylist() for name in stats.by), strict=True))
-    groups = [place.get(key) for key in keys]
+        if name not in source.column_names:
+            raise unknown_column(name, source.column_names, source.path, f", the group of {stats.path}")
+    keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
+    groups = [index_of.get(key) for key in keys]
     if None in groups:
         index = groups.index(None)
         raise ArgumentError(
@@ -264,7 +261,7 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
             raise ColumnError(
                 f"{source.path}: channels have no names for illumination=True; pass the functions instead"
             )
-        return list(zip(*(source.columns[name].to_pylist() for name in columns), strict=True))
+        return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
     if isinstance(illumination, Mapping):
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
@@ -288,14 +285,12 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
 
 def _column_for(source: BaseSource, channel: str | None) -> str:
     """Return the column of a channel's illumination function: IllumDNA for the channels DNA and OrigDNA."""
-    wanted = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
-    column = next((name for name in wanted if name in source.columns.column_names), None)
+    candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
+    column = next((name for name in candidates if name in source.column_names), None)
     if column is None:
-        raise ColumnError(
-            f"{source.path}: channel {channel!r} has no column {wanted[-1]!r} of illumination functions; add it to "
-            f"the columns {source.columns.column_names}"
-        )
-    if source.columns[column].null_count:
+        use = f" of illumination functions for channel {channel!r}"
+        raise unknown_column(candidates[-1], source.column_names, source.path, use)
+    if source.column(column).null_count:
         raise ColumnError(
             f"{source.path}: column {column!r} has nulls; fill them, or pass functions as illumination=",
             column=column,

@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.options import check_integer
-from omearrow_ds.storage.formats._columns import Named
+from omearrow_ds.storage.formats._columns import unknown_column
+from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -77,23 +78,21 @@ def checked_seed(seed: int) -> int:
     return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
-def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
+def codes_of(columns: Beside | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
     """Return one int64 code per row for its values in one or more columns; codes follow the sorted distinct values.
 
     Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values
     cannot be sorted.
     """
-    wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
-    if not wanted or not all(isinstance(name, str) for name in wanted):
+    chosen = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
+    if not chosen or not all(isinstance(name, str) for name in chosen):
         raise ArgumentError(option=option, value=names, allowed="one or more names of columns")
     codes: Array = np.zeros(1, np.int64)
-    for name in wanted:
+    for name in chosen:
         if name not in columns.column_names:
-            raise ColumnError(
-                f"{where}: no column {name!r} for {option}; choose one of {columns.column_names}", column=name
-            )
-        column = columns[name] if rows is None else columns[name].take(pa.array(rows))
-        of_column = _codes(column, f"{where}: column {name!r}", option)
+            raise unknown_column(name, columns.column_names, path, f" for {option}")
+        column = columns.column(name) if rows is None else columns.column(name).take(pa.array(rows))
+        of_column = _codes(column, f"{path}: column {name!r}", option)
         codes = codes * (of_column.max(initial=0) + 1) + of_column
         codes = np.unique(codes, return_inverse=True)[1]
     return codes

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
-from omearrow_ds.storage.formats._columns import all_types
+from omearrow_ds.storage.formats._columns import all_types, unknown_column
 from omearrow_ds.storage.protocol import Beside
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
@@ -146,12 +146,9 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
 def _column(
     source: Beside, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
 ) -> _Column:
-    named = source.named
-    if name not in named.column_names:
-        raise ColumnError(
-            f"{source.path}: no column {name!r} for target; choose one of {named.column_names}", column=name
-        )
-    stored = named[name]
+    if name not in source.column_names:
+        raise unknown_column(name, source.column_names, source.path, " for target")
+    stored = source.column(name)
     column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
     if classes is not None:
         _refuse_unknown(source, name, column, classes)
@@ -167,8 +164,8 @@ def _column(
         )
     known = _values(column.drop_null(), classes, encode_targets=encode_targets)
     values: list[Any] = [None] * len(column)
-    for place, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
-        values[place] = value
+    for index, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
+        values[index] = value
     return known._replace(values=values, present=present)
 
 

@@ -26,7 +26,7 @@ class WithColumns(Over):
 
     def __init__(self, source: BaseSource, columns: pa.Table) -> None:
         super().__init__(source)
-        self.columns = columns
+        self.columns, self.column_schema = columns, columns.schema
 
     @property
     def mapping(self) -> MappedFile | None:
@@ -80,8 +80,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     rows = match_rows(keys.rows, keys.images)
     added = joined.table.drop_columns([right for _, right in pairs])
     added = added.take(pa.array(rows, mask=rows < 0)) if added.num_columns else added
-    for name in sorted(set(added.column_names) & {*source.columns.column_names, IMAGE_ID}):
-        if name == IMAGE_ID or not _agree(source.columns[name], added[name], rows):
+    for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
+        if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
                 f"{joined.name}: column {name!r} is a column of {source.path} too, with other values; rename or drop "
                 f"it, or join by it with on=",

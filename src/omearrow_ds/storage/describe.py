@@ -162,7 +162,7 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
             _counted(dtype.name for dtype in source.dtypes),
             _channels(source, outline.metadata),
             _physical_sizes(outline.metadata),
-            {field.name: str(field.type) for field in source.columns.schema},
+            {field.name: str(field.type) for field in source.column_schema},
             disk_files,
             disk_bytes,
             allocated_bytes,

@@ -57,7 +57,8 @@ class FieldSource(Over):
     def __init__(self, files: BaseSource, fields: Fields) -> None:
         super().__init__(files)
         self._fields = fields
-        self.image_ids, self.columns, self.rows = fields.image_ids, fields.columns, fields.rows
+        self.image_ids, self.rows = fields.image_ids, fields.rows
+        self.columns, self.column_schema = fields.columns, fields.columns.schema
         first = [int(grid.flat[0]) for grid in fields.grids]
         self.dtypes = [files.dtypes[number] for number in first]
         self._plane = files.shapes[first].reshape(-1, 5)

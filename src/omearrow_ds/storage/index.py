@@ -123,19 +123,16 @@ class StoredIndex:
         return Index(starts, Texts(ids), shapes, dtypes, None, None)
 
     @cached_property
-    def column_names(self) -> list[str]:
-        """Names of the columns of the collection, without the column that describes the images."""
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns of the collection, without the column that describes the images."""
         with self._open() as opened:
-            return [name for name in opened.schema_arrow.names if name != schema.SIDECAR_COLUMN]
+            fields = [field for field in opened.schema_arrow if field.name != schema.SIDECAR_COLUMN]
+        return plain_columns(pa.schema(fields).empty_table(), str(self._file)).schema
 
-    def __getitem__(self, name: str) -> pa.ChunkedArray:
-        """Return a column."""
-        return self.columns([name])[name]
-
-    def columns(self, names: Sequence[str] | None = None) -> pa.Table:
-        """Return the named columns, or all columns for None."""
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Return some of the columns."""
         with self._open() as opened:
-            return plain_columns(opened.read(self.column_names if names is None else list(names)), str(self._file))
+            return plain_columns(opened.read(list(names)).select(list(names)), str(self._file))
 
     def checksums(self) -> pa.ChunkedArray | None:
         """Return the checksums of all images, or None if every checksum is null."""

@@ -91,9 +91,10 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
     Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or if ``on`` is
     None and the source and the table have no column in common.
     """
-    left_names, right_names, renamed = source.columns.column_names, joined.table.column_names, joined.renamed
+    left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
     if on is None:
-        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(source.columns, joined.table)
+        ours = source.column_table([name for name in left_names if name in right_names])
+        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
         if not common:
             raise ColumnError(
                 f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one "
@@ -140,10 +141,11 @@ class JoinKeys:
     def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
         self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
-        keys = np.zeros(len(source) + len(joined.table), np.int64)
+        num_images = len(source)
+        keys = np.zeros(num_images + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
         for left, right in pairs:
-            ours = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.columns[left]
+            ours = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.column(left)
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 raise ColumnError(
@@ -155,7 +157,7 @@ class JoinKeys:
             keys = np.unique(keys * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
             self._columns.append((normalize, (ours, theirs)))
         keys[is_null] = -1
-        self.images, self.rows = keys[: len(source)], keys[len(source) :]
+        self.images, self.rows = keys[:num_images], keys[num_images:]
 
     def describe(self, index: int, *, row: bool) -> str:
         """Return the join key of an image or of a table row, as text."""
@@ -203,7 +205,7 @@ def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, 
 
     Ids such as ``image-00000`` occur in many collections.
     """
-    for name in set(NAMED_BY) & set(source.columns.column_names) & set(joined.table.column_names):
+    for name in set(NAMED_BY) & set(source.column_names) & set(joined.table.column_names):
         keys = JoinKeys(source, joined, [(name, name)])
         ours, theirs = keys.images[images], keys.rows[rows]
         differs = (ours >= 0) & (theirs >= 0) & (ours != theirs)

@@ -20,7 +20,6 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.hashes import is_short
@@ -173,15 +172,13 @@ class PublishedSource(PartsSource):
         return self._stored_index.checksums()
 
     @cached_property
-    def columns(self) -> pa.Table:  # Read lazily.
+    def column_schema(self) -> pa.Schema:
         self._refuse_replaced()
-        return self._stored_index.columns()
+        return self._stored_index.column_schema
 
-    @property
-    def named(self) -> Named:
+    def _read_columns(self, names: list[str]) -> pa.Table:
         self._refuse_replaced()
-        named: Named = vars(self).get("columns", self._stored_index)
-        return named
+        return self._stored_index.columns(names)
 
     def _manifest_of(self) -> Manifest:
         return Manifest.read(self.path)

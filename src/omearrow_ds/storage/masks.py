@@ -214,14 +214,14 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
 
 
 def _values(source: BaseSource, name: str, masks: str) -> list[Any]:
-    names = source.columns.column_names
+    names = source.column_names
     column = next((known for known in (name, column_of(name)) if known in names), None)
     if column is None:
         raise ColumnError(
             f"masks={masks!r}: {source.path} has no column for {{{name}}}; choose among {names}, {{field}} for the id "
             f"or the file of an image, and {{_}} for anything"
         )
-    values: list[Any] = source.columns[column].to_pylist()
+    values: list[Any] = source.column(column).to_pylist()
     return values
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import (
+    IMAGE_ID,
     InputTable,
     JoinKeys,
     first_duplicate,
@@ -142,10 +143,11 @@ def open_objects(
         )
     joined = read_input_table(objects, "objects", types)
     types.refuse_unknown()
-    keys = JoinKeys(source, joined, choose_pairs(source, joined, on))
+    pairs = choose_pairs(source, joined, on)
+    keys = JoinKeys(source, joined, pairs)
     fields = match_rows(keys.images, keys.rows)
     _refuse_unplaced(source, joined, keys, fields)
-    if on is None:
+    if on is None and pairs[0][0] == IMAGE_ID:
         rows = np.flatnonzero(fields >= 0)
         refuse_contradiction(source, joined, fields[rows], rows)
     boxed = box is not None and box is not False

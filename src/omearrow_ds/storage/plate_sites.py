@@ -24,7 +24,8 @@ def choose_pairs(source: BaseSource, joined: InputTable, on: On | None) -> Pairs
     """
     pairs: Pairs = join_column_pairs(source, joined, on)
     names = dict(pairs)
-    are_plates = [_is_plate(table) for table in (source.columns, joined.table)]
+    ours = source.column_table([name for name in source.column_names if name in (SITE, FIELD)])
+    are_plates = [_is_plate(table) for table in (ours, joined.table)]
     if any(are_plates) and on is None and {SITE, FIELD} <= set(names):
         pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site is equivalent.
     if SITE in names:
@@ -54,7 +55,7 @@ def _refuse_sites(source: BaseSource, joined: InputTable, pairs: Pairs, plate: i
     """
     others = [pair for pair in pairs if pair[0] != SITE]
     column = dict(pairs)[SITE]
-    numbers = numbers_of(source.columns[SITE]), numbers_of(joined.table[column])
+    numbers = numbers_of(source.column(SITE)), numbers_of(joined.table[column])
     keys, plates = (
         (codes.images, codes.rows)
         for codes in (JoinKeys(source, joined, others), JoinKeys(source, joined, [p for p in others if p[0] == PLATE]))
@@ -80,7 +81,7 @@ def _refuse_paths(source: BaseSource, joined: InputTable, pairs: Pairs) -> None:
     others = [pair for pair in pairs if pair[0] != FIELD]
     keys = JoinKeys(source, joined, others)
     is_shared = np.isin(keys.rows, keys.images) & (keys.rows >= 0)
-    paths, numbers = numbers_of(source.columns[FIELD]), numbers_of(joined.table[FIELD])[is_shared]
+    paths, numbers = numbers_of(source.column(FIELD)), numbers_of(joined.table[FIELD])[is_shared]
     if (paths == 0).any() != (numbers == 0).any() and len(numbers):
         path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
         raise MetadataError(

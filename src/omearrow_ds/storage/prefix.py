@@ -172,15 +172,15 @@ class Prefix:
         said = self.read_all([_known_by(part.name) for part in parts])
         return [self._known(part, each) for part, each in zip(parts, said, strict=True)]
 
-    def _known(self, part: Published, said: bytes | None) -> Index:
-        where = self.path / _known_by(part.name)
-        if said is None:
-            raise MissingPathError(f"{where}: is missing; remove the record of this part beside it, and convert again")
-        manifest = Manifest("", [part], digest_of(said))
+    def _known(self, part: Published, content: bytes | None) -> Index:
+        path = self.path / _known_by(part.name)
+        if content is None:
+            raise MissingPathError(f"{path}: is missing; remove the record of this part next to it, and convert again")
+        manifest = Manifest("", [part], digest_of(content))
         with self.made_at(INDEX) as file:
-            file.write_bytes(said)
+            file.write_bytes(content)
             index = manifest.stored_index(file)
-            return replace(index.read(), columns=index.columns(), checksums=index.checksums())
+            return replace(index.read(), columns=index.columns(index.column_schema.names), checksums=index.checksums())
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
         """Return the description of the images that was uploaded with the first part."""

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.storage.formats import Format, _detect
-from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.formats._regions import Pick
 from omearrow_ds.storage.remote import Storage
 
@@ -39,7 +38,8 @@ class ImageSource(Protocol):
     dtypes : sequence of numpy.dtype
         Pixel dtype of each image.
     columns : pyarrow.Table
-        Other columns of the table, one row per image.
+        Other columns of the table, one row per image. All are read at the first access; `column` and `column_table`
+        read single columns.
     rows : numpy.ndarray
         (N,) int64: row number of each image in the table. Skipped null images are missing.
 
@@ -66,6 +66,76 @@ class ImageSource(Protocol):
     @property
     def format(self) -> Format:
         """The storage format."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the other columns of the table, known without reading them.
+
+        Examples
+        --------
+        >>> from omearrow_ds import open_images
+        >>> with open_images("plate.arrow") as source:
+        ...     print(source.column_names)
+        ['Metadata_Well', 'label']
+        """
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column, one value per image, without reading the others.
+
+        Parameters
+        ----------
+        name
+            Name of the column.
+
+        Returns
+        -------
+        pyarrow.ChunkedArray
+            (N,) values of the images.
+
+        Raises
+        ------
+        ColumnError
+            If the column does not exist.
+        FormatError
+            If the column cannot be read, or the file changed after it was opened.
+
+        Examples
+        --------
+        >>> from omearrow_ds import open_images
+        >>> with open_images("plate.arrow") as source:
+        ...     print(source.column("label").to_pylist()[:3])
+        [0, 1, 0]
+        """
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return some columns as a table, one row per image, without reading the others.
+
+        Parameters
+        ----------
+        names
+            Distinct names of columns, in the order of the table.
+
+        Returns
+        -------
+        pyarrow.Table
+            N rows.
+
+        Raises
+        ------
+        ArgumentError
+            If ``names`` is a string, or repeats a name.
+        ColumnError
+            If a column does not exist.
+        FormatError
+            If a column cannot be read, or the file changed after it was opened.
+
+        Examples
+        --------
+        >>> from omearrow_ds import open_images
+        >>> with open_images("plate.arrow") as source:
+        ...     print(source.column_table(["label", "Metadata_Well"]).schema.names)
+        ['label', 'Metadata_Well']
+        """
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image: name, image_type, acquisition_datetime, physical_size_*, channels."""
@@ -138,8 +208,14 @@ class Beside(Protocol):
         """Table with one row per sample."""
 
     @property
-    def named(self) -> Named:
-        """Columns by name, each of which may be read lazily."""
+    def column_names(self) -> list[str]:
+        """Names of the columns."""
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column without reading the others."""
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return some columns without reading the others."""
 
 
 class OpenOptions(TypedDict, total=False):

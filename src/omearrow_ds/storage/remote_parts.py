@@ -128,10 +128,9 @@ class RemoteParts(PublishedSource):
     @cached_property
     def parted(self) -> Parted:
         layout = self.manifest.made.get("layout", {})
-        columns = self.named
         permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
         alike = all(
-            pc.count_distinct(columns[name], "all").as_py() < 2 for name in groups if name in columns.column_names
+            pc.count_distinct(self.column(name), "all").as_py() < 2 for name in groups if name in self.column_names
         )
         return super().parted._replace(window=_MIXED_WINDOW if permuted else _WINDOW, mixed=permuted and alike)
 

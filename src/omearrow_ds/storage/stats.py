@@ -18,6 +18,7 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.part_files import is_path
@@ -216,11 +217,10 @@ def stats(
 def _measured(
     opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    kinds = {name: opened.columns.schema.field(name).type for name in names if name in opened.columns.column_names}
+    kinds = {name: opened.column_schema.field(name).type for name in names if name in opened.column_names}
     for name in names:
         if name not in kinds:
-            columns = opened.columns.column_names
-            raise ColumnError(f"{opened.path}: no column {name!r}; choose among {columns}", column=name)
+            raise unknown_column(name, opened.column_names, opened.path)
         if pa.types.is_nested(kinds[name]):
             raise ColumnError(
                 f"{opened.path}: column {name!r} is of type {kinds[name]}; group by texts, numbers or times",
@@ -233,7 +233,7 @@ def _measured(
     images = (image for _, images in source.blocks() for image in images)
     if of_dataset is not None:
         images = (source.views([index])[0] for index in indices)
-    keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
+    keys = list(zip(*(opened.column(name).to_pylist() for name in names), strict=True)) or [()] * len(opened)
     groups: dict[tuple[Any, ...], list[_Values]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
     for index, image in zip(indices, images, strict=True):

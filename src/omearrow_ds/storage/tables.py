@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
@@ -94,8 +95,10 @@ class SelectedRows(Over):
         self.rows = source.rows[picked]
         self.image_ids = [source.image_ids[index] for index in picked.tolist()]
         self.shapes, self.dtypes = source.shapes[picked], [source.dtypes[index] for index in picked.tolist()]
-        self.columns = source.columns.take(picked) if source.columns.num_columns else source.columns
         self.checksums = None if source.checksums is None else source.checksums.take(picked)
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        return self._source.column_table(names).take(self._picked) if names else pa.table({})
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(self._picked[indices].tolist())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ColumnError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.dataset.targets import Targets
+from omearrow_ds.storage.formats._columns import ColumnReader
 from tests.support.errors import raises
 
 IMAGES = [np.full((8, 8), 2**15 + number, np.uint16) for number in range(4)]
@@ -48,13 +49,13 @@ def test_sums_and_shares_of_duckdb_become_numbers(tmp_path):
     assert found["share"].tolist() == list(floats)
 
 
-class Table:
+class Table(ColumnReader):
     """A source with columns only."""
 
     path, image_ids = "here", ("a",)
 
     def __init__(self, column):
-        self.columns = self.named = pa.table({"value": column})
+        self.columns = pa.table({"value": column})
 
 
 @given(st.integers(-(10**37), 10**37), st.integers(1, 37))

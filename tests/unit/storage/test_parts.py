@@ -84,9 +84,9 @@ def test_columns_of_an_index_that_was_replaced_are_refused(tmp_path: Path, image
     publish(tmp_path / "other" / "plate.parts", images[::-1], [9, 8])
     path.rename(tmp_path / "old.parts")
     (tmp_path / "other" / "plate.parts").rename(path)
-    for ask in (lambda: other.columns, lambda: other.checksums, lambda: other.named["label"]):
+    for read in (lambda: other.columns, lambda: other.checksums, lambda: other.column("label")):
         with raises(FormatError, path=path):
-            ask()
+            read()
 
 
 def test_without_its_manifest_it_is_no_collection(tmp_path: Path, images: list[np.ndarray]) -> None:

@@ -55,14 +55,14 @@ class Cells:
         table, center = options.get("objects"), options.get("center")
         objects = open_objects(source, table, center, box, on, types=types, skip_nulls=nulls == "skip")
         size = None if crop_size is None else checked_size(crop_size)
-        self._source_columns = source.columns.column_names
+        self._source_columns = source.column_names
         self._objects = objects.keep(of_objects(objects, source.shapes, size, pad)[1])
         if not len(self._objects.rows):
             raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
         file = table_file(table, "objects")
-        given = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
+        chosen = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
         self.given = cast(
-            CropOptions, {**options, **{name: value for name, value in given.items() if value is not None}}
+            CropOptions, {**options, **{name: value for name, value in chosen.items() if value is not None}}
         )
         self.fields = self._objects.fields
 

@@ -29,7 +29,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
-from omearrow_ds.storage.formats._columns import Named, columns_and_checksums, refuse_types
+from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
@@ -68,7 +68,7 @@ class SupportsImages(Protocol):
     def __getitem__(self, index: Any, /) -> Array: ...
 
 
-class BaseSource(ABC):
+class BaseSource(ColumnReader, ABC):
     """An open collection of images; subclasses define how a format is opened and read.
 
     A subclass sets ``name`` and ``errors`` (exceptions of the format's library), fills ``path``, ``image_ids``,
@@ -108,7 +108,7 @@ class BaseSource(ABC):
     fetches: ClassVar[bool] = False
     _how: dict[str, Any]
 
-    @property
+    @cached_property
     def format(self) -> Format:
         """The storage format."""
         return get_format(self.name)
@@ -160,17 +160,11 @@ class BaseSource(ABC):
         return self.path
 
     @property
-    def named(self) -> Named:
-        """The columns, possibly only by name if not all of them are read."""
-        named: Named = self.columns
-        return named
-
-    @property
     def parted(self) -> Parted | None:
         """The parts of the collection; None for a single file or folder."""
         return None
 
-    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # noqa: B027  # most have none
+    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # Most sources have no parts.
         """Take the order of the next parts, and the number of parts read in turns; parts may be fetched ahead.
 
         Raises
@@ -179,10 +173,10 @@ class BaseSource(ABC):
             If that number of parts does not fit.
         """
 
-    def reached(self, part: int) -> None:  # noqa: B027  # most have none
+    def reached(self, part: int) -> None:  # Most sources have no parts.
         """Take the number of the part that is read now, in any process."""
 
-    def coming(self, indices: Sequence[int]) -> None:  # noqa: B027  # most need not know
+    def coming(self, indices: Sequence[int]) -> None:  # Most sources do not fetch.
         """Take the indices of the images that are read next, in this order; sources that fetch use it."""
 
     def arriving(self, came: Callable[[int], object] | None) -> int:
@@ -554,8 +548,11 @@ class Over(BaseSource):
         vars(self).update({name: getattr(source, name) for name in _TOLD})
 
     @cached_property
-    def columns(self) -> pa.Table:  # read lazily, unless they are changed
-        return self._source.columns
+    def column_schema(self) -> pa.Schema:
+        return self._source.column_schema
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        return self._source.column_table(names)
 
     @cached_property
     def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # as above

@@ -5,18 +5,23 @@ Columns are converted when written, and when read from files of any writer, so a
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN
-from omearrow_ds.errors import MetadataError
+from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 
 _DEPTH = 12  # Vortex allocates terabytes for lists nested 32 deep, and ends the process
+_MOST_LISTED, _NEAREST = 20, 3  # Column names in an error.
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _LISTS = (
     pa.lib.Type_LIST,
@@ -31,15 +36,66 @@ _OF_TIMES = {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time3
 _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")
 
 
-class Named(Protocol):
-    """Columns by name, like those of a `pyarrow.Table`; a column may be read lazily."""
+class ColumnReader:
+    """Base class of objects with columns that are read when they are requested.
+
+    A subclass either sets ``columns``, or sets ``column_schema`` and implements `_read_columns`.
+    """
+
+    path: Path
+
+    @cached_property
+    def columns(self) -> pa.Table:
+        """All columns, read at the first access."""
+        return self._read_columns(self.column_names)
+
+    @cached_property
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return self.columns.schema
 
     @property
     def column_names(self) -> list[str]:
-        """The names of all columns."""
+        """Names of the columns."""
+        names: list[str] = self.column_schema.names
+        return names
 
-    def __getitem__(self, name: str, /) -> pa.ChunkedArray:
-        """Return a column."""
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column without reading the others."""
+        columns = vars(self).get("columns")
+        if columns is not None and name in columns.column_names:
+            return columns[name]
+        return self.column_table([name])[name]
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return columns in this order without reading the others."""
+        known = self.column_names
+        unknown = set(check_column_names(names)).difference(known)
+        if unknown:
+            raise unknown_column(next(name for name in names if name in unknown), known, self.path)
+        columns = vars(self).get("columns")
+        return self._read_columns(list(names)) if columns is None else columns.select(list(names))
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        """Read existing columns."""
+        return self.columns.select(names)
+
+
+def check_column_names(names: Sequence[str]) -> Sequence[str]:
+    """Return ``names``, or raise `ArgumentError` for a text or for repeated names."""
+    if isinstance(names, str) or len(set(names)) < len(names):
+        remedy = "pass each name once"
+        raise ArgumentError(option="names", value=names, allowed="a list of distinct column names", remedy=remedy)
+    return names
+
+
+def unknown_column(name: object, known: Sequence[str], path: Path | str, use: str = "") -> ColumnError:
+    """Return the error for a column that does not exist; it lists all columns if they are few, else the nearest."""
+    listed = list(known)
+    if len(known) > _MOST_LISTED:
+        listed = difflib.get_close_matches(str(name), known, _NEAREST, cutoff=0)
+    share = "" if len(listed) == len(known) else f", the nearest of {len(known):,}"
+    return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=f"choose one of {listed}{share}")
 
 
 def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
@@ -50,23 +106,41 @@ def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
     becomes text, ``bool8`` becomes bool, and tensors become lists of lists. Raises `MetadataError` if a type has no
     plain form (a union), or a value does not fit it.
     """
+    plain, arrays = plain_schema(columns.schema, subject), []
+    for field, column in zip(plain, columns.columns, strict=True):
+        if field.type.equals(column.type, check_metadata=True):  # Names of list items too, as Parquet changes them.
+            arrays.append(column)
+            continue
+        try:
+            arrays.append(pa.chunked_array([_plain(chunk) for chunk in column.chunks], field.type))
+        except pa.ArrowException as error:
+            raise MetadataError(
+                f"{subject}: column {field.name!r}: {column.type} values do not fit {field.type}: {error}; "
+                f"correct them",
+                column=field.name,
+            ) from error
+    return pa.Table.from_arrays(arrays, schema=plain) if arrays else columns
+
+
+def plain_schema(stored: pa.Schema, subject: str) -> pa.Schema:
+    """Return the schema of `plain_columns`, or raise `MetadataError` for a type without a plain form."""
     plain = []
-    for field, column in zip(columns.schema, columns.columns, strict=True):
-        bad = next((kind for kind in all_types(field.type) if _has_no_plain_form(kind)), None)
-        if bad is not None:
+    for field in stored:
+        kind = _plain_type(field.type)
+        if kind is None:
+            bad = next(kind for kind in all_types(field.type) if _has_no_plain_form(kind))
             raise MetadataError(
                 f"{subject}: column {field.name!r}: the type {bad} is not supported; cast it, or leave the column out",
                 column=field.name,
             )
-        try:
-            plain.append(_plain_column(column))
-        except pa.ArrowException as error:
-            kind = plain_type(field.type)
-            raise MetadataError(
-                f"{subject}: column {field.name!r}: {field.type} values do not fit {kind}: {error}; correct them",
-                column=field.name,
-            ) from error
-    return pa.Table.from_arrays(plain, columns.column_names) if plain else columns
+        plain.append(pa.field(field.name, kind))
+    return pa.schema(plain)
+
+
+@functools.lru_cache(256)  # Thousands of columns share a few types.
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the plain Arrow type for the values of ``kind``, or None if it does not exist."""
+    return None if any(map(_has_no_plain_form, all_types(kind))) else _plain(pa.nulls(0, kind)).type
 
 
 def columns_and_checksums(columns: pa.Table, where: str) -> tuple[pa.Table, pa.ChunkedArray | None]:
@@ -138,17 +212,6 @@ def _has_no_plain_form(kind: pa.DataType) -> bool:
 def _digits(kind: pa.DataType) -> int:
     """Return how many digits a decimal needs before and after its point."""
     return int(max(kind.precision - min(kind.scale, 0), kind.scale))
-
-
-def _plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = plain_type(column.type)
-    same = kind.equals(column.type, check_metadata=True)  # also by the names of list items, which Parquet changes
-    return column if same else pa.chunked_array([_plain(chunk) for chunk in column.chunks], kind)
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain Arrow type for the values of ``kind``."""
-    return _plain(pa.nulls(0, kind)).type
 
 
 def _plain(array: pa.Array) -> pa.Array:
