@@ -6,6 +6,7 @@ import bisect
 import copy
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -86,31 +87,31 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             continue
         first = first or part
         if targets.classes != first.classes:
-            ours, theirs = f"{_shown(first.classes)} of {first.path}", _shown(targets.classes)
-            where = _first_difference(first.classes, targets.classes)
-            path = part.path  # type: ignore[attr-defined]
             raise ArgumentError(
-                f"classes= is {theirs} but {ours}{where}", path=path, remedy="pass the same list to both datasets"
+                f"classes= is {_text_of(targets.classes)} but {_text_of(first.classes)} of {first.path}"
+                f"{_first_difference(first.classes, targets.classes)}",
+                path=part.path,  # type: ignore[attr-defined]
+                remedy="pass the same list to both datasets",
             )
 
 
 def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
     """Yield the datasets below ``ConcatDataset`` and ``Subset``."""
-    inner = dataset.datasets if type(dataset) in CONCATS else [dataset.dataset] if type(dataset) is Subset else None  # type: ignore[attr-defined]
-    if inner is None:
+    if type(dataset) in CONCATS:
+        yield from chain.from_iterable(map(_parts, dataset.datasets))  # type: ignore[attr-defined]
+    elif type(dataset) is Subset:
+        yield from _parts(dataset.dataset)
+    else:
         yield dataset
-    for each in inner or ():
-        yield from _parts(each)
 
 
-def _shown(classes: Any) -> str:
+def _text_of(classes: Any) -> str:
     return "none" if classes is None else reprlib.repr(classes)
 
 
-def _first_difference(ours: Any, theirs: Any) -> str:
-    """Return the first code with different texts, since the shown texts may be truncated before it."""
-    if not isinstance(ours, tuple) or not isinstance(theirs, tuple):
+def _first_difference(first: Any, second: Any) -> str:
+    """Return the first code with different texts, since the texts in a message may be truncated before it."""
+    if not isinstance(first, tuple) or not isinstance(second, tuple):
         return ""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    code = next((code for code, (one, other) in pairs if one != other), None)
-    return "" if code is None else f", where code {code} is {ours[code]!r} and not {theirs[code]!r}"
+    codes = (code for code, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return "".join(f", where code {code} is {first[code]!r} and not {second[code]!r}" for code in islice(codes, 1))

@@ -56,28 +56,25 @@ class Targets:
         nulls: bool = False,
     ) -> None:
         self.told = reprlib.repr(target)
-        self._of: dict[str, _Column] = {}
-        self._only: _Column | None = None
         chosen = {} if classes is None else _chosen_classes(classes, target, encode_targets=encode_targets)
-        if isinstance(target, str):
-            self._only = _column(source, target, chosen.get(target), encode_targets=encode_targets, nulls=nulls)
-        elif callable(target):
+        names = [] if callable(target) else [target] if isinstance(target, str) else _names(target)
+        self._of = {
+            name: _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls) for name in names
+        }
+        self._only = self._of[target] if isinstance(target, str) else None
+        if callable(target):
             self._target, self._ids, self._columns = target, source.image_ids, source.columns
-        else:
-            for name in _names(target):
-                self._of[name] = _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls)
 
     @property
     def listed(self) -> bool:
         """Whether targets are column values, as opposed to results of a callable."""
-        return self._only is not None or bool(self._of)
+        return bool(self._of)
 
     @property
     def present(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """One bool per image: whether the image has a target; None if all images have targets."""
-        masks = [column.present for column in (self._only, *self._of.values()) if column is not None]
-        missing = [mask for mask in masks if mask is not None]
-        return np.logical_and.reduce(missing) if missing else None
+        masks = [column.present for column in self._of.values() if column.present is not None]
+        return np.logical_and.reduce(masks) if masks else None
 
     @property
     def classes(self) -> Classes | None:
@@ -120,7 +117,6 @@ def _names(target: Any) -> list[str]:
 
 
 def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> dict[str, tuple[str, ...]]:
-    """Return the texts of each column, or raise `ArgumentError`."""
     error = partial(ArgumentError, option="classes", value=classes)
     if not encode_targets or callable(target):
         problem = "target= is a function" if encode_targets else "encode_targets=False creates no codes"
@@ -222,12 +218,14 @@ def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_
     if encode_targets and (classes is not None or is_text(column.type)):
         return _codes(column, classes)
     values: list[Any] = column.to_pylist()
+    if not pa.types.is_nested(column.type) and not isinstance(column.type, pa.BaseExtensionType):
+        return _Column(values, None, None)  # Numbers, text and times are immutable.
     values = _as_arrays(values, column) if pa.types.is_list(column.type) else values
-    return _Column(values, _copier(column.type, values), None)
+    are_plain = all(isinstance(value, np.ndarray) and not value.dtype.hasobject for value in values)
+    return _Column(values, np.ndarray.copy if are_plain else copy.deepcopy, None)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column has text, also dictionary-encoded."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in _TEXT
 
@@ -257,11 +255,3 @@ def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:
         return [np.asarray(value, dtype) for value in values]
     except ValueError:
         return values
-
-
-def _copier(kind: pa.DataType, values: list[Any]) -> Callable[[Any], Any] | None:
-    """Return the function that copies a value of a column, or None if values are immutable: numbers, text, times."""
-    if not pa.types.is_nested(kind) and not isinstance(kind, pa.BaseExtensionType):
-        return None
-    plain = all(isinstance(value, np.ndarray) and not value.dtype.hasobject for value in values)
-    return np.ndarray.copy if plain else copy.deepcopy

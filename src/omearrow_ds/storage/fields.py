@@ -265,7 +265,6 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
 def _planes(
     path: Path, parsed: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
 ) -> dict[tuple[str, ...], dict[Plane, str]]:
-    """Return the files of the planes of each field."""
     planes: dict[tuple[str, ...], dict[Plane, str]] = {}
     for name, values in parsed.items():
         plane = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))

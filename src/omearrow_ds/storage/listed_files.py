@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -38,7 +39,6 @@ class ListedFile(NamedTuple):
 
 
 def is_listing(name: str) -> bool:
-    """Return whether a column name is that of a column with file names or URLs."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -69,14 +69,13 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
     values = table[column].to_pylist()
     matches = {value: _WHOLE.fullmatch(str(value)) for value in set(values)}
     numbers = {value: None if match is None else int(match[1]) for value, match in matches.items()}
-    if None in numbers.values():
-        wrong = (row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None)
-        row = next(wrong, None)
-        if row is not None:
-            raise FormatError(
-                f"{path}: row {row} has {column} {values[row]!r}; write a whole number, counted from 0, or leave the "
-                f"column out"
-            )
+    invalid = (row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None)
+    row = next(invalid, None) if None in numbers.values() else None
+    if row is not None:
+        raise FormatError(
+            f"{path}: row {row} has {column} {values[row]!r}; write a whole number, counted from 0, or leave the "
+            f"column out"
+        )
     return [numbers[value] for value in values]
 
 
@@ -91,7 +90,7 @@ class Folders:
 
     def __init__(self, base: Path) -> None:
         self._base = os.fspath(base)
-        self._known: dict[str, tuple[Hashable, dict[str, bool]]] = {}
+        self._read = functools.cache(_read_folder)
 
     def identity(self, file: str) -> Hashable:
         """Return a value that is equal for all paths to a file, also through links and ``..``; None if it is missing.
@@ -102,22 +101,22 @@ class Folders:
         if url is not None:
             return unquote(str(url)) if url.scheme in ("http", "https") else str(url)
         folder, _, name = (file if file.startswith("/") else f"{self._base}/{file}").rpartition("/")
-        state, links = self._known.get(folder) or self._look_into(folder)
+        state, links = self._read(folder)
         is_link = links.get(name)
         if is_link:
             return self.identity(os.path.realpath(f"{folder}/{name}"))
         return None if is_link is None else (state, name)
 
-    def _look_into(self, folder: str) -> tuple[Hashable, dict[str, bool]]:
-        """Return device and inode of a folder, and its names with whether each is a symbolic link."""
-        try:
-            with os.scandir(folder or "/") as entries:
-                links = {entry.name: entry.is_symlink() for entry in entries}
-            status = os.stat(folder or "/")  # noqa: PTH116
-            self._known[folder] = (status.st_dev, status.st_ino), links
-        except (FileNotFoundError, NotADirectoryError):
-            self._known[folder] = folder, {}
-        return self._known[folder]
+
+def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
+    """Return device and inode of a folder, and its names with whether each is a symbolic link."""
+    try:
+        with os.scandir(folder or "/") as entries:
+            links = {entry.name: entry.is_symlink() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return folder, {}
+    status = os.stat(folder or "/")  # noqa: PTH116
+    return (status.st_dev, status.st_ino), links
 
 
 def refuse_doubled(

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -27,39 +27,6 @@ _NUMBERS = ("channel_index", "z", "t", "row", "column")
 _FIELD = re.compile(r"\{(\w+)\}")
 _HARMONY_INDEX = ("Index.idx.xml", "Index.xml")
 _HEAD_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Pattern of the image file names of an instrument."""
-
-    label: str  # Common name of the instrument.
-    regex: str  # Expression with one named group per value in a file name.
-    no_image: str | None = None  # Expression for other files in the folders, such as thumbnails.
-
-
-LAYOUTS = {
-    "phenix": Layout(
-        "Opera Phenix or Operetta (Harmony)",
-        r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
-    ),
-    "imagexpress": Layout(
-        "ImageXpress (MetaXpress)",
-        r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
-        r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)",
-        r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
-    ),
-    "cellvoyager": Layout(
-        "CellVoyager (Yokogawa)",
-        r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
-        r"C(?P<channel>\d{2})\.(?i:tiff?)",
-    ),
-    "cytation": Layout(
-        "Cytation (Gen5)",
-        r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
-        r"\.(?i:tiff?)",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -84,43 +51,68 @@ class Pattern:
         return None if match is None else {self.names[group]: value for group, value in match.groupdict().items()}
 
 
+def _layout(name: str, regex: str, no_image: str | None = None) -> tuple[str, Pattern]:
+    """Return the pattern of the image files of an instrument; ``no_image`` matches others, such as thumbnails."""
+    file = re.compile(regex)
+    others = None if no_image is None else re.compile(no_image)
+    return name, Pattern(name, file, (), others, {group: group for group in file.groupindex})
+
+
+LAYOUTS = dict(
+    [
+        _layout(
+            "phenix",
+            r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
+        ),
+        _layout(
+            "imagexpress",
+            r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
+            r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)",
+            r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
+        ),
+        _layout(
+            "cellvoyager",
+            r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
+            r"C(?P<channel>\d{2})\.(?i:tiff?)",
+        ),
+        _layout(
+            "cytation",
+            r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
+            r"\.(?i:tiff?)",
+        ),
+    ]
+)
+
+
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     """Return the compiled form of ``pattern=`` of `omearrow_ds.open_images`.
 
     Raises `ArgumentError` if it has no names, is not a valid expression, or its braces are ambiguous.
     """
     if isinstance(pattern, str) and pattern in LAYOUTS:
-        layout = LAYOUTS[pattern]
-        no_image = None if layout.no_image is None else re.compile(layout.no_image)
-        regex = re.compile(layout.regex)
-        return Pattern(pattern, regex, (), no_image, {name: name for name in regex.groupindex})
+        return LAYOUTS[pattern]
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
         raise ArgumentError(
             option="pattern", value=pattern, allowed="a text, a regular expression or the name of a layout"
         )
+    is_regex = isinstance(pattern, re.Pattern) or "(?P<" in text
+    steps = re.sub(r"\[[^]]*\]", "", text).split("/") if is_regex else text.split("/")
+    hidden = tuple(step.startswith(("\\.", "^\\.") if is_regex else ".") for step in steps)
+    folders: tuple[re.Pattern[str], ...] | None = None if len(steps) > 1 else ()
     try:
-        if isinstance(pattern, re.Pattern) or "(?P<" in text:
-            regex = re.compile(pattern)
-            steps = re.sub(r"\[[^]]*\]", "", text).split("/")
-            hidden = tuple(step.startswith(("\\.", "^\\.")) for step in steps)
-            found = Pattern(text, regex, None if len(steps) > 1 else (), hidden=hidden)
-        else:
-            steps = text.split("/")
-            regexes = tuple(re.compile(_regex("/".join(steps[: n + 1]))) for n in range(len(steps) - 1))
-            found = Pattern(text, re.compile(_regex(text)), regexes, hidden=tuple(step[:1] == "." for step in steps))
+        file = re.compile(pattern if is_regex else _regex(text))
+        if not is_regex:
+            folders = tuple(re.compile(_regex("/".join(steps[: n + 1]))) for n in range(len(steps) - 1))
     except re.error as error:
         raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
-    if not found.file.groupindex:
-        known = ", ".join(map(repr, LAYOUTS))
-        raise ArgumentError(
-            "names nothing",
-            option="pattern",
-            value=text,
-            remedy="name parts in braces, as in '{well}_{site}_{channel}.tif', or by groups (?P<well>...), or pass the "
-            f"name of a layout: {known}",
+    if not file.groupindex:
+        remedy = (
+            "name parts in braces, as in '{well}_{site}_{channel}.tif', or by groups (?P<well>...), or pass the name "
+            f"of a layout: {', '.join(map(repr, LAYOUTS))}"
         )
-    return replace(found, names=_known_names(text, list(found.file.groupindex)))
+        raise ArgumentError("names nothing", option="pattern", value=text, remedy=remedy)
+    return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
 
 
 def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
@@ -168,8 +160,8 @@ def _regex(pattern: str) -> str:
 def layout_of(names: Sequence[str]) -> str | None:
     """Return the name of the layout that matches all image files of a folder, or None."""
     for name, layout in LAYOUTS.items():
-        regex, no_image = re.compile(layout.regex), re.compile(layout.no_image or "(?!)")
-        if names and all(regex.fullmatch(file) or no_image.fullmatch(file) for file in names):
+        patterns = [layout.file, *([layout.no_image] if layout.no_image else [])]
+        if names and all(any(pattern.fullmatch(file) for pattern in patterns) for file in names):
             return name
     return None
 

@@ -331,7 +331,6 @@ class _Histogram:
         self._images = self._saturated = 0
 
     def add(self, pixels: Array) -> None:
-        """Count the pixel values of one channel of an image."""
         info = np.iinfo(pixels.dtype)
         flat = pixels.reshape(-1)
         counts = np.bincount(flat if info.min == 0 else flat.astype(np.int64) - info.min)
@@ -340,14 +339,13 @@ class _Histogram:
         self._images += 1
 
     def measured(self) -> dict[str, Any]:
-        """Return the statistics of the counted values."""
         values = np.flatnonzero(self._counts)
         counts, values = self._counts[values], (values + _LOWEST).astype(np.float64)
         number = int(counts.sum())
         mean = float((counts * values).sum() / number)
         ranks = np.array(list(PERCENTILES.values())) / 100 * (number - 1)
         stops = np.cumsum(counts)
-        low, high = (values[np.searchsorted(stops, at, side="right")] for at in (np.floor(ranks), np.ceil(ranks)))
+        low, high = (values[np.searchsorted(stops, rank, side="right")] for rank in (np.floor(ranks), np.ceil(ranks)))
         percentiles = low + (high - low) * (ranks - np.floor(ranks))  # Linear interpolation, as in numpy.percentile.
         return {
             "images": self._images,
@@ -375,7 +373,6 @@ class _Moments:
         self._step = 1  # Stride of the sampled pixels.
 
     def add(self, pixels: Array) -> None:
-        """Add the pixels of one channel of an image to the statistics."""
         flat = pixels.reshape(-1)
         self._images += 1
         if self.floating:
@@ -402,13 +399,12 @@ class _Moments:
             self._kept = [np.concatenate(self._kept)[::2]]
 
     def measured(self) -> dict[str, Any]:
-        """Return the statistics of the added values."""
         measured = {"images": self._images, "pixels": self._number, "left_out": self._left_out}
         if not self._number:
             return measured | {"exact": True}
         with np.errstate(over="ignore", invalid="ignore"):
-            kept = np.concatenate(self._kept).astype(np.float64)
-            percentiles = np.percentile(kept, list(PERCENTILES.values())).tolist()
+            sample = np.concatenate(self._kept).astype(np.float64)
+            percentiles = np.percentile(sample, list(PERCENTILES.values())).tolist()
         return {
             **measured,
             "min": self._min,

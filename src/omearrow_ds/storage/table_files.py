@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,10 @@ _COLUMN_BYTES = 2**17  # Per column of a block: with few rows, the overhead of c
 
 # Names that describe fields in tables of CellProfiler, with or without the suffix of a join.
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
-_NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
 NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a path has the suffix of a CSV file."""
     return path.name.lower().endswith(CSV_SUFFIXES)
 
 
@@ -113,14 +111,14 @@ class TableFile:
         return "utf-16" if self._head().startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
 
     def _header(self) -> list[str]:
-        """Return the names of the columns of a text table."""
         decoder = codecs.getincrementaldecoder(self._encoding.replace("-8", "-8-sig"))("surrogateescape")
         lines = io.StringIO(decoder.decode(self._head()), newline="")  # The head may end within a character.
         # Arrow skips empty lines too.
         names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
         if any("\0" in name for name in names):
-            what = "holds NUL characters, as UTF-16 without a byte order mark does"
-            raise FormatError(f"{self._where}: {what}; save the table as UTF-8")
+            raise FormatError(
+                f"{self._where}: contains NUL characters, as UTF-16 without a byte order mark does; save it as UTF-8"
+            )
         return names
 
     def _refuse_encoding(self) -> None:
@@ -164,7 +162,7 @@ class TableFile:
 class ColumnTypes(dict[str, str]):
     """Column types that ``column_types=`` passes for text tables, by column name.
 
-    Raises `ArgumentError` if ``given`` is not a mapping of names to `TYPES`.
+    Raises `ArgumentError` if ``types`` is not a mapping of names to `TYPES`.
 
     Attributes
     ----------
@@ -172,31 +170,24 @@ class ColumnTypes(dict[str, str]):
         Names of all columns of the text tables that were read so far.
     """
 
-    def __init__(self, given: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:
-        if not isinstance(given, Mapping | None):
-            raise ArgumentError(
-                option="column_types", value=given, allowed="a mapping", remedy="pass e.g. {'code': 'text'}"
-            )
-        for name, kind in (given or {}).items():
+    def __init__(self, types: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:
+        error = partial(ArgumentError, option="column_types")
+        if not isinstance(types, Mapping | None):
+            raise error(value=types, allowed="a mapping", remedy="pass e.g. {'code': 'text'}")
+        for name, kind in (types or {}).items():
             if not isinstance(name, str) or kind not in TYPES:
-                close = "".join(f"{each!r}, or " for each in difflib.get_close_matches(str(kind), TYPES, 1))
-                known = ", ".join(map(repr, TYPES))
-                raise ArgumentError(
-                    f"there is no type {kind!r}",
-                    option="column_types",
-                    value=name,
-                    remedy=f"pass {close}one of {known}",
-                )
-        super().__init__(given or {})
+                close = "".join(f"{match!r}, or " for match in difflib.get_close_matches(str(kind), TYPES, 1))
+                remedy = f"pass {close}one of {', '.join(map(repr, TYPES))}"
+                raise error(f"{kind!r} is not a type", value=name, remedy=remedy)
+        super().__init__(types or {})
         self.names = set(names)
 
     @classmethod
-    def of(cls, given: Mapping[str, str] | None) -> ColumnTypes:
-        """Return ``given`` itself if it is a `ColumnTypes`, which keeps the column names of all tables read so far."""
-        return given if isinstance(given, cls) else cls(given)
+    def of(cls, types: Mapping[str, str] | None) -> ColumnTypes:
+        """Return ``types`` itself if it is a `ColumnTypes`, which keeps the column names of all tables read so far."""
+        return types if isinstance(types, cls) else cls(types)
 
     def of_table(self, table: TableFile) -> dict[str, str]:
-        """Return the types for the columns of a table."""
         names = table.names if table.is_text else []
         plain_names = {name: plain for plain, name in described(names).items()}
         self.names |= {*names, *plain_names.values()}
@@ -205,18 +196,14 @@ class ColumnTypes(dict[str, str]):
 
     def refuse_unknown(self) -> None:
         """Raise `ColumnError` if ``column_types=`` names a column that is in no text table read so far."""
-        for name in self:
-            if name in self.names:
-                continue
+        for name in sorted(self.keys() - self.names):
             close = difflib.get_close_matches(name, sorted(self.names), 3)
             remedy = f"pass {' or '.join(map(repr, close))}" if close else f"choose among {sorted(self.names)[:20]}"
-            raise ColumnError(
-                f"column_types={name!r}: no CSV or TSV table read here has this column; "
-                f"{remedy if self.names else 'leave it out, other tables have types of their own'}"
-            )
+            remedy = remedy if self.names else "leave it out, other tables have types of their own"
+            raise ColumnError(f"column_types={name!r}: no opened CSV or TSV table has this column; {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ColumnTypes, (dict(self), [name for name in self if name in self.names])
+        return ColumnTypes, (dict(self), self.keys() & self.names)
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
@@ -227,10 +214,11 @@ def described(names: Sequence[str]) -> dict[str, str]:
     ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
     for name in names:
         match = _METADATA.fullmatch(name)
-        if match is not None or name in _NUMBERS:
-            plain = name if match is None else match[1]
-            if match is not None and match[2] and not name.startswith("Image_") and plain not in NAMED_BY:
-                plain = name  # A position in x and y.
-            rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
-            ranked[plain] = min(ranked.get(plain, (rank, name)), (rank, name))
+        if match is None and name != "ImageNumber":
+            continue
+        plain = name if match is None else match[1]
+        if match is not None and match[2] and not name.startswith("Image_") and plain not in NAMED_BY:
+            plain = name  # A position in x and y.
+        rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
+        ranked[plain] = min(ranked.get(plain, (rank, name)), (rank, name))
     return {plain: name for plain, (_, name) in ranked.items()}

@@ -58,7 +58,7 @@ def open_table(
     reopen = partial(open_table, source_type, path, image_column, nulls, **how)
     if null.any():
         if nulls == "error":
-            raise FormatError(_told(sources))
+            raise FormatError(_null_images_message(sources))
         rows = np.flatnonzero(~null)
         sources = [SelectedRows(source, rows, reopen) for source in sources]
     return sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
@@ -74,13 +74,16 @@ def _names(image_column: Any) -> Sequence[str | None]:
     return names
 
 
-def _told(sources: Sequence[TableSource]) -> str:
-    nulls = [(int(source.null.sum()), int(source.null.argmax()), source) for source in sources if source.null.any()]
-    number, first, source = nulls[0]
-    others = "".join(f", {more:,} in {other.image_column[0]!r}" for more, _, other in nulls[1:])
-    what = f"{number:,} of the {len(source):,} images in column {source.image_column[0]!r}{others}"
+def _null_images_message(sources: Sequence[TableSource]) -> str:
+    counts = {source.image_column[0]: int(source.null.sum()) for source in sources if source.null.any()}
+    source = next(source for source in sources if source.null.any())
+    (column, number), *others = counts.items()
+    also = "".join(f", {more:,} in {name!r}" for name, more in others)
     verb = "is" if number == 1 and not others else "are"
-    return f"{source.path}: {what} {verb} null, the first is image {first}; pass nulls='skip' to leave such rows out"
+    return (
+        f"{source.path}: {number:,} of the {len(source):,} images in column {column!r}{also} {verb} null, the first is "
+        f"image {int(source.null.argmax())}; pass nulls='skip' to leave such rows out"
+    )
 
 
 class SelectedRows(Over):

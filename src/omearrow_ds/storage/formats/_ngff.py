@@ -139,9 +139,8 @@ def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str
     return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
 
 
-def is_of_plate(found: Mapping[str, Any]) -> bool:
-    """Whether a group is a plate or a well, by its attributes."""
-    return not {"plate", "well"}.isdisjoint(found.get("ome", found))
+def is_of_plate(attributes: Mapping[str, Any]) -> bool:
+    return not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes))
 
 
 def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
@@ -189,9 +188,8 @@ def site_numbers(wells: Sequence[str], paths: Sequence[str]) -> list[int] | None
     return [number + 1 for number in numbers] if 0 in numbers else numbers
 
 
-def labels_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the names of the label images that the attributes of a ``labels`` group list."""
-    return [str(name) for name in found.get("ome", found).get("labels", [])]
+def labels_of(attributes: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in attributes.get("ome", attributes).get("labels", [])]
 
 
 def axes_of(multiscale: Mapping[str, Any]) -> str:

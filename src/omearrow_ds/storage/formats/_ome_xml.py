@@ -46,6 +46,7 @@ def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
 
 def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return tifffile's per-channel lists; a list is included only if every channel has a value for it."""
+    colors = [channel["color_rgba"] for channel in channels]
     known: dict[str, list[Any]] = {
         "Name": [channel["name"] if _is_xml(channel["name"] or "") else None for channel in channels],
         "EmissionWavelength": [channel["emission_um"] or None for channel in channels],
@@ -53,7 +54,7 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
         "IlluminationType": [
             channel["illumination"] if channel["illumination"] in _ILLUMINATIONS else None for channel in channels
         ],
-        "Color": [_signed(channel["color_rgba"]) for channel in channels],
+        "Color": [color and (color + 2**31) % 2**32 - 2**31 for color in colors],  # Signed.
     }
     lists = {name: values for name, values in known.items() if None not in values}
     for name in ("EmissionWavelength", "ExcitationWavelength"):
@@ -65,10 +66,6 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def _is_xml(text: str) -> bool:
     """Whether XML 1.0 can store the text and return it unchanged (it turns CR into LF)."""
     return not _NOT_XML.search(text)
-
-
-def _signed(color: int | None) -> int | None:
-    return None if color is None else color - 2**32 if color >= 2**31 else color
 
 
 def _preview(given: Mapping[str, Any], size_c: int) -> str:
@@ -115,7 +112,6 @@ def _parse_root(xml: str) -> ET.Element:
 
 
 def is_ome_xml(description: str) -> bool:
-    """Whether a description is OME-XML, perhaps malformed."""
     return _OME.search(description) is not None
 
 
