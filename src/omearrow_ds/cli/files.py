@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any
 
 import click
 from tqdm import tqdm
@@ -16,22 +16,12 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import (
-    PATH,
-    echo_json,
-    echo_result,
-    format_option,
-    json_option,
-    names,
-    opening_options,
-    read_by,
-)
+from omearrow_ds.cli.options import PATH, echo_json, echo_result, json_option, names, read_by, source_options
 from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.stats import check_output
 from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
@@ -41,17 +31,9 @@ _MANY = 12  # Maximum number of shapes, channels or columns in a list.
 
 
 @click.command(short_help="Describe images, columns and storage of a collection.")
-@click.argument("path", type=PATH)
-@format_option
-@opening_options
+@source_options
 @json_option
-def info(
-    path: Path,
-    format: str | None,  # noqa: A002  # as in Python
-    *,
-    as_json: bool,
-    **opening: Unpack[OpenOptions],
-) -> None:
+def info(path: Path, *, as_json: bool, **options: Any) -> None:
     """Describe a collection: images, shapes, channels, columns, size and storage.
 
     If a table has several image columns, all are listed, and the rest describes the one that is opened. Up to 64 local
@@ -64,11 +46,11 @@ def info(
       omearrow-ds info plate1.parquet --json
       omearrow-ds info plate1.pq --format parquet
     """
-    found = describe(path, format, read_pixels=True, **opening)
+    description = describe(path, options.pop("format"), read_pixels=True, **options)
     if as_json:
-        echo_json(found.as_dict())
+        echo_json(description.as_dict())
     else:
-        click.echo("\n".join(text.table(_facts(found))))
+        click.echo("\n".join(text.table(_facts(description))))
 
 
 def _facts(found: Description) -> list[tuple[str, str]]:
@@ -187,17 +169,9 @@ def _left_out(opened: BaseSource) -> dict[str, Any]:
 
 
 @click.command(short_help="Compare every image with its stored checksum.")
-@click.argument("path", type=PATH)
-@format_option
-@opening_options
+@source_options
 @json_option
-def verify(
-    path: Path,
-    format: str | None,  # noqa: A002  # as in Python
-    *,
-    as_json: bool,
-    **opening: Unpack[OpenOptions],
-) -> None:
+def verify(path: Path, *, as_json: bool, **options: Any) -> None:
     """Read every image and compare it with its stored checksum.
 
     The first image that differs or cannot be read is an error. convert and write_images store checksums of pixels,
@@ -213,15 +187,14 @@ def verify(
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with _anew(path, opening) as anew, source.open_source(path, format, **anew) as plain:
+    with _uncached(path, options) as uncached, source.open_source(path, **uncached) as plain:
         if plain.checksums is None and len(plain):
             remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
-        checked = VerifiedSource(plain)
         progress = not as_json and sys.stderr.isatty()
-        with tqdm(total=len(checked), unit="image", desc="verifying", disable=not progress) as shown:
-            for _, images in checked.blocks():
-                shown.update(len(images))
+        with tqdm(total=len(plain), unit="image", desc="verifying", disable=not progress) as bar:
+            for _, images in VerifiedSource(plain).blocks():
+                bar.update(len(images))
     elapsed_s = time.perf_counter() - started_s
     if as_json:
         echo_json({"path": str(plain.path), "images": len(plain), "seconds": elapsed_s})
@@ -231,22 +204,20 @@ def verify(
 
 
 @contextmanager
-def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
+def _uncached(path: Path, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield options that open a path with an empty part cache, so that the files on the server are verified."""
     if not isinstance(path, Url) or not is_parts(path):
-        yield opening
+        yield options
         return
-    parent = opening.get("part_cache")
+    parent = options.get("part_cache")
     if parent is not None:
         Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="omearrow-ds-", dir=parent) as folder:
-        yield {**opening, "part_cache": folder}
+        yield {**options, "part_cache": folder}
 
 
 @click.command(short_help="Measure pixel statistics by channel and group.")
-@click.argument("path", type=PATH)
-@format_option
-@opening_options
+@source_options
 @click.option(
     "--by",
     metavar="NAME,...",
@@ -257,16 +228,7 @@ def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
 @click.option("--out", type=click.Path(path_type=Path), help="File for the table: .parquet, .csv or .json.")
 @click.option("--overwrite", is_flag=True, help="Replace that file.")
 @json_option
-def stats(
-    path: Path,
-    format: str | None,  # noqa: A002  # as in Python
-    by: list[str] | None,
-    out: Path | None,
-    *,
-    overwrite: bool,
-    as_json: bool,
-    **opening: Unpack[OpenOptions],
-) -> None:
+def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **options: Any) -> None:
     """Measure pixel statistics per channel in one pass.
 
     Minimum, maximum, mean, standard deviation, percentiles, and share of saturated pixels. Percentiles are exact for 8
@@ -279,7 +241,7 @@ def stats(
     """
     if out is not None:
         check_output(out, overwrite=overwrite)
-    table = measure(path, format, by=by, progress=not as_json and sys.stderr.isatty(), **opening)
+    table = measure(path, progress=not as_json and sys.stderr.isatty(), **options)
     if out is not None:
         table.write(out, overwrite=overwrite)
     echo_result(table, as_json=as_json)

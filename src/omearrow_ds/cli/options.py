@@ -38,7 +38,6 @@ PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
-format_option = click.option("--format", "format", type=FORMAT, help="Format of PATH. By default, it is detected.")
 
 
 Command = Callable[..., Any]
@@ -235,6 +234,11 @@ def opening_options(command: Command) -> Command:
     return all_of(flags(OpenSettings), storage_options())(opening)
 
 
+source_options = all_of(
+    click.argument("path", type=PATH),
+    click.option("--format", "format", type=FORMAT, help="Format of PATH. By default, it is detected."),
+    opening_options,
+)
 OBJECTS = ("objects", "center", "box", "pad")
 
 

@@ -12,7 +12,7 @@ import click
 from omearrow_ds.advise.profile import profile_dataset
 from omearrow_ds.advise.profile.training import named
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import OBJECTS, PATH, echo_result, flags, format_option, json_option, opening_options
+from omearrow_ds.cli.options import OBJECTS, echo_result, flags, json_option, source_options
 from omearrow_ds.options import ProfileSettings, SampleSettings
 
 _SAMPLES = (
@@ -22,9 +22,7 @@ _SAMPLES = (
 
 
 @click.command(short_help="Measure the stages of an epoch, and what to try first.")
-@click.argument("path", type=PATH)
-@format_option
-@opening_options
+@source_options
 @flags(ProfileSettings, "batch_size", "num_workers", "preload")
 @flags(SampleSettings, *_SAMPLES)
 @flags(ProfileSettings, "model", "optimizer", "device", "shuffle", "seconds", "epochs", "trials", "work_dir")

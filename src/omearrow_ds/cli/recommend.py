@@ -8,25 +8,14 @@ from typing import Any
 import click
 
 from omearrow_ds.advise.recommend import recommend as measure
-from omearrow_ds.cli.options import (
-    OBJECTS,
-    PATH,
-    echo_result,
-    flags,
-    format_option,
-    json_option,
-    opening_options,
-    warn_of_layout,
-)
+from omearrow_ds.cli.options import OBJECTS, echo_result, flags, json_option, source_options, warn_of_layout
 from omearrow_ds.options import RecommendSettings, SampleSettings
 
 _START_METHODS = ("forkserver", "spawn")
 
 
 @click.command(short_help="Measure which format and settings suit your images.")
-@click.argument("path", type=PATH)
-@format_option
-@opening_options
+@source_options
 @flags(RecommendSettings, "epochs", "access", "budget_bytes", "memory_bytes", "batch_size", "seconds", "tile")
 @flags(SampleSettings, "crop_size", *OBJECTS)
 @flags(RecommendSettings, "formats", "bandwidth", "latency", "work_dir")

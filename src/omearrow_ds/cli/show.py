@@ -8,21 +8,19 @@ from typing import Any
 import click
 
 from omearrow_ds import text
-from omearrow_ds.cli.options import OBJECTS, PATH, echo_json, flags, format_option, json_option, opening_options
+from omearrow_ds.cli.options import OBJECTS, PATH, echo_json, flags, json_option, source_options
 from omearrow_ds.dataset.show import show as draw
 from omearrow_ds.options import SampleSettings
 
 
 @click.command(short_help="Draw a grid of random images.")
-@click.argument("path", type=PATH)
 @click.option("--out", type=PATH, metavar="FILE.png", required=True, help="PNG file to write.")
 @click.option("--sample", type=click.IntRange(1, 1024), default=16, show_default=True, help="Number of images.")
 @click.option("--by", metavar="COLUMN", help="Column with one row of the grid per value.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random choice."
 )
-@format_option
-@opening_options
+@source_options
 @flags(SampleSettings, "crop_size", *OBJECTS)
 @click.option("--overwrite", is_flag=True, help="Replace FILE.png.")
 @json_option
