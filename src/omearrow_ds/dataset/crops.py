@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import torch
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Allocate, Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
-from omearrow_ds.dataset.gather import in_shares, one_by_one
+from omearrow_ds.dataset.gather import in_shares
 from omearrow_ds.dataset.places import Places, Windows
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import assemble, crops, places_of
@@ -29,7 +29,6 @@ STAGES = {
     "assemble": "normalize",
     "crops": "normalize",
     "scale": "normalize",
-    "one_by_one": "normalize",
     "in_shares": "normalize",
 }
 
@@ -193,49 +192,52 @@ class CropCollection(Collection):
         # For fields in memory and samples of one size, one loop cuts, pads and scales.
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):
-            made = self._tczyx_of_all(samples)
-
-            def write(some: Array | slice, out: Array) -> None:
-                fields.prepare(windows[0][some], (windows[1][some], out.shape[-2]))
-
-                def fill_share(share: slice) -> None:
-                    of_fields, tops, lefts = (of[some][share] for of in windows[:3])
-                    crops(fields, of_fields, tops, lefts, out[share], self._divisors[0], self.places.pad)
-
-                in_shares(fill_share, out, torch.get_num_threads())
-
-            if not (fields.many and fields.by_turns(windows[0], made, write)):
-                write(slice(None), made)
+            self._fill_from_memory(fields, windows, self._tczyx_of_all(samples))
             return
         # The source reads the part of each window that is in its field, and this pads the pixels outside.
         placed = [self._place(*window) for window in zip(*(values.tolist() for values in windows), strict=True)]
         arrays = self._read(placed)
 
-        def fill(position: int) -> None:
-            window = placed[position]
-            sample, pixels = self.tczyx(samples[position]), arrays[position][self._taken[window.field][1]]
-            for axis, pick in self.cuts[window.field].picks:
-                pixels = np.take(pixels, pick, axis=axis)
-            if window.target is not None:
-                samples[position].fill(0)
-                sample = sample[window.target]
-            rows, columns = window.shown
-            if isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray):
-                pixels = pixels[..., rows - window.sides[0], :][..., columns - window.sides[1]]
-            divisor = self._divisors[window.field]
-            scale(pixels, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, sample)
+        def fill(positions: Iterable[int]) -> None:
+            for position in positions:
+                self._fill_sample(placed[position], arrays[position], samples[position])
 
+        positions = range(len(samples))
         if not isinstance(samples, np.ndarray):
-            for position in range(len(samples)):
-                fill(position)
+            fill(positions)
         elif self._even is not None:  # One loop writes the windows that are inside.
             inside = [n for n, window in enumerate(placed) if window.is_inside]
-            made = self._tczyx_of_all(samples)
-            assemble([arrays[position][self._taken[0][1]] for position in inside], inside, made, self._even[0])
-            for position in sorted(set(range(len(samples))) - set(inside)):
-                fill(position)
+            batch = self._tczyx_of_all(samples)
+            assemble([arrays[position][self._taken[0][1]] for position in inside], inside, batch, self._even[0])
+            fill(sorted({*positions} - {*inside}))
         else:
-            one_by_one(fill, samples, torch.get_num_threads())
+            in_shares(lambda share: fill(positions[share]), samples, torch.get_num_threads())
+
+    def _fill_from_memory(self, fields: Stacks, windows: Windows, batch: Array) -> None:
+        def fill(turn: Array | slice, out: Array) -> None:
+            fields.prepare(windows.fields[turn], (windows.tops[turn], out.shape[-2]))
+
+            def fill_share(share: slice) -> None:
+                numbers, tops, lefts = (values[turn][share] for values in windows[:3])
+                crops(fields, numbers, tops, lefts, out[share], self._divisors[0], self.places.pad)
+
+            in_shares(fill_share, out, torch.get_num_threads())
+
+        if not (fields.many and fields.by_turns(windows.fields, batch, fill)):
+            fill(slice(None), batch)
+
+    def _fill_sample(self, window: _PlacedWindow, region: Array, sample: Array) -> None:
+        pixels, target = region[self._taken[window.field][1]], self.tczyx(sample)
+        for axis, pick in self.cuts[window.field].picks:
+            pixels = np.take(pixels, pick, axis=axis)
+        if window.target is not None:
+            sample.fill(0)
+            target = target[window.target]
+        rows, columns = window.shown
+        if isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray):
+            pixels = pixels[..., rows - window.sides[0], :][..., columns - window.sides[1]]
+        divisor = self._divisors[window.field]
+        scale(pixels, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, target)
 
     def _place(self, field: int, top: int, left: int, height: int, width: int) -> _PlacedWindow:
         size_y, size_x = self.shapes[field, 3:].tolist()

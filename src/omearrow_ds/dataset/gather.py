@@ -34,7 +34,7 @@ class DecodedRows:
     def __init__(self, stacks: Stacks, divisors: Sequence[Divisor], dtype: np.dtype[Any]) -> None:
         self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
         self._divisor: Divisor = divisors[0]
-        self._each = None if len(divisors) == 1 else divisors
+        self._divisors = None if len(divisors) == 1 else divisors
         self._images = stacks if stacks.single_array is None else stacks.single_array
         only, alone = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
         plain = only is not None and alone and only.flags.c_contiguous and only.flags.aligned
@@ -50,44 +50,34 @@ class DecodedRows:
             if divide is not None:
                 divide(self._flat[position], sample.reshape(-1), self._divisor)
                 return sample
-        scale(self._images[position], self._divisor if self._each is None else self._each[position], sample)
+        scale(self._images[position], self._divisor if self._divisors is None else self._divisors[position], sample)
         return sample
 
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
         """Write samples to ``samples`` (n, ...), divided among ``threads`` if they are large."""
-        each, divisor, stacks = self._each, self._divisor, self.stacks
-        wanted = np.array(positions, np.int64)
-        if stacks.many and stacks.by_turns(wanted, samples, lambda some, made: self.batch(wanted[some], made, threads)):
+        divisors, divisor, stacks = self._divisors, self._divisor, self.stacks
+        indices = np.array(positions, np.int64)
+        if stacks.many and stacks.by_turns(indices, samples, lambda turn, out: self.batch(indices[turn], out, threads)):
             return
         if stacks.requests is not None:
-            stacks.prepare(wanted)
-        if each is None:
-            if samples.nbytes < _THREADED_BYTES:
-                gather(stacks, wanted, samples, divisor)
-                return
-            in_shares(lambda share: gather(stacks, wanted[share], samples[share], divisor), samples, threads)
+            stacks.prepare(indices)
+        if divisors is None and samples.nbytes < _THREADED_BYTES:
+            gather(stacks, indices, samples, divisor)
             return
 
-        def fill(place: int) -> None:
-            position = int(positions[place])
-            scale(stacks[position], each[position], samples[place])
+        def fill(share: slice) -> None:
+            if divisors is None:
+                gather(stacks, indices[share], samples[share], divisor)
+                return
+            for index, sample in zip(indices[share].tolist(), samples[share], strict=True):
+                scale(stacks[index], divisors[index], sample)
 
-        one_by_one(fill, samples, threads)
+        in_shares(fill, samples, threads)
 
 
 def loops_wanted() -> tuple[str, ...]:
     """Return the module that prepares compiled loops, if workers need them: saves 0.7 s and 90 MB per worker."""
     return ("omearrow_ds.kernels.ready",) if tally().worth else ()
-
-
-def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:
-    """Call ``fill`` with the position of each sample; if samples are large, divide them among ``threads``."""
-
-    def fill_share(share: slice) -> None:
-        for place in range(len(samples))[share]:
-            fill(place)
-
-    in_shares(fill_share, samples, threads)
 
 
 def in_shares(fill: Callable[[slice], None], samples: Array, threads: int) -> None:

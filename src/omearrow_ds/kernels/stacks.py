@@ -6,7 +6,7 @@ import bisect
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -93,40 +93,28 @@ class Prefixes:
     """
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
-        self._addresses, self._distances, self._expected, self._refuse = addresses, distances, expected, refuse
+        self._addresses, self._distances, self._refuse = addresses, distances, refuse
+        self._expected = [row.tobytes() for row in expected]
         self.flags, self.num_unchecked = bytearray(len(addresses)), len(addresses)
         self.is_checked = np.frombuffer(self.flags, bool)
-        self._expected_bytes = [row.tobytes() for row in expected]
 
     def request(self, indices: Array) -> None:
         """Request the pages that `check` will read for images that it has not checked."""
         starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
-        request_ranges(starts.ravel(), np.full(starts.size, self._expected.shape[1]))
+        request_ranges(starts.ravel(), np.full(starts.size, len(self._expected[0])))
 
-    def check_one(self, index: int) -> None:
-        """Compare the bytes before the chunks of one image."""
-        starts = (int(self._addresses[index]) + self._distances).tolist()
-        stored = [
-            ctypes.string_at(start, len(prefix)) for start, prefix in zip(starts, self._expected_bytes, strict=True)
-        ]
-        if stored != self._expected_bytes:
-            self._refuse(index)
-        self.flags[index] = 1
-        self.num_unchecked = self.num_unchecked - 1 if self.num_unchecked > 1 else self.flags.count(0)
-
-    def check(self, indices: Array) -> None:
+    def check(self, indices: Iterable[int]) -> None:
         """Compare the bytes before the chunks of images that were not checked before."""
-        unchecked = np.unique(indices[~self.is_checked[indices]])
-        if not len(unchecked):
-            return
-        starts = self._addresses[unchecked][:, None] + self._distances
-        first, shape = int(starts.min()), (int(starts.max() - starts.min()) + 1, self._expected.shape[1])
-        interface = {"data": (first, True), "shape": shape, "strides": (1, 1), "typestr": "|u1", "version": 3}
-        differs = (np.asarray(_Overlaid(interface, self))[starts - first] != self._expected).any(axis=(1, 2))
-        if differs.any():
-            self._refuse(int(unchecked[differs.argmax()]))
-        self.is_checked[unchecked] = True
-        self.num_unchecked = self.flags.count(0)
+        expected = self._expected
+        for index in indices:
+            if self.flags[index]:
+                continue
+            starts = (int(self._addresses[index]) + self._distances).tolist()
+            stored = [ctypes.string_at(start, len(prefix)) for start, prefix in zip(starts, expected, strict=True)]
+            if stored != expected:
+                self._refuse(index)
+            self.flags[index] = 1
+            self.num_unchecked = self.num_unchecked - 1 if self.num_unchecked > 1 else self.flags.count(0)
 
 
 class Stacks:
@@ -209,9 +197,9 @@ class Stacks:
         if prefixes is not None and prefixes.num_unchecked:
             if isinstance(indices, int):
                 if not prefixes.flags[indices]:
-                    prefixes.check_one(indices)
+                    prefixes.check((indices,))
             elif b"\0" in prefixes.is_checked[indices].tobytes():
-                prefixes.check(indices)
+                prefixes.check(indices.tolist())
 
     def _is_cold(self) -> bool:
         image = self[len(self) // 2]  # Opening may have read the beginning and the end of the file.

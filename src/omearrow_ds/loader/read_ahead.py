@@ -14,17 +14,8 @@ from omearrow_ds.errors import OMEArrowDSError
 class ReadAhead:
     """Requests for the pages of later batches of one dataset, in the process that creates the batches.
 
-    Parameters
-    ----------
-    dataset
-        Dataset of the loader, also below ``Subset``.
-    distance
-        Number of batches from the next batch to the one whose pages are requested.
-
-    Attributes
-    ----------
-    requests
-        Rule that decides whether pages are requested.
+    ``distance`` is the number of batches from the next batch to the one whose pages are requested if `requests` says
+    that reads wait.
     """
 
     def __init__(self, dataset: Any, distance: int) -> None:
@@ -49,7 +40,7 @@ def unwrap(dataset: Any) -> tuple[Any, Sequence[int] | None]:
 def request_in_worker(indices: Sequence[int] | None) -> None:
     """Request the pages of a later batch of this worker, if reads wait."""
     worker = get_worker_info()
-    if worker is not None and indices is not None:
+    if worker is not None:
         ahead = ReadAhead(worker.dataset, 0)
         if ahead.requests.num_remaining:
             ahead.request(indices)

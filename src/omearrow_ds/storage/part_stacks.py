@@ -143,7 +143,7 @@ class PartStacks(Stacks):
         for number in np.unique(numbers[~self._is_checked[indices]]).tolist():
             stacks = self._parts[number].stacks
             if stacks is not None and stacks.prefixes is not None:
-                stacks.prefixes.check(indices[numbers == number] - self._starts[number])
+                stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
         self._is_checked[indices] = True
 
     def _looked_at(self, numbers: Array) -> dict[int, _Part]:
