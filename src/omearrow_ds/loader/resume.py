@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from typing import Any, Self
 
@@ -150,14 +150,15 @@ class Place:
         return {"progress": progress, "rest": None, "saved": self.saved, "chosen": self.chosen}
 
 
+@dataclass(eq=False)
 class Order:
     """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader.
 
-    Parameters
+    Attributes
     ----------
     sampler
         Source of the batches of indices.
-    place
+    position
         Holds the epoch that the next iteration belongs to.
     generators
         Generators that the order may be drawn from, in addition to torch's global one.
@@ -172,44 +173,34 @@ class Order:
         draws the order when the epoch begins, as with workers, not when the first batch is requested.
     """
 
-    def __init__(
-        self,
-        sampler: Any,
-        place: Place,
-        generators: Sequence[torch.Generator],
-        *,
-        drawing: Seeds | None,
-        workers: bool,
-        seeds: Callable[[], torch.Tensor] | None = None,
-        ahead: ReadAhead | None = None,
-    ) -> None:
-        self._sampler = sampler
-        self._place = place
-        self._generators = generators
-        self._drawing = drawing
-        self._workers = workers
-        self._seeds = seeds
-        self._ahead = ahead
+    sampler: Any
+    position: Place
+    generators: Sequence[torch.Generator]
+    _: KW_ONLY
+    drawing: Seeds | None
+    workers: bool
+    seeds: Callable[[], torch.Tensor] | None = None
+    ahead: ReadAhead | None = None
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._indices(self._place.progress)
+        return self._indices(self.position.progress)
 
     def _indices(self, progress: Progress) -> Iterator[Any]:
         rest = self.draw(progress) if progress.rest is None else progress.rest
-        if not self._workers:
+        if not self.workers:
             yield None
         seed = progress.seed
-        borrowed = progress.lent = None if seed is None or self._workers else Lent()
-        key, ahead = 0, self._ahead
+        borrowed = progress.lent = None if seed is None or self.workers else Lent()
+        key, ahead = 0, self.ahead
         for number, indices in rest:
             progress.waiting[key] = number, indices
-            key += self._workers
+            key += self.workers
             if borrowed is not None and seed is not None:
                 borrowed.lend(of_batch(seed, number))
-            if ahead is not None and self._workers:
+            if ahead is not None and self.workers:
                 indices = OnArrival(indices, request_in_worker, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
             elif ahead is not None and ahead.requests.num_remaining:
                 ahead.request(rest.peek(ahead.distance))
@@ -217,30 +208,30 @@ class Order:
 
     def draw(self, progress: Progress) -> Rest:
         """Draw the order of an epoch, and return its remaining batches."""
-        if self._place.rest is not None:
-            self._place.rest.draw()
-        generators = [torch.default_generator, *self._generators]
+        if self.position.rest is not None:
+            self.position.rest.draw()
+        generators = [torch.default_generator, *self.generators]
         before = torch.default_generator.get_state()
         if progress.resumed:
             for generator, state in zip(generators, progress.states, strict=True):
                 generator.set_state(state)
         else:
             progress.states = [generator.get_state() for generator in generators]
-        length = count_batches(self._sampler)
+        length = count_batches(self.sampler)
         progress.total = None if length is None else progress.first + length
-        progress.rest = rest = Rest(_left(self._sampler, progress))
+        progress.rest = rest = Rest(_left(self.sampler, progress))
         # An epoch that ends early leaves generators as at its end, since prefetching may have drawn all of it.
-        self._place.rest = rest if self._generators and length is not None else None
+        self.position.rest = rest if self.generators and length is not None else None
         rest.put_back([first for first in [next(rest, None)] if first is not None])
         if progress.resumed:
             torch.default_generator.set_state(before)
-        states = progress.states if self._seeds is None else [self._seeds()] * 2
-        progress.seed = None if self._drawing is None else self._drawing.of_epoch(states)
+        states = progress.states if self.seeds is None else [self.seeds()] * 2
+        progress.seed = None if self.drawing is None else self.drawing.of_epoch(states)
         return rest
 
     def pass_over(self, progress: Progress) -> None:
         """Advance the generators to the end of an epoch whose batches are skipped."""
-        if self._generators and progress.begun:
+        if self.generators and progress.begun:
             (self.draw(progress) if progress.rest is None else progress.rest).draw()
 
 
