@@ -96,7 +96,6 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
 
 
 def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
-    """Yield the datasets below ``ConcatDataset`` and ``Subset``."""
     if type(dataset) in CONCATS:
         yield from chain.from_iterable(map(_parts, dataset.datasets))  # type: ignore[attr-defined]
     elif type(dataset) is Subset:

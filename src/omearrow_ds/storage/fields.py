@@ -121,7 +121,6 @@ class FieldSource(Over):
 
     @cached_property
     def _are_planes(self) -> bool:
-        """Whether each file holds one plane."""
         return bool((self._plane[:, :3] == 1).all())
 
     def _expect_files(self, indices: Iterable[int]) -> None:
@@ -323,7 +322,6 @@ def joined_files(
 
 
 def _names_and_pages(fields: Fields, path: Path) -> tuple[list[str], list[ListedPage | None]]:
-    """Return the name for errors and the listed page of each file."""
     channels, names = fields.channels or [""], [""] * len(fields.files)
     pages: list[ListedPage | None] = [None] * len(names)
     for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
@@ -372,7 +370,6 @@ def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remed
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
-    """Yield the names of the files below a folder that a pattern may match."""
     folders = [("", 0)]
     while folders:
         inside, depth = folders.pop()
@@ -397,7 +394,6 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
 
 
 def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
-    """Yield the names of the TIFF files below a URL that a pattern may match."""
     for name in filter(_is_tiff, objects.inside(str(path))):
         steps = name.split("/")
         if any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)):

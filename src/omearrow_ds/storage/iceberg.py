@@ -41,12 +41,10 @@ def metadata_of(path: Path) -> Path | None:
 
 
 def is_metadata_file(path: Path) -> bool:
-    """Whether the file name of a path is that of an Iceberg metadata file."""
     return path.name.endswith(_METADATA)
 
 
 def is_metadata(folder: Path) -> bool:
-    """Whether a folder contains Iceberg metadata files."""
     return folder.is_dir() and bool(_metadata_files(folder))
 
 

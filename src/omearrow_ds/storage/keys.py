@@ -160,7 +160,6 @@ class JoinKeys:
         self.images, self.rows = keys[:num_images], keys[num_images:]
 
     def describe(self, index: int, *, row: bool) -> str:
-        """Return the join key of an image or of a table row, as text."""
         return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
 
     def examples(self, indices: Array, *, row: bool) -> str:

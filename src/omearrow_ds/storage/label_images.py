@@ -69,6 +69,5 @@ def refuse_label_dtypes(source: BaseSource) -> None:
 
 
 def _find_wide(source: BaseSource) -> int | None:
-    """Return the index of the first image of a wide dtype."""
     dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
     return next((index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES), None)

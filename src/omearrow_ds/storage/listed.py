@@ -38,7 +38,6 @@ _OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
 
 
 def lists_files(path: Path) -> bool:
-    """Whether a CSV or Parquet file has columns that name image files."""
     return any(map(is_listing, TableFile(path).names))
 
 
@@ -211,7 +210,6 @@ class _FilePathResolver:
         return file if url is None else str(url)
 
     def _is_below(self, location: str) -> bool:
-        """Whether a URL is the root, or below it."""
         return url_of(location) is not None and f"{location}/".startswith(f"{str(self._root).rstrip('/')}/")
 
 

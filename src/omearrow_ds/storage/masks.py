@@ -226,7 +226,6 @@ def _values(source: BaseSource, name: str, masks: str) -> list[Any]:
 
 
 def _matching(template: Sequence[tuple[Any, ...]], values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the names in a sorted list that match a parsed template."""
     parts: list[str | None] = []
     for literal, field, spec, _ in template:
         parts.append(literal)

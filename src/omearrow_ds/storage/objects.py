@@ -222,7 +222,6 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
 
 
 def _numbers(joined: InputTable, name: str) -> Array:
-    """Return a column as float64, NaN where it is null."""
     if name not in joined.table.column_names:
         names = joined.table.column_names[:40]
         raise ColumnError(f"{joined.name}: has no column {name!r}; choose among {names}", column=name)

@@ -43,7 +43,6 @@ def is_several(path: object) -> bool:
 
 
 def is_path(path: object) -> TypeGuard[Paths]:
-    """Whether ``path`` is a path, a glob or a sequence of paths."""
     return isinstance(path, str | os.PathLike) or is_several(path)
 
 

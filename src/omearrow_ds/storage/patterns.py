@@ -42,7 +42,6 @@ class Pattern:
     hidden: tuple[bool, ...] = ()  # Whether the pattern of each folder, and of the file, begins with a dot.
 
     def names_hidden(self, depth: int) -> bool:
-        """Return whether the pattern matches hidden names at a folder depth."""
         return depth < len(self.hidden) and self.hidden[depth]
 
     def parse(self, name: str) -> dict[str, str | None] | None:
@@ -158,7 +157,6 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    """Return the name of the layout that matches all image files of a folder, or None."""
     for name, layout in LAYOUTS.items():
         patterns = [layout.file, *([layout.no_image] if layout.no_image else [])]
         if names and all(any(pattern.fullmatch(file) for pattern in patterns) for file in names):

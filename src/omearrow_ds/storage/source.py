@@ -322,7 +322,6 @@ def _locate(path: StrPath) -> Path:
 
 
 def _refuse_options(options: Mapping[str, Any], reason: str) -> None:
-    """Raise `ArgumentError` for the first option, if any."""
     for name, value in options.items():
         raise ArgumentError(reason, option=name, value=value, remedy="leave it out")
 
@@ -642,14 +641,12 @@ def opened(
 
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
-    """Write the images of a material as a collection in parts, or write one share of the parts."""
     unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
     if jobs.task is None:
         unfinished.publish()
 
 
 def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
-    """Return the unpublished collection in parts at a path or a URL."""
     return Unfinished(place_of(url_of(path) or Path(path).absolute(), storage), _open_part)
 
 

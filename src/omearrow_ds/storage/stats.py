@@ -130,7 +130,6 @@ class Stats:
 
 
 def _names(by: Any) -> tuple[str, ...]:
-    """Return the columns to group by, which must differ from the columns of the measures."""
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
     if len({*map(str, names), *_OWN_COLUMNS}) < len(names) + len(_OWN_COLUMNS):
         raise ArgumentError(

@@ -219,8 +219,6 @@ class JoinedColumns(Over):
 
 
 class _Channels:
-    """Views of images with only the channels from ``starts`` to ``stops`` of each."""
-
     def __init__(self, images: SupportsImages, starts: Array, stops: Array) -> None:
         self._images, self._starts, self._stops = images, starts, stops
 

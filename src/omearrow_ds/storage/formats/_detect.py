@@ -174,7 +174,6 @@ def refuse_folder_of_others(path: Path) -> None:
 
 
 def _entries_of(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, in order."""
     return sorted(entry for entry in folder.iterdir() if not is_hidden(entry.name))
 
 

@@ -163,7 +163,6 @@ def _uses_all_pages(tif: tifffile.TiffFile, image: TiffImage) -> bool:
 
 
 def _used_offsets(series: tifffile.TiffPageSeries) -> set[int]:
-    """Return the positions in the file of the headers of pages that are planes."""
     return {page.offset for page in series if page is not None and page.offset}
 
 
@@ -177,7 +176,6 @@ def _has_planes_after_first(tif: tifffile.TiffFile, num_planes: int) -> bool:
 
 
 def _describe(tif: tifffile.TiffFile, image: TiffImage) -> str:
-    """Return a text about the planes that the description of a file lists."""
     page = tif.pages.first
     if page.shaped_description is not None:
         metadata = shaped_description_metadata(page.shaped_description)
