@@ -209,7 +209,8 @@ class CropCollection(Collection):
             inside = [n for n, window in enumerate(placed) if window.is_inside]
             batch = self._tczyx_of_all(samples)
             assemble([arrays[position][self._taken[0][1]] for position in inside], inside, batch, self._even[0])
-            fill(sorted({*positions} - {*inside}))
+            for position in sorted({*positions} - {*inside}):
+                self._fill_sample(placed[position], arrays[position], samples[position])
         else:
             in_shares(lambda share: fill(positions[share]), samples, torch.get_num_threads())
 
