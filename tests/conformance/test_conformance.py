@@ -56,7 +56,8 @@ CONVERSIONS = [
 def test_a_source_promises_what_users_need_and_no_more():
     promised = {name for name in vars(ImageSource) if not name.startswith("_")} | set(ImageSource.__annotations__)
     described = {"format", "path", "image_ids", "shapes", "dtypes", "columns", "rows"}
-    assert promised == described | {"metadata", "read", "take", "close"}
+    by_name = {"column_names", "column", "column_table"}
+    assert promised == described | by_name | {"metadata", "read", "take", "close"}
 
 
 class TestEveryFormat(FormatConformance):
