@@ -74,7 +74,7 @@ def looked_at(monkeypatch):
     """Disable checks of files and disk reads, which run once per millisecond, not per call."""
     for module in (byte_source, tiff):
         monkeypatch.setattr(module, "STATUS_NS", 10**15)
-    monkeypatch.setattr(stacks, "QUERY_NS", 10**15)
+    monkeypatch.setattr(stacks, "_QUERY_NS", 10**15)
 
 
 @pytest.fixture

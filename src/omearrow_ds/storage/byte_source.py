@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic_ns
@@ -47,11 +47,24 @@ class ByteSource(Protocol):
     def data(self) -> Array | None:
         """(size_bytes,) uint8, the memory map; None if the file is not mapped."""
 
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Lock for libraries that seek and read an object; threads may read a local file at once."""
+
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Return the bytes of ranges: slices of the memory map, or answers to coalesced requests."""
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``."""
+
+    def read_at_random(self) -> AbstractContextManager[None]:
+        """Return a context in which a memory map reads single pages, not a read-ahead window per page fault."""
+
+    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
+        """Fetch ranges of an object that are read next, at once; do nothing for a local file."""
+
+    def clear_cache(self) -> None:
+        """Drop all cached ranges of an object."""
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Raise `FormatError` if the file was truncated, overwritten or replaced.
@@ -63,7 +76,19 @@ class ByteSource(Protocol):
         """
 
 
-class MappedFile:
+class _LocalBytes:
+    """Parts of the interface that only objects need."""
+
+    lock: AbstractContextManager[Any] = nullcontext()
+
+    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
+        """Do nothing: the file is local."""
+
+    def clear_cache(self) -> None:
+        """Do nothing: the file is local."""
+
+
+class MappedFile(_LocalBytes):
     """Memory-mapped local file. If it is truncated, touching the missing bytes ends the process (SIGBUS).
 
     Overwritten bytes appear in the map. A file that replaces it at its path does not.
@@ -124,7 +149,7 @@ class MappedFile:
             raise FormatError(f"{self.name}: was changed since it was opened; open it again")
 
 
-class LocalFile:
+class LocalFile(_LocalBytes):
     """Local file that is opened for each read, such as a chunk file of OME-Zarr.
 
     Parameters
@@ -164,6 +189,10 @@ class LocalFile:
         with self.open() as descriptor:
             start = max(0, os.fstat(descriptor).st_size - num_bytes)
             return memoryview(os.pread(descriptor, num_bytes, start))
+
+    def read_at_random(self) -> AbstractContextManager[None]:
+        """Do nothing: the file is not mapped."""
+        return nullcontext()
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Do nothing: each read opens the file again."""
@@ -224,6 +253,10 @@ class ObjectFile(io.RawIOBase):
     def lock(self) -> AbstractContextManager[Any]:
         """Lock for operations that threads cannot run at once, because a library seeks and reads."""
         return self._cache.lock
+
+    def read_at_random(self) -> AbstractContextManager[None]:
+        """Do nothing: the object is not mapped."""
+        return nullcontext()
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Do nothing: each request compares size and ETag of the object."""

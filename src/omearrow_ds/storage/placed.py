@@ -17,6 +17,7 @@ from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.image_extents import PieceLayout
 
 _MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
 
@@ -123,42 +124,28 @@ class Placed(BaseSource):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         """Return images; one request fetches images that are near each other in the file."""
-        places = [self._place(index) for index in indices]
-        found = self._fetch([span for span, _, _ in places])
-        return [
-            self._image(index, data, pieces, gap)
-            for index, data, (_, pieces, gap) in zip(indices, found, places, strict=True)
-        ]
+        located = list(map(self._locate, indices))
+        stored = self._fetch([(start, start + layout.num_bytes) for start, layout in located])
+        images = (layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True))
+        return [image.astype(image.dtype.newbyteorder("="), copy=False) for image in images]
 
-    def _place(self, index: int) -> tuple[ByteRange, int, int]:
-        """Return the byte range of an image, its number of pieces, and the gap between two of them."""
-        row, size_bytes = index, int(self.shapes[index].prod()) * self.dtypes[index].itemsize
+    def _locate(self, index: int) -> tuple[int, PieceLayout]:
+        """Return the offset of the first pixel of an image, and its layout."""
+        row, shape, dtype = index, tuple(self.shapes[index].tolist()), self.dtypes[index].newbyteorder("<")
         for run in self._runs:
             if row < run.images * run.times:
-                time, position = divmod(row, run.images)
-                start = run.start + time * run.apart + position * run.step
-                stop = start + size_bytes + (run.pieces - 1) * run.gap
-                if (
-                    run.pieces < 1
-                    or size_bytes % run.pieces
-                    or run.gap < 0
-                    or not 0 <= start <= stop <= self._size_bytes
-                ):
-                    break
-                return (start, stop), run.pieces, run.gap
+                repeat, position = divmod(row, run.images)
+                start = run.start + repeat * run.apart + position * run.step
+                if run.pieces >= 1 and math.prod(shape) % run.pieces == 0 and run.gap >= 0:
+                    layout = PieceLayout(shape, dtype, run.pieces, gap_bytes=run.gap)
+                    if 0 <= start <= start + layout.num_bytes <= self._size_bytes:
+                        return start, layout
+                break
             row -= run.images * run.times
         raise FormatError(
             f"{self.path}: image {index} is outside the part according to the byte ranges in the manifest; restore it",
             image=index,
         )
-
-    def _image(self, index: int, data: memoryview, pieces: int, gap: int) -> Array:
-        dtype = self.dtypes[index]
-        pixels = int(self.shapes[index].prod()) // pieces
-        strides = (pixels * dtype.itemsize + gap, dtype.itemsize)
-        flat: Array = np.ndarray((pieces, pixels), dtype.newbyteorder("<"), data, 0, strides)
-        image: Array = flat.astype(dtype, copy=False).reshape(self.shapes[index])
-        return image
 
     @cached_property
     def _whole(self) -> BaseSource:

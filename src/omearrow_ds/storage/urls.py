@@ -103,15 +103,16 @@ def _open_stored(
 ) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
-        known = ", ".join(each.name for each in FORMATS if each.by_ranges or each.fetched_whole)
-        parts = ", ".join(each.name for each in FORMATS if not each.in_folder)
+        known = ", ".join(other.name for other in FORMATS if other.by_ranges or other.fetched_whole)
+        parts = ", ".join(other.name for other in FORMATS if not other.in_folder)
         raise FormatError(
-            f"{url}: {fmt.label} is read from files of this machine alone; copy it, or convert it to parts "
-            f"(NAME.parts) of {parts}, which are fetched part by part; at URLs are read {known}"
+            f"{url}: {fmt.label} is only read from local files, and at URLs {known}; copy it, or convert it to parts "
+            f"(NAME.parts) of {parts}, which are fetched part by part"
         )
     if not fmt.fetched_whole:
         _refuse_cache(url, reach)
-    source_type = fmt.module().RemoteSource
+    module = fmt.module()
+    source_type = getattr(module, "RemoteSource", module.Source)
     takes = ("nulls", *getattr(source_type, "takes", ()))
     for name, value in options.items():
         if value not in (None, 0) and name not in takes:

@@ -105,7 +105,7 @@ class BaseSource(ColumnReader, ABC):
     variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
     opened_by: Callable[[], BaseSource] | None = None
-    fetches: ClassVar[bool] = False
+    fetches: bool = False
     _how: dict[str, Any]
 
     @cached_property

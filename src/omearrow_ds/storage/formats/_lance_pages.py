@@ -13,9 +13,11 @@ Lance reads all other pages (with nulls, small values, another version).
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,10 +25,11 @@ import numpy as np
 
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._leaf import Kind
+from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout, stack_images
 
 if TYPE_CHECKING:
     from lance.file import LancePageMetadata
@@ -37,6 +40,7 @@ _OFFSET_BYTES = (1, 2, 4, 8)
 _HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a large binary value
 _ZSTD = ("FullZipLayout{bits_rep:1,bits_def:0,", "scheme:CompressionAlgorithmZstd", "Variable(", "BitsPerOffset(64,")
 _ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of the following bytes, and their decompressed size
+_MAX_STACKS = 512
 _ZSTD_LENGTH_BYTES = 9  # header bytes before those that its length counts
 STAGES = {"PixelPages.image": "decode"}
 
@@ -116,19 +120,8 @@ def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Arra
     return None
 
 
-_MOST_STACKS = 512
-
-
-class _Layout(NamedTuple):
-    """Storage layout of uncompressed images of one shape and dtype."""
-
-    step: int  # Bytes from one chunk to the next.
-    headers: Array  # (K, W) uint8 before each of its K chunks: 1 where a row starts, else 0, and the chunk's length.
-    strides: tuple[int, ...]  # In bytes, along T, C, Z, Y and X.
-
-
 class PixelPages:
-    """The images of one mapped data file, with one chunk per (t, c), in order.
+    """Images of one mapped data file, with one chunk per (t, c), in order.
 
     Parameters
     ----------
@@ -137,36 +130,48 @@ class PixelPages:
     places
         From `find_places`.
     kinds, start
-        Shape and native dtype of each image of the dataset, and index of the file's first image.
+        Shape and native dtype of each image of the dataset, and index of the first image of the file.
     """
 
     def __init__(self, path: Path, extents: Places, kinds: Sequence[Kind], start: int) -> None:
         self.mapping = MappedFile(path)
-        self._mapped: Array = np.frombuffer(self.mapping.file, np.uint8)
-        self._kinds, self._start = kinds, start
-        self._starts, self._header_bytes, self._stops = extents
-        self._path = path
-        self._layouts: dict[Kind, _Layout] = {}
+        self._path, self._kinds, self._start = path, kinds, start
+        self._starts, header_bytes, self._stops = extents
+        layouts = [_layout(kind, header_bytes) for kind in kinds[start : start + len(self._starts)]]
+        self._extents = ImageExtents(self._starts + header_bytes, layouts) if self._stops is None else None
 
     def image(self, row: int) -> Array | None:
         """Return one image as a view of the mapped file, or None if the bytes before a chunk are unexpected.
 
         Raises `DecodeError` for a damaged compressed image; uncompressed pixels have no checksum.
         """
-        if self._stops is not None:
-            return self._decompressed(row, int(self._starts[row]), int(self._stops[row]))
-        images = self._cut(row, 1, 0)
+        if self._extents is None:
+            self.mapping.refuse_changed()
+            return self._decompressed(row)
+        images = self.images([row])
         return None if images is None else images[0]
+
+    def images(self, rows: Sequence[int]) -> list[Array] | None:
+        """Return images as views of the file; None if they are compressed, or bytes before a chunk are unexpected."""
+        if self._extents is None:
+            return None
+        self.mapping.refuse_changed()
+        try:
+            return self._extents.images(rows, self.mapping.read_ranges(self._extents.ranges(rows)))
+        except OtherLayoutError:
+            return None
 
     def stack(self, first: int, count: int) -> Array | None:
         """Return consecutive images as one view (n, T, C, Z, Y, X), or None if they are not evenly spaced and alike."""
-        if self._stops is not None:
+        self.mapping.refuse_changed()
+        arrays = None if self._extents is None else self._extents.stacks(self.mapping.data, first, first + count)
+        if self._extents is None or arrays is None or len(arrays) > 1:
             return None
-        steps = np.diff(self._starts[first : first + count])
-        kinds = set(self._kinds[self._start + first : self._start + first + count])
-        if len(kinds) != 1 or (steps != steps[:1]).any():
+        try:
+            self._extents.check(self.mapping.data, first, first + count)
+        except OtherLayoutError:
             return None
-        return self._cut(first, count, int(steps[0]) if len(steps) else 0)
+        return arrays[0]
 
     def stacked(self, refuse: Callable[[int], object]) -> Stacks | None:
         """Return all images of one shape and dtype as views of the file; None if they are compressed or scattered.
@@ -174,27 +179,17 @@ class PixelPages:
         The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
         """
         count = len(self._starts)
-        steps = np.diff(self._starts)
-        ends = [*(np.flatnonzero(np.diff(steps)) + 2).tolist(), count]
-        if self._stops is not None or len(ends) > _MOST_STACKS:
+        if self._extents is None or not count:
             return None
         self.mapping.refuse_changed()
-        arrays: list[Any] = []
-        first = 0
-        for stop in ends:
-            if stop > first:
-                row_bytes = int(steps[first]) if stop > first + 1 else 0
-                arrays.append(self._cut(first, stop - first, row_bytes, are_checked=False))
-                first = stop
-        if not arrays:
+        arrays = self._extents.stacks(self.mapping.data, 0, count)
+        if arrays is None or len(arrays) > _MAX_STACKS:
             return None
-        layout = self._layouts[self._kinds[self._start]]
-        distances = np.arange(len(layout.headers)) * layout.step - self._header_bytes
-        prefixes = Prefixes(Stacks(arrays).addresses, distances, layout.headers, refuse)
-        return Stacks(arrays, self.mapping.refuse_changed, prefixes, is_mapped=True)
+        return stack_images(arrays, self._extents.layouts[0], self.mapping.refuse_changed, refuse)
 
-    def _decompressed(self, row: int, start: int, stop: int) -> Array:
-        self.mapping.refuse_changed()
+    def _decompressed(self, row: int) -> Array:
+        assert self._stops is not None
+        start, stop = int(self._starts[row]), int(self._stops[row])
         image_name = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
         image = new_image(shape, dtype, image_name)
@@ -207,7 +202,7 @@ class PixelPages:
             if control != (number == 0) or size != chunk.size or end > stop:
                 raise _damaged(image_name)
             try:
-                decompress_into("zstd", self._mapped[start + _ZSTD_HEADER.size : end], chunk)
+                decompress_into("zstd", self.mapping.data[start + _ZSTD_HEADER.size : end], chunk)
             except ValueError as error:
                 raise _damaged(image_name) from error
             start = end
@@ -215,31 +210,14 @@ class PixelPages:
             raise _damaged(image_name)
         return image
 
-    def _cut(self, first: int, count: int, row_bytes: int, *, are_checked: bool = True) -> Array | None:
-        """Return images that begin ``row_bytes`` apart; None if the bytes before a chunk are not as expected."""
-        self.mapping.refuse_changed()
-        kind = self._kinds[self._start + first]
-        step, expected, strides = self._layouts.get(kind) or self._layout(kind)
-        start = int(self._starts[first])
-        if are_checked:
-            before, steps = (count, *expected.shape), (row_bytes, step, 1)
-            if (np.ndarray(before, np.uint8, self._mapped, start, steps) != expected).any():
-                return None
-        shape, dtype = kind
-        first_pixel = start + self._header_bytes
-        return np.ndarray((count, *shape), dtype, self._mapped, first_pixel, (row_bytes, *strides))
 
-    def _layout(self, kind: Kind) -> _Layout:
-        shape, dtype = kind
-        row_bytes = shape[4] * dtype.itemsize
-        chunk_bytes = shape[2] * shape[3] * row_bytes
-        headers = np.zeros((shape[0] * shape[1], self._header_bytes), np.uint8)
-        headers[0, 0] = 1
-        headers[:, 1:] = np.frombuffer(chunk_bytes.to_bytes(self._header_bytes - 1, "little"), np.uint8)
-        step = self._header_bytes + chunk_bytes
-        strides = (shape[1] * step, step, shape[3] * row_bytes, row_bytes, dtype.itemsize)
-        self._layouts[kind] = _Layout(step, headers, strides)
-        return self._layouts[kind]
+@lru_cache(64)
+def _layout(kind: Kind, header_bytes: int) -> PieceLayout:
+    """Return the layout of uncompressed images: 1 where a row starts, else 0, and the length precede each chunk."""
+    shape, dtype = kind
+    num_chunks = shape[0] * shape[1]
+    length = (math.prod(shape[2:]) * dtype.itemsize).to_bytes(header_bytes - 1, "little")
+    return PieceLayout(shape, dtype, num_chunks, tuple(bytes([number == 0]) + length for number in range(num_chunks)))
 
 
 def _damaged(subject: str) -> DecodeError:

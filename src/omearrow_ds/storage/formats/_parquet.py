@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import io
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,76 +15,27 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
-from omearrow_ds.kernels.stacks import Prefixes, Stacks
-from omearrow_ds.storage.byte_source import MappedFile
+from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import (
-    LENGTH_BYTES,
-    ColumnChunk,
-    DictionaryPages,
-    PackedPages,
-    PixelPages,
-)
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PageReader, Pages, find_pages, plain_layout
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
+from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])
-PagesOf = Callable[[Array, int], PixelPages | DictionaryPages]
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
 _MOST_GROUPS = 512  # limit of row groups whose pages are checked before the first sample: 0.25 ms each
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
+_FOOTER_BYTES = 2**16  # size that covers most footers
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
 STAGES = {"ParquetSource._read_group": "read+decode"}
-
-
-class MappedPages:
-    """A memory-mapped Parquet file, and the readable pages of its pixel leaf in the row groups read so far."""
-
-    def __init__(self, path: Path) -> None:
-        self.mapping = MappedFile(path)
-        self._data: Array = np.frombuffer(self.mapping.file, np.uint8)
-        self.groups: dict[int, PixelPages | DictionaryPages | None] = {}
-
-    def key_of(self, stored: pq.ColumnChunkMetaData, most_bytes: int) -> bytes | object:
-        """Return a key that short column chunks with equal values share; a unique object for longer ones."""
-        start, length = stored.data_page_offset, stored.total_compressed_size
-        if stored.has_dictionary_page:
-            start = min(start, stored.dictionary_page_offset)
-        if length > most_bytes or stored.file_path:
-            return object()
-        return f"{stored.num_values} {stored.compression} ".encode() + self._data[start : start + length].tobytes()
-
-    def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
-        """Call a method of a row group's pages, created by ``pages_of(data, number)``; None if they cannot be cut."""
-        self.mapping.refuse_changed()
-        try:
-            if number not in self.groups:
-                with self.mapping.read_at_random():  # Page headers are small and far apart.
-                    self.groups[number] = pages_of(self._data, number)
-            pages = self.groups[number]
-            return None if pages is None else getattr(pages, method)(*given)
-        except OtherPagesError:
-            self.groups[number] = None
-            return None
-
-    def blocks(
-        self, starts: Sequence[int], pages_of: PagesOf, of_group: Callable[[int, Sequence[int]], list[Array]]
-    ) -> Iterator[Block]:
-        """Yield the images of all row groups, which start at ``starts``, page by page, or by ``of_group``."""
-        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-            done = start
-            while done < stop:
-                images = self.cut(number, pages_of, "stack", done - start)
-                if images is None:
-                    images = of_group(number, range(done, stop))
-                yield done, images
-                done += len(images)
 
 
 class ParquetSource(TableSource):
@@ -102,6 +50,7 @@ class ParquetSource(TableSource):
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
     unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
+    takes: ClassVar[tuple[str, ...]] = ("engine", "image_column")  # Options at URLs.
     looks = True
 
     def __init__(
@@ -112,11 +61,13 @@ class ParquetSource(TableSource):
         *,
         with_columns: bool = True,
         look: bool = False,
+        objects: Objects | None = None,
     ) -> None:
         self.path, self._look = path, look
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
+        self._set_client(objects)
         self._file = ProcessLocal(self._open)
-        self._mapping = ProcessLocal(self._map)
+        self._reader = ProcessLocal(self._open_reader)
         file = self._file.get()
         table_schema = file.schema_arrow  # parsed again at each access
         others = self._choose(table_schema, image_column, with_columns=with_columns)
@@ -184,7 +135,7 @@ class ParquetSource(TableSource):
         return pixels if self._codec is not None and placed_chunks(chunks, expected, self._codec).all() else []
 
     def _is_encrypted(self, file: pq.ParquetFile) -> bool:
-        return is_encrypted(self.path, file)
+        return is_encrypted(self._bytes.get(), file)
 
     def _has_list_views(self) -> bool:
         """Whether pyarrow reads the chunks, or the numbers in them, as list views, which need not be contiguous."""
@@ -224,84 +175,83 @@ class ParquetSource(TableSource):
         if plain:
             reading = "in place: out of the mapped file"
         elif self.engine == "pages":
-            pages = self._mapping.get().cut(0, self._pages_of, "page_rows")
-            sizes = [0] if pages is None else pages.tolist()
-            what = "a page" if pages is None else f"a page of {images_in(sizes)}"
-            reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else what} is decompressed alone"
+            pages = self._reader.get().pages(0)
+            sizes = [0] if pages is None else pages.page_rows().tolist()
+            unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
+            reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed alone"
         else:
             reading = "by pyarrow, which decodes a row group for one image"
-        return Stored(self._column.encoding, compression, chunking, plain, reading)
+        return self._of_object(Stored(self._column.encoding, compression, chunking, plain, reading))
 
     def chunk_codec(self) -> str | None:
         return self._codec or super().chunk_codec()
 
     def _open(self) -> pq.ParquetFile:
-        with self._opening():
-            return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)  # by a path it takes 0.3 ms more
+        file = self._bytes.get()
+        if isinstance(file, MappedFile):
+            with self._reading():
+                return pq.ParquetFile(pa.BufferReader(pa.py_buffer(file.file)), pre_buffer=False)
+        with self._reading():
+            footer_bytes = int.from_bytes(file.read_tail(_FOOTER_BYTES)[-_TAIL_BYTES:][:4], "little")
+            file.read_tail(footer_bytes + _TAIL_BYTES)
+            opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
+            if not hasattr(self, "_info"):
+                file.cache_ranges(_ranges_without_pixels(opened.metadata))
+        return opened
 
-    def _map(self) -> MappedPages:
-        with self._opening():
-            return MappedPages(self.path)
+    def _open_reader(self) -> PageReader:
+        return PageReader(self._bytes.get(), self._find_pages)
 
     def _let_go(self) -> None:
-        """Release the resources that were only needed to open it."""
-        self.close()
+        """Release the resources that were only needed to open it; headers of an object stay for its first image."""
+        self._file.close()
+        self._reader.close()
+        if self._objects is None:
+            self._bytes.close()
+        else:
+            self._bytes.get().clear_cache()
 
     def close(self) -> None:
         self._file.close()
-        self._mapping.close()
+        self._reader.close()
+        self._bytes.close()
 
     def views(self, indices: Sequence[int]) -> list[Array]:
+        parts = by_part(self._starts, indices)
+        if not self._chunks:
+            return [image for number, rows in parts for image in self._of_group(number, rows)]
+        in_groups = [(number, [row - self._starts[number] for row in rows]) for number, rows in parts]
         images: list[Array] = []
-        pages = self._mapping.get() if self._chunks else None
-        for number, rows in by_part(self._starts, indices):
-            first = self._starts[number]
-            inside = [row - first for row in rows]
-            found = None if pages is None else pages.cut(number, self._pages_of, "images", inside)
-            images += self._of_group(number, rows) if found is None else found
+        for (number, rows), read in zip(parts, self._reader.get().read(in_groups), strict=True):
+            images += self._of_group(number, rows) if read is None else read
+        if self._objects is not None:
+            self._bytes.get().clear_cache()
         return images
 
     def blocks(self) -> Iterator[Block]:
-        if not self._chunks:
-            return super().blocks()
-        return self._mapping.get().blocks(self._starts, self._pages_of, self._of_group)
+        if self._objects is not None:
+            return self._blocks_by_size()
+        return self._reader.get().blocks(self._starts, self._of_group) if self._chunks else super().blocks()
 
     @property
     def mapping(self) -> MappedFile | None:
         plain = self._chunks and self._codec is None and len(self._starts) <= _MOST_GROUPS
-        return self._mapping.get().mapping if plain else None
+        file = self._bytes.get() if plain and self._objects is None else None
+        return file if isinstance(file, MappedFile) else None
 
     def stacked(self) -> Stacks | None:
         mapping = self.mapping
         if not self.uniform or mapping is None:
             return None
-        arrays: list[Array] = []
-        for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
-            row = start
-            while row < stop:
-                images = self._mapping.get().cut(number, self._pages_of, "unchecked_stack", row - start)
-                if images is None:
-                    return None
-                arrays.append(images)
-                row += len(images)
-        return Stacks(arrays, mapping.refuse_changed, self._lengths_before(arrays), is_mapped=True) if arrays else None
+        arrays = self._reader.get().stacks(len(self._starts) - 1)
+        if not arrays:
+            return None
+        layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._pieces[0]))
+        return stack_images(arrays, layout, mapping.refuse_changed, self.refuse_damaged)
 
-    def _lengths_before(self, arrays: Sequence[Array]) -> Prefixes:
-        """Return the 4-byte lengths that Parquet stores before each chunk."""
-        num_chunks = int(self._pieces[0])
-        chunk_bytes = arrays[0][0].nbytes // num_chunks
-        distances = np.arange(num_chunks) * (chunk_bytes + LENGTH_BYTES) - LENGTH_BYTES
-        expected = np.frombuffer(chunk_bytes.to_bytes(LENGTH_BYTES, "little"), np.uint8)
-        addresses = Stacks(arrays).addresses
-        return Prefixes(addresses, distances, np.tile(expected, (num_chunks, 1)), self.refuse_damaged)
-
-    def _pages_of(self, data: Array, number: int) -> PixelPages:
+    def _find_pages(self, file: ByteSource, number: int) -> Pages:
         rows = np.arange(self._starts[number], self._starts[number + 1])
-        pages = self._plain_pages(number) if self._codec is None else partial(PackedPages, codec=self._codec)
-        return pages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
-
-    def _plain_pages(self, number: int) -> type[PixelPages]:  # noqa: ARG002  # of a server they differ
-        return PixelPages
+        return find_pages(file, self._chunks[number], self._expected(rows), self._pieces[rows], self._codec)
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""
@@ -317,10 +267,11 @@ class ParquetSource(TableSource):
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
         """Return ``chunks`` (only their pixels if plainly stored) or ``planes`` of a row group."""
-        self._mapping.get().mapping.refuse_changed()  # pyarrow maps the file as well
+        file = self._bytes.get()
+        file.refuse_changed()  # pyarrow maps the file as well
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
-        with self._reading():
+        with file.lock, self._reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         arrays = as_arrays(table[self._column.name], field)
         num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
@@ -367,16 +318,24 @@ def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: i
     return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
 
 
-def is_encrypted(path: Path, file: pq.ParquetFile) -> bool:
+def is_encrypted(file: ByteSource, opened: pq.ParquetFile) -> bool:
     """Whether a signature follows the footer: pyarrow 26 aborts when asked for the offset of an encrypted column."""
-    with path.open("rb") as raw:
-        return footer_bytes(raw) != int(file.metadata.serialized_size)
+    footer_bytes = int.from_bytes(file.read_tail(_TAIL_BYTES)[:4], "little")
+    return footer_bytes != int(opened.metadata.serialized_size)
 
 
-def footer_bytes(raw: IO[bytes] | io.RawIOBase) -> int:
-    """Return the length of an open Parquet file's footer, which is stored after it."""
-    raw.seek(-_TAIL_BYTES, os.SEEK_END)
-    return int.from_bytes((raw.read(_TAIL_BYTES) or b"")[:4], "little")
+def _ranges_without_pixels(metadata: pq.FileMetaData) -> list[ByteRange]:
+    """Return the byte ranges of all columns except pixels."""
+    ranges: list[ByteRange] = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for leaf in range(group.num_columns):
+            column = group.column(leaf)
+            if not {"pixel_bytes", "pixels"} & set(column.path_in_schema.split(".")):
+                start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+                start = min(start, column.data_page_offset)
+                ranges.append((start, start + column.total_compressed_size))
+    return ranges
 
 
 def _info_paths(column: ImageColumn, *, told: bool = False) -> list[str]:

@@ -6,12 +6,14 @@ headers use are read here. All other content raises `OtherPagesError`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
+from omearrow_ds.storage.byte_source import ByteSource
 
-Array = np.ndarray[Any, Any]
+ReadRange = Callable[[int, int], memoryview]
 
+HEADER_BYTES = 256  # Limit of headers in objects; larger ones, with statistics of other writers, are rejected.
 _HEADER_LIMIT_BYTES = 2**20
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _PLAIN, _RLE = 0, 3
@@ -24,6 +26,14 @@ _MALFORMED = (IndexError, KeyError, TypeError, ValueError)
 
 class OtherPagesError(Exception):
     """The pages have a layout that is not supported here."""
+
+
+def header_reader(file: ByteSource) -> ReadRange:
+    """Return a function that reads the header which starts at a byte and ends before another one."""
+    if file.data is not None:
+        data = file.data.data
+        return lambda start, stop: data[start : min(start + _HEADER_LIMIT_BYTES, stop)]
+    return lambda start, stop: file.read_ranges([(start, min(start + HEADER_BYTES, stop))])[0]
 
 
 class Page(NamedTuple):
@@ -82,13 +92,13 @@ def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], 
     return fields, at + 1
 
 
-def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
+def dictionary_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:
     """Return the dictionary page from ``start`` to ``stop``; its entries are PLAIN-encoded.
 
     Raises `OtherPagesError` for any other page.
     """
     try:
-        header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+        header, length = _struct(read(start, stop), 0)
         kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
         known = kind == _DICTIONARY_PAGE and header[7][2] in (_PLAIN, _BY_DICTIONARY[0])
         page = Page(start + length, start + length + stored_bytes, plain_bytes, header[7][1], None, None, compressed)
@@ -100,7 +110,7 @@ def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -
     return page
 
 
-def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
+def data_pages(read: ReadRange, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
     """Return the data pages that fill a column chunk from ``start`` to ``stop``.
 
     Raises `OtherPagesError` if there are other pages, or their values are not PLAIN-encoded or, with ``by_dictionary``,
@@ -110,7 +120,7 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dic
     encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
     try:
         while start < stop:
-            header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+            header, length = _struct(read(start, stop), 0)
             page = _page(header, start + length, encodings, compressed=compressed)
             if not start < page.start <= page.stop <= stop:
                 raise OtherPagesError
@@ -121,13 +131,13 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dic
     return pages
 
 
-def first_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
+def first_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:
     """Return the first of the `data_pages`, without reading the others.
 
     Raises `OtherPagesError` if it is another kind of page.
     """
     try:
-        header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+        header, length = _struct(read(start, stop), 0)
         return _page(header, start + length, _PLAIN_ENCODINGS, compressed=compressed)
     except _MALFORMED as error:
         raise OtherPagesError from error

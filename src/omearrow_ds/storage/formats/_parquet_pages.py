@@ -1,12 +1,13 @@
-"""Data pages of a memory-mapped Parquet column chunk, from which images are cut by offset.
+"""Pages of the pixel leaf of a Parquet row group, from which images are read without pyarrow.
 
 A Parquet library decodes a whole row group to read one image. A PLAIN-encoded value is stored as is: a byte array after
-its length of 4 bytes, an unsigned 16-bit number in 4 bytes. So the page headers are parsed once per row group, and each
-page is checked before the first image is cut from it: the lengths of its values match shape and dtype, none of them is
-null, and they fill the page to its end. Compressed pages are decompressed one by one.
+its length of 4 bytes, an unsigned 16-bit number in 4 bytes. So the page headers are parsed once per row group. Then the
+offset of each image in an uncompressed page is known, and only the lengths before its chunks are compared. Other pages
+are decompressed one by one, and checked: the lengths of their values match shape and dtype, none of them is null, and
+they fill the page to its end.
 
-Other pages (dictionary-encoded, encrypted, damaged, with a fraction of an image) raise `OtherPagesError`: a Parquet
-library then reads the page or reports the fault. Page checksums are not verified, like the default of such libraries.
+Pages that are encrypted, damaged, or begin within an image raise `OtherPagesError`: a Parquet library then reads the
+page or reports the fault. Page checksums are not verified, like the default of such libraries.
 """
 
 from __future__ import annotations
@@ -14,33 +15,44 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
-from omearrow_ds.storage.byte_source import ObjectFile
+from omearrow_ds.storage.byte_source import ByteRange, ByteSource
 from omearrow_ds.storage.formats._codecs import decompress_into
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, dictionary_page, varint
+from omearrow_ds.storage.formats._parquet_headers import (
+    HEADER_BYTES,
+    OtherPagesError,
+    Page,
+    data_pages,
+    dictionary_page,
+    first_page,
+    header_reader,
+    varint,
+)
+from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout
 
 Array = np.ndarray[Any, Any]
 
-HEADER_BYTES = 256  # limit per page in fetched ranges; larger headers, with statistics of other writers, are rejected
 _LENGTH = np.dtype("<u4")
-LENGTH_BYTES = _LENGTH.itemsize  # Before each value of bytes.
 _LIST_VALUE = np.dtype("<i4")
 _LIST_PIXEL = np.dtype(np.uint16)  # an Arrow reader also keeps the low half of a value outside of the range
+_MAX_HEADERS = 2**10  # Page headers of a row group that are requested one by one.
 _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
-STAGES = {"PixelPages.images": "decode", "PackedPages.images": "decode"}
+STAGES = {"PlainPages.images": "decode", "EncodedPages.images": "decode"}
 
 
 class ColumnChunk(NamedTuple):
     """The pixel leaf of one row group: its byte range, its number of values, and whether these are items of lists.
 
-    ``levels`` is the number of level kinds before the values of a page: 2, 1 (definition levels only) or 0.
+    ``codec`` is the compression of pages; ``levels`` is the number of level kinds before the values of a page: 2, 1
+    (definition levels only) or 0.
     """
 
     start: int
@@ -51,297 +63,359 @@ class ColumnChunk(NamedTuple):
     levels: int = 2
 
 
-class _Values(NamedTuple):
-    """The checked values of a page, and their offset among those of the row group."""
-
-    data: Array
-    origin: int
-
-
-class _Kind(NamedTuple):
-    """Properties that images share: shape, stored dtype, number of chunks, and pixels per chunk."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    pieces: int
-    pixels: int
-
-
-class PixelPages:
-    """The images of one row group, with chunks of one size in TCZYX order.
-
-    Raises `OtherPagesError` if the pages have an unsupported layout; `images` and `stack` may raise it too.
+class PageReader:
+    """Images of a Parquet file whose pages are read directly.
 
     Parameters
     ----------
-    mapped
-        The file's bytes.
-    chunk
-        Byte range of the row group's pixel leaf.
-    expected
-        Shapes and dtypes of the images.
-    pieces
-        Number of chunks of each image.
+    file
+        The file.
+    locate
+        Returns the pages of a row group; raises `OtherPagesError` if pyarrow must read them.
     """
 
-    def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
-        self._mapped, self._chunk = mapped, chunk
-        self._kinds = _kinds(expected, pieces)
-        # Size of each chunk's value in bytes, from shape and dtype, and its end offset including the length before it.
-        # So the offset of an image is known without reading the values before it.
-        self._pieces = np.concatenate([[0], np.cumsum(pieces)])
-        pixels = expected.shapes.prod(axis=1) // np.maximum(pieces, 1)
-        itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
-        self._sizes = np.repeat(pixels * itemsizes, pieces)
-        self._ends = np.cumsum(self._sizes + (0 if chunk.lists else _LENGTH.itemsize))
-        before = np.concatenate([[0], self._ends])[self._pieces[:-1]]
-        self._starts = (before + (0 if chunk.lists else _LENGTH.itemsize)).tolist()
-        self._pages = data_pages(mapped, chunk.start, chunk.stop, compressed=chunk.codec is not None)
-        # A null image has one entry without a value.
-        self._firsts = self._first_images(np.maximum(pieces * pixels if chunk.lists else pieces, 1))
-        self._checked: dict[int, _Values] = {}
+    def __init__(self, file: ByteSource, locate: Callable[[ByteSource, int], Pages]) -> None:
+        self.file, self._locate = file, locate
+        self._pages: dict[int, Pages | None] = {}
 
-    def _first_images(self, entries: Array) -> list[int]:
-        """Return the index of the first image of each page, followed by the number of images."""
-        # Every page must begin with an image, or one would span two of them.
-        before_image = np.concatenate([[0], np.cumsum(entries)])
-        before_page = np.concatenate([[0], np.cumsum([page.entries for page in self._pages])])
-        firsts = np.searchsorted(before_image, before_page)
-        whole = before_page[-1] == before_image[-1] == self._chunk.entries
-        if not whole or (before_image[firsts] != before_page).any():
-            raise OtherPagesError
-        numbers: list[int] = firsts.tolist()
-        return numbers
+    def pages(self, number: int) -> Pages | None:
+        """Return the pages of a row group; None if pyarrow must read them."""
+        self.file.refuse_changed()
+        if number not in self._pages:
+            try:
+                with self.file.read_at_random():  # Page headers are small and far apart.
+                    self._pages[number] = self._locate(self.file, number)
+            except OtherPagesError:
+                self._pages[number] = None
+        return self._pages[number]
 
-    def page_rows(self) -> Array:
-        """Return how many images start in each page."""
-        return np.diff(self._firsts)
+    def read(self, parts: Sequence[tuple[int, Sequence[int]]]) -> list[list[Array] | None]:
+        """Return images of row groups, each from its number and sorted rows in it; None where pyarrow must read them.
 
-    def images(self, rows: Sequence[int]) -> list[Array]:
-        """Return the images of sorted ``rows``: read-only views of the file, or of decompressed pages."""
-        images = []
-        held = -1
-        for row in rows:
-            number = bisect.bisect_right(self._firsts, row) - 1
-            if number != held:
-                values, held = self._values(number), number
-            images.append(self._cut(values, row))
+        Ranges of all row groups are requested together.
+        """
+        if len(parts) == 1:
+            (number, rows), file = parts[0], self.file
+            pages = self.pages(number)
+            try:
+                return [None if pages is None else pages.images(rows, file.read_ranges(pages.ranges(rows)))]
+            except OtherPagesError:
+                self._pages[number] = None
+                return [None]
+        located = [(number, rows, self.pages(number)) for number, rows in parts]
+        ranges = [[] if pages is None else pages.ranges(rows) for _, rows, pages in located]
+        stored = iter(self.file.read_ranges(list(itertools.chain.from_iterable(ranges))))
+        images: list[list[Array] | None] = []
+        for (number, rows, pages), of_rows in zip(located, ranges, strict=True):
+            data = list(itertools.islice(stored, len(of_rows)))
+            try:
+                images.append(None if pages is None else pages.images(rows, data))
+            except OtherPagesError:
+                self._pages[number] = None
+                images.append(None)
         return images
 
-    def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the byte ranges to fetch for images of ``rows``: the pages that contain them."""
-        numbers = sorted({bisect.bisect_right(self._firsts, row) - 1 for row in rows})
-        return [(self._pages[number].start, self._pages[number].stop) for number in numbers]
+    def blocks(
+        self, starts: Sequence[int], read_group: Callable[[int, Sequence[int]], list[Array]]
+    ) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield the first row and the images of each page of a mapped file, or those that pyarrow must read.
 
-    def stack(self, row: int) -> Array | list[Array]:
-        """Return the images from ``row`` to the end of its page, stacked (n, T, C, Z, Y, X) if they are alike."""
-        number = bisect.bisect_right(self._firsts, row) - 1
-        stop = self._firsts[number + 1]
-        if any(kind is not self._kinds[row] for kind in self._kinds[row:stop]):
-            return self.images(range(row, stop))
-        return self._cut(self._values(number), row, stop - row)
+        Row groups begin at rows ``starts``; ``read_group(number, rows)`` reads rows by pyarrow.
+        """
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            first, pages, data = start, self.pages(number), self.file.data
+            try:
+                for images in () if pages is None or data is None else pages.blocks(data):
+                    yield first, images
+                    first += len(images)
+                    self.file.refuse_changed()
+            except OtherPagesError:
+                self._pages[number] = None
+            if first < stop:
+                yield first, read_group(number, range(first, stop))
 
-    def unchecked_stack(self, row: int) -> Array | None:
-        """Return the images that `stack` returns, without reading values; None if they are not alike, or are copies."""
-        number = bisect.bisect_right(self._firsts, row) - 1
-        page, kind, stop = self._pages[number], self._kinds[row], self._firsts[number + 1]
-        if page.compressed or self._chunk.lists or any(each is not kind for each in self._kinds[row:stop]):
-            return None
-        if not kind.pieces:
-            return None
-        start = self._values_start(number)
-        values = _Values(self._mapped[start : page.stop], self._starts[self._firsts[number]] - _LENGTH.itemsize)
-        return self._cut(values, row, stop - row)
+    def stacks(self, num_groups: int) -> list[Array] | None:
+        """Return all images of a mapped file as arrays, unchecked; None if some of them are not views."""
+        arrays: list[Array] = []
+        for number in range(num_groups):
+            pages, data = self.pages(number), self.file.data
+            of_group = None if pages is None or data is None else pages.stacks(data)
+            if of_group is None:
+                return None
+            arrays += of_group
+        return arrays
 
-    def _values_start(self, number: int) -> int:
-        """Return where the values of an uncompressed page of byte arrays start, as its size and header require."""
-        page, first, stop = self._pages[number], self._firsts[number], self._firsts[number + 1]
-        origin = self._starts[first] - _LENGTH.itemsize
-        has_values = self._pieces[stop] > self._pieces[first]
-        start = page.stop - (int(self._ends[self._pieces[stop] - 1]) - origin if has_values else 0)
-        num_nulls = int((self._pieces[first + 1 : stop + 1] == self._pieces[first:stop]).sum())
-        fits = start == page.start + sum(page.level_bytes) if page.level_bytes else start > page.start
-        if not fits or page.nulls not in (None, num_nulls):
+
+def find_pages(
+    file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array, piece_codec: str | None = None
+) -> PlainPages | EncodedPages:
+    """Return the images of one row group, with chunks of one size in TCZYX order.
+
+    Parameters
+    ----------
+    file
+        The Parquet file.
+    chunk
+        Byte range of the pixel leaf of the row group.
+    expected
+        Shapes and dtypes of the images.
+    num_pieces
+        (n,) int64, the number of chunks of each image.
+    piece_codec
+        Codec of chunks that are compressed separately.
+    """
+    if chunk.stop > file.size_bytes:
+        raise OtherPagesError
+    is_plain = chunk.codec is None and not chunk.lists and piece_codec is None
+    if is_plain:
+        _request_headers(file, chunk)
+    else:
+        file.cache_ranges([(chunk.start, chunk.stop)])
+    index = _PageIndex(file, chunk, expected, num_pieces)
+    return PlainPages(index) if is_plain else EncodedPages(index, chunk, expected, piece_codec)
+
+
+def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
+    """Request the headers of all pages at once, assuming that their distance is that of the first two.
+
+    It is for images of one shape. Other headers are read one by one, since each gives the offset of the next.
+    """
+    if file.data is not None:
+        return
+    file.cache_ranges([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
+    page = first_page(header_reader(file), chunk.start, chunk.stop, compressed=False)
+    starts = range(page.stop, chunk.stop, max(page.stop - chunk.start, HEADER_BYTES))
+    ranges: list[ByteRange] = [(start, min(start + HEADER_BYTES, chunk.stop)) for start in starts]
+    file.cache_ranges(ranges if len(ranges) <= _MAX_HEADERS else [(chunk.start, chunk.stop)])
+
+
+class _PageIndex:
+    """Pages of a row group, and offsets of its images among the values of the row group.
+
+    The size of each chunk follows from shape and dtype, so the offset of an image is known without reading the values
+    before it.
+    """
+
+    def __init__(self, file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array) -> None:
+        prefix_bytes = 0 if chunk.lists else _LENGTH.itemsize
+        pixels = expected.shapes.prod(axis=1) // np.maximum(num_pieces, 1)
+        itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
+        self.layouts = _layouts(expected, num_pieces, has_prefixes=not chunk.lists)
+        self.first_pieces = np.concatenate([[0], np.cumsum(num_pieces)])
+        self.piece_bytes = np.repeat(pixels * itemsizes, num_pieces)
+        self.piece_stops = np.cumsum(self.piece_bytes + prefix_bytes)
+        self.starts: Array = np.concatenate([[0], self.piece_stops])[self.first_pieces[:-1]]  # With the first length.
+        self.only_layout = self.layouts[0] if len(set(map(id, self.layouts))) == 1 else None
+        self.pages = data_pages(header_reader(file), chunk.start, chunk.stop, compressed=chunk.codec is not None)
+        # A null image has one entry without a value.
+        self.first_rows = self._first_rows(np.maximum(num_pieces * pixels if chunk.lists else num_pieces, 1), chunk)
+
+    def _first_rows(self, num_entries: Array, chunk: ColumnChunk) -> list[int]:
+        """Return the first image of each page, followed by the number of images; each page begins with an image."""
+        before_image = np.concatenate([[0], np.cumsum(num_entries)])
+        before_page = np.concatenate([[0], np.cumsum([page.entries for page in self.pages])])
+        first_rows = np.searchsorted(before_image, before_page)
+        if not before_page[-1] == before_image[-1] == chunk.entries or (before_image[first_rows] != before_page).any():
             raise OtherPagesError
-        return start
+        rows: list[int] = first_rows.tolist()
+        return rows
 
-    def _cut(self, values: _Values, row: int, *count: int) -> Array:
-        """Return the image of ``row``, or ``count`` images from there on stacked."""
-        shape, dtype, pieces, pixels = self._kinds[row]
-        if not pieces:
-            return np.empty((*count, *shape), dtype.newbyteorder("="))
-        start = self._starts[row] - values.origin
-        pieces *= math.prod(count)
-        if self._chunk.lists:
-            flat: Array = np.ndarray(pieces * pixels, _LIST_VALUE, values.data, start).astype(_LIST_PIXEL)
-        else:
-            strides = (pixels * dtype.itemsize + _LENGTH.itemsize, dtype.itemsize)
-            flat = np.ndarray((pieces, pixels), dtype, values.data, start, strides)
-        return cast(flat, dtype).reshape(*count, *shape)
+    def page_of(self, row: int) -> int:
+        """Return the page of an image."""
+        return bisect.bisect_right(self.first_rows, row) - 1
 
-    def _values(self, number: int) -> _Values:
-        """Return the values of a page, checked at its first use, or each time that it is decompressed."""
-        if number in self._checked:
-            return self._checked[number]
-        page = self._pages[number]
+    def num_nulls(self, page: int) -> int:
+        """Return the number of null images of a page."""
+        bounds = self.first_pieces[self.first_rows[page] : self.first_rows[page + 1] + 1]
+        return int((bounds[:-1] == bounds[1:]).sum())
+
+    def values_bytes(self, page: int) -> int:
+        """Return the number of bytes of the values of a page, lengths included."""
+        first, stop = (self.first_pieces[self.first_rows[number]] for number in (page, page + 1))
+        return int(self.piece_stops[stop - 1] - self.starts[self.first_rows[page]]) if stop > first else 0
+
+
+class PlainPages:
+    """Images of one row group whose pages store byte arrays uncompressed."""
+
+    def __init__(self, index: _PageIndex) -> None:
+        starts = index.starts + _LENGTH.itemsize
+        for number, page in enumerate(index.pages):
+            first, stop = index.first_rows[number : number + 2]
+            start = page.stop - index.values_bytes(number)
+            fits = start == page.start + sum(page.level_bytes) if page.level_bytes else start > page.start
+            if not fits or page.nulls not in (None, index.num_nulls(number)):
+                raise OtherPagesError
+            starts[first:stop] += start - index.starts[first]
+        self._first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
+        self._layout = index.only_layout
+
+    def page_rows(self) -> Array:
+        """Return the number of images of each page."""
+        return np.diff(self._first_rows)
+
+    def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
+        """Return the byte range of each image, from the length before its first chunk."""
+        return self._extents.ranges(rows)
+
+    def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
+        """Return images as read-only views of the file, or as copies in native byte order."""
         try:
-            levels, data = self._split(page)
-            values = _Values(data, self._checked_origin(number, page.nulls, levels, data))
-        except _MALFORMED as error:
+            images = self._extents.images(rows, stored)
+        except OtherLayoutError as error:
             raise OtherPagesError from error
-        if not page.compressed:
-            self._checked[number] = values
-        return values
+        return [image if image.dtype.isnative else cast(image, image.dtype) for image in images]
 
-    def _split(self, page: Page) -> tuple[Array, Array]:
+    def blocks(self, data: Array) -> Iterator[Array | list[Array]]:
+        """Yield the images of each page."""
+        for first, stop in itertools.pairwise(self._first_rows):
+            if self._layout is not None and self._layout.num_pieces:
+                try:
+                    self._extents.check(data, first, stop)
+                except OtherLayoutError as error:
+                    raise OtherPagesError from error
+                yield cast(self._extents.stack(data, first, stop), self._layout.dtype)
+            else:
+                rows = range(first, stop)
+                yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
+
+    def stacks(self, data: Array) -> list[Array] | None:
+        """Return the images of each page as one array; None if they differ, or are not views."""
+        layout = self._layout
+        if layout is None or layout.strides is None or not layout.dtype.isnative:
+            return None
+        return [self._extents.stack(data, first, stop) for first, stop in itertools.pairwise(self._first_rows)]
+
+
+class EncodedPages:
+    """Images of one row group in pages that are compressed, or hold lists of numbers or compressed chunks."""
+
+    def __init__(self, index: _PageIndex, chunk: ColumnChunk, expected: Expected, piece_codec: str | None) -> None:
+        self._index, self._chunk, self._expected, self._piece_codec = index, chunk, expected, piece_codec
+        self._first_values: dict[int, int] = {}  # Offset of the values in each checked page that is not compressed.
+        self._starts: list[int] = index.starts.tolist()
+
+    def page_rows(self) -> Array:
+        """Return the number of images of each page."""
+        return np.diff(self._index.first_rows)
+
+    def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
+        """Return the byte ranges of the pages of sorted ``rows``."""
+        pages = dict.fromkeys(map(self._index.page_of, rows))
+        return [(self._index.pages[number].start, self._index.pages[number].stop) for number in pages]
+
+    def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
+        """Return images as views of decompressed pages, or as copies."""
+        images: list[Array] = []
+        by_page = (
+            itertools.groupby(rows, self._index.page_of) if len(rows) > 1 else [(self._index.page_of(rows[0]), rows)]
+        )
+        for (page, of_page), data in zip(by_page, stored, strict=True):
+            try:
+                images.extend(self._images_of_page(page, list(of_page), np.frombuffer(data, np.uint8)))
+            except _MALFORMED as error:
+                raise OtherPagesError from error
+        return images
+
+    def blocks(self, data: Array) -> Iterator[Array | list[Array]]:
+        """Yield the images of each page."""
+        for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self._index.first_rows))):
+            body = data[self._index.pages[page].start : self._index.pages[page].stop]
+            try:
+                yield self._images_of_page(page, rows, body)
+            except _MALFORMED as error:
+                raise OtherPagesError from error
+
+    def stacks(self, data: Array) -> None:  # noqa: ARG002  # As in `PlainPages`.
+        """Return None: images are not views of the file."""
+        return
+
+    def _images_of_page(self, page: int, rows: Sequence[int], body: Array) -> Array | list[Array]:
+        """Return images of a page, stacked if they are consecutive and stored alike."""
+        first_value = self._first_values.get(page)
+        if first_value is not None:
+            values = body[first_value:]
+        else:
+            levels, values = self._split(self._index.pages[page], body)
+            if self._piece_codec is not None:
+                return self._decompress_pieces(page, rows, values)
+            self._check(page, levels, values)
+            if not self._index.pages[page].compressed:
+                self._first_values[page] = len(body) - len(values)
+        layouts, starts = self._index.layouts, self._starts
+        origin, first, count = starts[self._index.first_rows[page]], rows[0], len(rows)
+        if count == 1 or (self._index.only_layout is not None and rows[-1] - first == count - 1):
+            return self._stack(values, layouts[first], starts[first] - origin, count)
+        return [self._stack(values, layouts[row], starts[row] - origin, 1)[0] for row in rows]
+
+    def _stack(self, values: Array, layout: PieceLayout, start: int, count: int) -> Array:
+        """Return ``count`` images whose first value starts at ``start`` of the values of a page."""
+        if not self._chunk.lists:
+            return cast(layout.stack(values, start + layout.prefix_bytes, count), layout.dtype)
+        numbers: Array = np.ndarray(count * math.prod(layout.shape), _LIST_VALUE, values, start)
+        return cast(numbers.astype(_LIST_PIXEL), layout.dtype).reshape(count, *layout.shape)
+
+    def _split(self, page: Page, body: Array) -> tuple[Array, Array]:
         """Return the repetition levels and the values of a page."""
-        body = self._mapped[page.start : page.stop]
         if page.level_bytes is None:
-            body = self._plain(page, body, page.plain_bytes)
+            body = self._decompress(page, body, page.plain_bytes)
             levels = [body[:0]]
             for _ in range(self._chunk.levels):
                 level, body = _prefixed(body)
                 levels.append(level)
             return levels[-self._chunk.levels], body
         level_bytes = sum(page.level_bytes)
-        return body[: page.level_bytes[0]], self._plain(page, body[level_bytes:], page.plain_bytes - level_bytes)
+        values = self._decompress(page, body[level_bytes:], page.plain_bytes - level_bytes)
+        return body[: page.level_bytes[0]], values
 
-    def _plain(self, page: Page, stored: Array, plain_bytes: int) -> Array:
+    def _decompress(self, page: Page, stored: Array, plain_bytes: int) -> Array:
         if not page.compressed or self._chunk.codec is None:
             return stored
         plain = np.empty(plain_bytes, np.uint8)
         decompress_into(self._chunk.codec, stored, plain)
         return plain
 
-    def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
-        """Return the offset of a page's values among those of the row group, after checking each of them."""
-        bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
+    def _check(self, page: int, levels: Array, values: Array) -> None:
+        """Raise `OtherPagesError` unless the values of a page are those of its images."""
+        index = self._index
+        bounds = index.first_pieces[index.first_rows[page] : index.first_rows[page + 1] + 1]
+        is_null = bounds[:-1] == bounds[1:]
+        is_valid = len(values) == index.values_bytes(page) and index.pages[page].nulls in (None, is_null.sum())
         pieces = slice(bounds[0], bounds[-1])
-        sizes, ends = self._sizes[pieces], self._ends[pieces]
-        null = bounds[:-1] == bounds[1:]
-        origin: int = self._starts[self._firsts[number]] - (0 if self._chunk.lists else _LENGTH.itemsize)
-        good = len(data) == (ends[-1] - origin if len(ends) else 0) and nulls in (None, null.sum())
+        sizes = index.piece_bytes[pieces]
         # Numbers have no length before them: the levels show that each list has one number per pixel of its chunk, and
         # a null image is one entry. Each byte array has its length before it, which must be that of the chunk.
-        if good and self._chunk.lists:
-            counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][null] - bounds[0], 1)
-            good = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(null) - null)
-        elif good:
-            good = _lengths_stand(data, ends - sizes - origin, sizes)
-        if not good:
+        if is_valid and self._chunk.lists:
+            counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][is_null] - bounds[0], 1)
+            is_valid = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(is_null) - is_null)
+        elif is_valid:
+            origin = index.starts[index.first_rows[page]]
+            is_valid = _have_lengths(values, index.piece_stops[pieces] - sizes - origin, sizes)
+        if not is_valid:
             raise OtherPagesError
-        return origin
 
-
-class RangedPages(PixelPages):
-    """Images of one row group in fetched byte ranges; only plain pages are supported, and only images are fetched.
-
-    Checks only the lengths before the chunks of these images, and that the page is as long as its values.
-    """
-
-    def __init__(self, mapped: Bytes, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
-        super().__init__(mapped, chunk, expected, pieces)  # type: ignore[arg-type]  # it is cut as an array is
-        self._file = mapped.file
-
-    def images(self, rows: Sequence[int]) -> list[Array]:
-        return [
-            self._image(row, data) for row, data in zip(rows, self._file.read_ranges(self.spans(rows)), strict=True)
-        ]
-
-    def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the byte ranges of images in the file."""
-        return [self._span(row) for row in rows]
-
-    def stack(self, row: int) -> Array | list[Array]:
-        return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
-
-    def _span(self, row: int) -> tuple[int, int]:
-        """Return the byte range of an image, starting at the length before its first chunk."""
-        number = bisect.bisect_right(self._firsts, row) - 1
-        start = self._values_start(number) + self._starts[row] - self._starts[self._firsts[number]]
-        _, dtype, pieces, pixels = self._kinds[row]
-        return start, start + pieces * (pixels * dtype.itemsize + _LENGTH.itemsize)
-
-    def _image(self, row: int, data: memoryview) -> Array:
-        shape, dtype, pieces, pixels = self._kinds[row]
-        stored = np.frombuffer(data, np.uint8)
-        size_bytes = pixels * dtype.itemsize
-        each = stored.reshape(pieces, _LENGTH.itemsize + size_bytes) if pieces else stored.reshape(0, _LENGTH.itemsize)
-        if (np.ascontiguousarray(each[:, : _LENGTH.itemsize]).view(_LENGTH) != size_bytes).any():
+    def _decompress_pieces(self, page: int, rows: Sequence[int], values: Array) -> list[Array]:
+        """Return images whose chunks are compressed separately; their sizes are only stored before their values."""
+        index, ranges, stop = self._index, list[ByteRange](), 0
+        first_piece = index.first_pieces[index.first_rows[page]]
+        for _ in range(index.first_pieces[index.first_rows[page + 1]] - first_piece):
+            start = stop + _LENGTH.itemsize
+            stop = start + int.from_bytes(values[stop:start].tobytes(), "little")
+            ranges.append((start, stop))
+        if stop != len(values) or index.pages[page].nulls not in (None, index.num_nulls(page)):
             raise OtherPagesError
-        flat = np.ascontiguousarray(each[:, _LENGTH.itemsize :]).view(dtype)
-        return cast(flat, dtype).reshape(shape)
-
-
-class Bytes:
-    """Fetched byte ranges of a file, sliced like an array; page headers are limited to `HEADER_BYTES`.
-
-    Attributes
-    ----------
-    file
-            The file.
-    """
-
-    def __init__(self, file: ObjectFile) -> None:
-        self.file = file
-
-    def __getitem__(self, span: slice) -> Array:
-        (data,) = self.file.read_ranges([(span.start, span.stop)])
-        return np.frombuffer(data, np.uint8)
-
-    @property
-    def data(self) -> _Headers:
-        """The same bytes, for parsing headers."""
-        return _Headers(self.file)
-
-
-class _Headers:
-    def __init__(self, file: ObjectFile) -> None:
-        self._file = file
-
-    def __getitem__(self, span: slice) -> memoryview:
-        (data,) = self._file.read_ranges([(span.start, min(span.stop, span.start + HEADER_BYTES))])
-        return data
-
-
-class PackedPages(PixelPages):
-    """Images of one row group with separately compressed chunks, whose sizes are only stored before their values."""
-
-    def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array, codec: str) -> None:
-        super().__init__(mapped, chunk, expected, pieces)
-        self._codec, self._expected = codec, expected
-        self._spans: dict[int, list[tuple[int, int]]] = {}
-
-    def images(self, rows: Sequence[int]) -> list[Array]:
         images = []
         for row in rows:
-            number = bisect.bisect_right(self._firsts, row) - 1
-            values, (shape, dtype, pieces, pixels) = self._values(number), self._kinds[row]
-            first = self._pieces[row] - self._pieces[self._firsts[number]]
-            where, size_bytes = self._expected.where(row), pixels * dtype.itemsize
-            parts = [
-                decompress(values.data[start:stop], self._codec, size_bytes, where)
-                for start, stop in self._spans[number][first : first + pieces]
+            layout, image_name = index.layouts[row], self._expected.where(row)
+            first = index.first_pieces[row] - first_piece
+            piece_bytes = layout.piece_pixels * layout.dtype.itemsize
+            pieces = [
+                decompress(values[start:stop], self._piece_codec or "", piece_bytes, image_name)
+                for start, stop in ranges[first : first + layout.num_pieces]
             ]
-            flat = np.concatenate(parts) if len(parts) != 1 else parts[0]
-            images.append(cast(flat.view(dtype), dtype).reshape(shape))
+            flat = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+            images.append(cast(flat.view(layout.dtype), layout.dtype).reshape(layout.shape))
         return images
-
-    def stack(self, row: int) -> list[Array]:
-        return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
-
-    def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
-        del levels  # lists of bytes have one for each chunk, and the chunks are counted
-        bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
-        at, spans = 0, []
-        for _ in range(bounds[-1] - bounds[0]):
-            start = at + _LENGTH.itemsize
-            at = start + int.from_bytes(data[at:start].tobytes(), "little")
-            spans.append((start, at))
-        if at != len(data) or nulls not in (None, (bounds[:-1] == bounds[1:]).sum()):
-            raise OtherPagesError
-        self._spans[number] = spans
-        return 0
 
 
 class DictionaryPages:
@@ -353,8 +427,8 @@ class DictionaryPages:
 
     Parameters
     ----------
-    mapped
-        The file's bytes.
+    file
+        The Parquet file.
     chunk
         Byte range of the row group's pixel leaf with its dictionary; the leaf is not nested in a list.
     data_start
@@ -365,19 +439,20 @@ class DictionaryPages:
 
     def __init__(
         self,
-        mapped: Array,
+        file: ByteSource,
         chunk: ColumnChunk,
         data_start: int,
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[np.dtype[Any]],
     ) -> None:
         compressed = chunk.codec is not None
-        self._mapped, self._codec = mapped, chunk.codec
-        self._page = dictionary_page(mapped, chunk.start, data_start, compressed=compressed)
+        self._codec = chunk.codec
+        self._page = dictionary_page(header_reader(file), chunk.start, data_start, compressed=compressed)
         self._shapes, self._dtypes = shapes, dtypes
         # Values are stored back to back, so all lengths must be known. Every value of the dictionary must belong to a
         # row, because only the row's shape and dtype give its length.
-        numbers = _numbers(mapped[data_start : chunk.stop].tobytes(), chunk.codec, chunk.levels, len(shapes))
+        (stored,) = file.read_ranges([(data_start, chunk.stop)])
+        numbers = _numbers(bytes(stored), chunk.codec, chunk.levels, len(shapes))
         sizes: dict[int, int] = {}
         for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
             size = math.prod(shape) * dtype.itemsize
@@ -392,9 +467,13 @@ class DictionaryPages:
         self._first_bytes = [stop - length for stop, length in zip(stops, self._lengths, strict=True)]
         self._starts = [self._first_bytes[number] for number in numbers]
 
-    def images(self, rows: Sequence[int]) -> list[Array]:
+    def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
+        """Return the byte range of the dictionary, for any rows."""
+        return [(self._page.start, self._page.stop)] if rows else []
+
+    def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
         """Return the chunks of ``rows``: read-only views of the file, or of the decompressed dictionary."""
-        values = self._mapped[self._page.start : self._page.stop]
+        values = np.frombuffer(stored[0], np.uint8)
         if self._codec is not None:
             plain = np.empty(_LENGTH.itemsize + self._page.plain_bytes, np.uint8)[_LENGTH.itemsize :]  # aligns pixels
             try:
@@ -408,9 +487,21 @@ class DictionaryPages:
                 raise OtherPagesError
         return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
 
-    def stack(self, row: int) -> list[Array]:
-        """Return the chunks from ``row`` on."""
-        return self.images(range(row, len(self._shapes)))
+    def page_rows(self) -> Array:
+        """Return the number of chunks, all of them in one dictionary."""
+        return np.array([len(self._shapes)])
+
+    def blocks(self, data: Array) -> Iterator[list[Array]]:
+        """Yield all chunks."""
+        rows = range(len(self._shapes))
+        yield self.images(rows, [data.data[start:stop] for start, stop in self.ranges(rows)])
+
+    def stacks(self, data: Array) -> None:  # noqa: ARG002  # As in `PlainPages`.
+        """Return None: rows share chunks of the dictionary."""
+        return
+
+
+Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages
 
 
 @lru_cache(1024)
@@ -420,8 +511,10 @@ def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[
     Files with one row per row group repeat the bytes of these pages many times.
     """
     mapped = np.frombuffer(stored, np.uint8)
-    found: list[int] = []
-    pages = data_pages(mapped, 0, len(mapped), compressed=codec is not None, by_dictionary=True)
+    numbers: list[int] = []
+    pages = data_pages(
+        lambda start, stop: mapped.data[start:stop], 0, len(mapped), compressed=codec is not None, by_dictionary=True
+    )
     if sum(page.entries for page in pages) != rows:
         raise OtherPagesError
     for page in pages:
@@ -436,10 +529,10 @@ def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[
                 level, body = _prefixed(body) if page.level_bytes is None else (body[:head], body[head:])
                 if not _hybrid(level, page.entries, 1).all():  # one is null
                     raise OtherPagesError
-            found += _hybrid(body[1:], page.entries, int(body[0])).tolist()
+            numbers += _hybrid(body[1:], page.entries, int(body[0])).tolist()
         except _MALFORMED as error:
             raise OtherPagesError from error
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _hybrid(data: Array, count: int, width: int) -> Array:
@@ -466,16 +559,24 @@ def _hybrid(data: Array, count: int, width: int) -> Array:
     return numbers
 
 
-def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:
-    """Return the kind of each image; images that are alike share one object."""
-    kinds: dict[tuple[Any, ...], _Kind] = {}
-    found = []
-    for shape, dtype, number in zip(expected.shapes.tolist(), expected.dtypes, pieces.tolist(), strict=True):
-        key = (*shape, dtype, number)
-        if key not in kinds:
-            kinds[key] = _Kind(tuple(shape), dtype, number, math.prod(shape) // max(number, 1))
-        found.append(kinds[key])
-    return found
+def plain_layout(shape: tuple[int, ...], dtype: np.dtype[Any], num_pieces: int) -> PieceLayout:
+    """Return the layout of PLAIN-encoded byte arrays: the length of each piece, in 4 bytes, precedes it."""
+    piece_bytes = math.prod(shape) // max(num_pieces, 1) * dtype.itemsize
+    prefix = piece_bytes.to_bytes(max(_LENGTH.itemsize, -(-piece_bytes.bit_length() // 8)), "little")
+    return PieceLayout(shape, dtype, num_pieces, (prefix,) * num_pieces)
+
+
+def _layouts(expected: Expected, num_pieces: Array, *, has_prefixes: bool) -> list[PieceLayout]:
+    """Return the layout of each image; images that are stored alike share one object."""
+    by_kind: dict[tuple[Any, ...], PieceLayout] = {}
+    layouts = []
+    for shape, dtype, count in zip(expected.shapes.tolist(), expected.dtypes, num_pieces.tolist(), strict=True):
+        kind = (*shape, dtype, count)
+        if kind not in by_kind:
+            layout = plain_layout(tuple(shape), dtype, count)
+            by_kind[kind] = layout if has_prefixes else replace(layout, prefixes=())
+        layouts.append(by_kind[kind])
+    return layouts
 
 
 def _prefixed(body: Array) -> tuple[Array, Array]:
@@ -486,7 +587,7 @@ def _prefixed(body: Array) -> tuple[Array, Array]:
     return body[_LENGTH.itemsize : stop], body[stop:]
 
 
-def _lengths_stand(data: Array, starts: Array, lengths: Array) -> bool:
+def _have_lengths(data: Array, starts: Array, lengths: Array) -> bool:
     """Whether the length before each value is correct."""
     before = starts[:, None] + np.arange(-_LENGTH.itemsize, 0)
     return bool((data[before].view(_LENGTH)[:, 0] == lengths).all())

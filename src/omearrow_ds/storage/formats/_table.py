@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,9 +17,16 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
 from omearrow_ds.codec.leaves import among, flags, is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
+from omearrow_ds.resources import image_bytes, split_by_bytes
+from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
+from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._stored import Stored
+
+BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
 
 
 class TableSource(BaseSource):
@@ -50,9 +59,52 @@ class TableSource(BaseSource):
     null: Array
     _look = False
     _column: ImageColumn
-    _where: str  # in errors
+    _image_name_prefix: str  # in errors
     _info: pa.Table
+    _objects: Objects | None = None
+    _bytes: ProcessLocal[MappedFile | ObjectFile]
+    _how: dict[str, Any]
     _all_placed = False  # True: every image is known to be plainly stored, and only the pixel leaf is fetched
+
+    def _set_client(self, objects: Objects | None) -> None:
+        """Set the client of the server of a file that is read by ranges; None for a local file."""
+        self._objects, self._bytes = objects, ProcessLocal(self._open_bytes)
+        if objects is not None:
+            self.fetches, self._how["objects"] = True, objects
+
+    def _open_bytes(self) -> MappedFile | ObjectFile:
+        if self._objects is None:
+            with self._opening():
+                return MappedFile(self.path)
+        file = self._objects.open(str(self.path))
+        self._refuse_other(file.version)
+        return file
+
+    def _refuse_other(self, version: tuple[int, str]) -> None:
+        """Raise `FormatError` if an object is not the one that was opened first."""
+        if self.stamp not in (None, version_fingerprint(version)):
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+        self.stamp = version_fingerprint(version)
+
+    def _refuse_replaced(self) -> None:
+        if self._objects is None:
+            super()._refuse_replaced()
+
+    def _of_object(self, stored: Stored) -> Stored:
+        """Return the storage of a local file; of an object, its pixels are read by ranges."""
+        if self._objects is None:
+            return stored
+        return replace(stored, in_place=False, reading="by ranges of an object on a server")
+
+    def stored_files(self) -> Iterator[Path]:
+        if self._objects is None:
+            yield from super().stored_files()
+
+    def stored_size(self) -> tuple[int, int, int]:
+        if self._objects is None:
+            return super().stored_size()
+        size_bytes = self._bytes.get().size_bytes
+        return 1, size_bytes, size_bytes
 
     @abstractmethod
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
@@ -101,7 +153,8 @@ class TableSource(BaseSource):
         self._column = candidates[default[0] if requested is None else requested]
         self.image_column = (self._column.name,)
         self.other_image_columns = tuple(name for name in candidates if name != self._column.name)
-        self._where = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
+        column_name = f", column {self._column.name!r}" if self.other_image_columns else ""
+        self._image_name_prefix = f"{self.path}{column_name}"
         refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
         return [name for name in table.names if name not in candidates] if with_columns else []
 
@@ -131,7 +184,7 @@ class TableSource(BaseSource):
         if self._look:
             self.looked = info, columns
             return
-        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._where)
+        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._image_name_prefix)
         self.dtypes = native(self._given_dtypes)
         with self._reading():
             self.image_ids = named(ids_of(info))
@@ -187,6 +240,11 @@ class TableSource(BaseSource):
         if done != len(self):
             raise self._changed(done, len(self))
 
+    def _blocks_by_size(self) -> Iterator[Block]:
+        """Yield the images in blocks of limited size, each by one call of `views`."""
+        for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES):
+            yield part.start, self.views(range(part.start, part.stop))
+
     def _changed(self, num_images: int, expected: int) -> FormatError:
         problem = f"{num_images:,} images were read, expected {expected:,}"
         return FormatError(f"{self.path}: {problem}; the file changed since it was opened, open it again")
@@ -203,7 +261,7 @@ class TableSource(BaseSource):
 
     def _expected(self, indices: Array) -> Expected:
         dtypes = [self._given_dtypes[index] for index in indices.tolist()]
-        return Expected(self._where, indices, self.shapes[indices], dtypes, self._odd_order[indices])
+        return Expected(self._image_name_prefix, indices, self.shapes[indices], dtypes, self._odd_order[indices])
 
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
         def planes() -> pa.Array:

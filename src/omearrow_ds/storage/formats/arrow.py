@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,12 @@ from numpy.lib.array_utils import byte_bounds
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._arrow_layout import UnplacedError, flat_field, flat_offset, layout_of
+from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
-from omearrow_ds.storage.formats._ranged import Copy
-from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
+from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -66,7 +65,7 @@ class _Columns(NamedTuple):
 
 
 class _File(NamedTuple):
-    mapping: Any  # a MappedFile, or a replacement of it
+    mapping: MappedFile | _ObjectMemory
     mapped: pa.Buffer
     columns: _Columns
     images: dict[int, _Images]
@@ -74,29 +73,43 @@ class _File(NamedTuple):
 
 
 class Source(TableSource):
-    """Images of a memory-mapped Arrow IPC file."""
+    """Images of an Arrow IPC file: memory-mapped, or an object on a server.
+
+    All bytes of an object except pixels are fetched at opening, and copied to their file offsets in anonymous memory of
+    its size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to
+    fetch. Record batches whose images are not plainly stored are fetched whole, and the last one is cached. An object
+    is fetched whole, into the cache, if its record batches are compressed, or have columns of an unsupported type.
+    """
 
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
 
+    takes = ("image_column",)
     looks = True
 
     def __init__(
-        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
+        self,
+        path: Path,
+        image_column: str | None = None,
+        *,
+        with_columns: bool = True,
+        look: bool = False,
+        objects: Objects | None = None,
     ) -> None:
         self.path, self._look = path, look
         self._how = {"image_column": image_column, "with_columns": with_columns}
+        self._set_client(objects)
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
         with self._reading():  # even field names may be invalid UTF-8
             file = self._file.get()
             names = file.columns.schema.names
-            self._places = {name: place for place, name in enumerate(names)}
+            self._places = {name: position for position, name in enumerate(names)}
             others = self._choose(file.columns.schema, image_column, with_columns=with_columns)
-            wanted = [place for place, name in enumerate(names) if name == self._column.name or name in others]
-            if len(wanted) < len(names):
-                self._included = wanted
-                self.close()
+            included = [position for position, name in enumerate(names) if name == self._column.name or name in others]
+            if len(included) < len(names):
+                self._included = included
+                self._file.close()
             self._read_header()
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
@@ -105,8 +118,9 @@ class Source(TableSource):
         That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
         """
         mapping = self._file.get().mapping
-        has_large_read_ahead = isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES
-        return mapping.read_at_random() if has_large_read_ahead else nullcontext()
+        if isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES:
+            return mapping.read_at_random()
+        return nullcontext()
 
     def _read_header(self) -> None:
         with self._scattered_reads():
@@ -139,21 +153,47 @@ class Source(TableSource):
             return _concatenated(infos, table_schema, column, column.info_fields)
 
     def _open(self) -> _File:
-        with self._opening():
-            mapping = MappedFile(self.path)
-            refuse_other(self.path, mapping.file[:_START])
-            mapped = pa.py_buffer(mapping.file)
-            return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
+        if self._objects is None:
+            with self._opening():
+                mapping = MappedFile(self.path)
+                refuse_other(self.path, mapping.file[:_START])
+                return self._file_of(mapping)
+        with self._interpreting():
+            file = self._bytes.get()
+            assert isinstance(file, ObjectFile)
+            refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
+            try:
+                memory = _ObjectMemory(file, layout_of(file, self.path))
+            except UnplacedError:
+                copy, version = self._objects.copied(str(self.path))
+                self._refuse_other(version)
+                return self._file_of(_CopiedFile(copy))
+            file.clear_cache()
+            return self._file_of(memory)
+
+    def _file_of(self, mapping: MappedFile | _ObjectMemory) -> _File:
+        mapped = pa.py_buffer(mapping.file)
+        return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
+
+    @property
+    def _memory(self) -> _ObjectMemory | None:
+        """Memory of an object whose pixels are fetched by ranges."""
+        mapping = None if self._objects is None else self._file.get().mapping
+        return mapping if isinstance(mapping, _ObjectMemory) else None
 
     def stored_as(self) -> Stored:
         with self._reading():
             compression = _compression(self._file.get().mapped)
         plain = compression == "none"
         reading = "in place: out of the mapped file" if plain else "a record batch is decompressed for one image"
-        return Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
+        stored = Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
+        if self._objects is None or self._memory is not None:
+            return self._of_object(stored)
+        return replace(stored, in_place=False, reading="of a copy of the object, fetched whole; a record batch at once")
 
     def close(self) -> None:
         self._file.close()
+        self._bytes.close()
 
     def _batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch with validated offsets and strings, because Arrow trusts the file.
@@ -171,13 +211,55 @@ class Source(TableSource):
         return batch
 
     def views(self, indices: Sequence[int]) -> list[Array]:
+        memory = self._memory
+        return self._located(indices) if memory is None else self._fetched(memory, indices)
+
+    def _located(self, indices: Sequence[int]) -> list[Array]:
+        """Return images as views of the file, or of the memory of an object that may not have been fetched."""
         images: list[Array] = []
         for number, rows in by_part(self._starts, indices):
             part, start = self._images_of(number), self._starts[number]
             images += [part[row - start] for row in rows]
         return images
 
+    def _fetched(self, memory: _ObjectMemory, indices: Sequence[int]) -> list[Array]:
+        """Return images of an object, each fetched by its byte range, or with its record batch."""
+        try:
+            with memory.object.lock:
+                images = self._located(indices)
+            arrays = memory.fetch_images(images)
+        except DecodeError:  # Separately compressed chunks are recognized by their first bytes, which are not fetched.
+            arrays = None
+        if arrays is not None:
+            return arrays
+        arrays = []
+        for number, rows in by_part(self._starts, indices):
+            with memory.object.lock:
+                self._fetch_batch(memory, number)
+                arrays += [np.array(image) for image in self._located(rows)]
+        return arrays
+
+    def _fetch_batch(self, memory: _ObjectMemory, number: int) -> None:
+        """Fetch all pixels of a record batch to their offsets."""
+        images, fetched = self._file.get().images, memory.fetched_batch
+        if fetched != number:
+            images.pop(fetched, None)
+            images.pop(number, None)  # Located before its pixels were fetched.
+            memory.fetch_batch(number)
+
+    def chunk_codec(self) -> str | None:
+        memory = self._memory
+        if memory is None:
+            return super().chunk_codec()
+        with memory.object.lock:
+            for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
+                self._fetch_batch(memory, number)
+            return super().chunk_codec()
+
     def blocks(self) -> Iterator[Block]:
+        return self._blocks_of_batches() if self._memory is None else self._blocks_by_size()
+
+    def _blocks_of_batches(self) -> Iterator[Block]:
         for number, start in enumerate(self._starts[:-1]):
             images = self._images_of(number)
             with self._interpreting():
@@ -187,11 +269,12 @@ class Source(TableSource):
     @property
     def mapping(self) -> MappedFile | None:
         file = self._file.get()
+        if not isinstance(file.mapping, MappedFile) or self._objects is not None:
+            return None
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
                 return None
-        mapping: MappedFile | None = file.mapping
-        return mapping
+        return file.mapping
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
@@ -256,102 +339,7 @@ def _compression(file: pa.Buffer) -> str:
     return "none"
 
 
-class RemoteSource(RemoteTable, Source):
-    """Images of an Arrow IPC file on a server.
-
-    All bytes except pixels are fetched at opening, and copied to their file offsets in anonymous memory of the file's
-    size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to fetch.
-    Record batches whose images are not plainly stored are fetched whole, and the last one is cached. A file is fetched
-    whole, into the cache, if its record batches are compressed, or have columns of an unsupported type.
-    """
-
-    takes = ("image_column",)
-
-    def _open(self) -> _File:
-        with self._interpreting():
-            file = self._object.get()
-            refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
-            try:
-                layout = layout_of(file, self.path)
-            except UnplacedError:
-                return self._open_copy()
-            memory = _Memory(file, layout.pixels)
-            memory.fill(layout.beside)
-            file.clear_cache()
-            mapped = pa.py_buffer(memory.file)
-            return _File(memory, mapped, _Columns.of(mapped, self._included), {}, set())
-
-    def _open_copy(self) -> _File:
-        copy, seen = self._objects.copied(str(self.path))
-        self._refuse_other(seen)
-        mapping = _Copied(copy)
-        mapped = pa.py_buffer(mapping.file)
-        return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
-
-    @property
-    def _is_copied(self) -> bool:
-        return isinstance(self._file.get().mapping, _Copied)
-
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        if self._is_copied:
-            return super().views(indices)
-        memory = np.frombuffer(self._file.get().mapped, np.uint8)
-        try:
-            with self._object.get().lock:
-                images = super().views(indices)
-        except DecodeError:  # separately compressed chunks are recognized by their first bytes, which are not fetched
-            return self._of_batches(indices)
-        if not all(np.may_share_memory(image, memory) for image in images if image.size):
-            return self._of_batches(indices)
-        first = memory.ctypes.data
-        bounds = [byte_bounds(image) if image.size else (first, first) for image in images]
-        fetched = iter(
-            self._object.get().read_ranges([(low - first, high - first) for low, high in bounds if low < high])
-        )
-        return [
-            np.ndarray(image.shape, image.dtype, next(fetched), image.ctypes.data - low, image.strides)
-            if image.size
-            else image
-            for image, (low, _) in zip(images, bounds, strict=True)
-        ]
-
-    def _of_batches(self, indices: Sequence[int]) -> list[Array]:
-        """Return images of record batches that are fetched whole."""
-        images = []
-        for number, rows in by_part(self._starts, indices):
-            with self._object.get().lock:
-                self._fetch_batch(number)
-                images += [np.array(image) for image in super().views(rows)]
-        return images
-
-    def _fetch_batch(self, number: int) -> None:
-        """Fetch all pixels of a record batch to their offsets."""
-        file = self._file.get()
-        before = file.mapping.filled
-        if before != number:
-            file.images.pop(before, None)
-            file.images.pop(number, None)  # made before its pixels were fetched
-            file.mapping.fetch(number)
-
-    def blocks(self) -> Iterator[Block]:
-        return Source.blocks(self) if self._is_copied else super().blocks()
-
-    def stored_as(self) -> Stored:
-        stored = super().stored_as()
-        if not self._is_copied:
-            return stored
-        return replace(stored, reading="of a copy of the object, fetched whole; a record batch at once")
-
-    def chunk_codec(self) -> str | None:
-        if self._is_copied:
-            return super().chunk_codec()
-        with self._object.get().lock:
-            for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
-                self._fetch_batch(number)
-            return super().chunk_codec()
-
-
-class _Copied(MappedFile):
+class _CopiedFile(MappedFile):
     """The mapped copy of an object, which exists as long as the mapping."""
 
     def __init__(self, copy: Copy) -> None:
@@ -359,32 +347,58 @@ class _Copied(MappedFile):
         self._copy = copy
 
 
-class _Memory(Unmapped):
-    """Memory of an object's size, in which fetched ranges are stored at their file offsets.
+class _ObjectMemory:
+    """Memory of the size of an object, in which fetched ranges are stored at their file offsets.
+
+    Parameters
+    ----------
+    file
+        The object.
+    layout
+        Byte ranges of its pixels, which are fetched on request, and of all other bytes, which are fetched now.
 
     Attributes
     ----------
-    file
-        The memory.
-    filled
+    object, file
+        The object, and the memory.
+    fetched_batch
         The record batch whose pixels are fetched, or -1.
     """
 
-    def __init__(self, fetched: ObjectFile, pixels: Sequence[Sequence[ByteRange]]) -> None:
-        self._fetched, self._pixels, self.filled = fetched, pixels, -1
-        self.file = mmap.mmap(-1, fetched.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+    def __init__(self, file: ObjectFile, layout: Layout) -> None:
+        self.object, self._pixels, self.fetched_batch = file, layout.pixels, -1
+        self.file = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+        self._fill(layout.beside)
 
-    def fill(self, spans: Sequence[ByteRange]) -> None:
-        """Fetch byte ranges of the remote file, and write them into the local memory-mapped file."""
-        for (start, stop), data in zip(spans, self._fetched.read_ranges(spans), strict=True):
+    def refuse_changed(self, num_files: int = 1) -> None:
+        """Do nothing: each request compares size and ETag of the object."""
+
+    def _fill(self, ranges: Sequence[ByteRange]) -> None:
+        for (start, stop), data in zip(ranges, self.object.read_ranges(ranges), strict=True):
             self.file[start:stop] = data
 
-    def fetch(self, number: int) -> None:
+    def fetch_images(self, images: Sequence[Array]) -> list[Array] | None:
+        """Return the pixels of images that are views of this memory; None if some are copies."""
+        memory = np.frombuffer(self.file, np.uint8)
+        if not all(np.may_share_memory(image, memory) for image in images if image.size):
+            return None
+        first = memory.ctypes.data
+        bounds = [byte_bounds(image) if image.size else (first, first) for image in images]
+        ranges = [(low - first, high - first) for low, high in bounds if low < high]
+        fetched = iter(self.object.read_ranges(ranges))
+        return [
+            np.ndarray(image.shape, image.dtype, next(fetched), image.ctypes.data - low, image.strides)
+            if image.size
+            else image
+            for image, (low, _) in zip(images, bounds, strict=True)
+        ]
+
+    def fetch_batch(self, number: int) -> None:
         """Fetch all pixels of a record batch, and evict the pixels of the record batch fetched before."""
-        for start, stop in self._pixels[self.filled] if self.filled >= 0 else []:
+        for start, stop in self._pixels[self.fetched_batch] if self.fetched_batch >= 0 else []:
             first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
             if first < length:
                 self.file.madvise(mmap.MADV_DONTNEED, first, length - first)
-        self.filled = -1
-        self.fill(self._pixels[number])
-        self.filled = number
+        self.fetched_batch = -1
+        self._fill(self._pixels[number])
+        self.fetched_batch = number

@@ -42,9 +42,9 @@ from omearrow_ds.storage.formats._lance_files import (
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._ranged import Found
-from omearrow_ds.storage.formats._remote_table import BLOCK_BYTES, OnServer
+from omearrow_ds.storage.formats._remote_table import OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
+from omearrow_ds.storage.formats._table import BLOCK_BYTES, as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._urls import as_parsed
 
 if TYPE_CHECKING:
@@ -318,13 +318,20 @@ class Source(LeafSource):
     def views(self, indices: Sequence[int]) -> list[Array]:
         if self.engine != "pages":
             return super().views(indices)
-        images = []
+        images: list[Array] = []
         for number, rows in by_part(self._starts, indices):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
-            for row in rows:  # Lance reads images that the pages do not hold as expected
-                image = None if pages is None else pages.image(row - start)
-                images.append(super().views([row])[0] if image is None else image)
+            of_file = None if pages is None else pages.images([row - start for row in rows])
+            images += self._one_by_one(pages, rows, start) if of_file is None else of_file
         return images
+
+    def _one_by_one(self, pages: PixelPages | None, rows: Sequence[int], start: int) -> list[Array]:
+        """Return images of a data file; Lance reads those that its pages do not contain as expected."""
+        images = [None if pages is None else pages.image(row - start) for row in rows]
+        return [
+            super(Source, self).views([row])[0] if image is None else image
+            for row, image in zip(rows, images, strict=True)
+        ]
 
     @property
     def mapping(self) -> MappedFile | None:

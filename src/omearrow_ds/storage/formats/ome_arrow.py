@@ -26,15 +26,16 @@ from omearrow_ds.codec.encode import Image, beside, binary, with_checksums
 from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
+from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet import CODECS, MappedPages, is_encrypted, page_options, pages_span
+from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PixelPages
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
 from omearrow_ds.storage.formats._regions import ChunkUse, Region, size_of, uses_by_chunk
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
@@ -244,7 +245,7 @@ class Source(BaseSource):
         self._how: dict[str, Any] = {}
         self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
-        self._pages = ProcessLocal(self._map)
+        self._pages = ProcessLocal(self._open_reader)
         self._refuse_other_folder()
         with self._opening(), self._interpreting():
             images = self._table(_IMAGES)
@@ -328,7 +329,9 @@ class Source(BaseSource):
         self._told_leaves = {name: paths.index(name) for name in (*_TOLD, "dtype") if name in paths}
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
-        self._cut = not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self.path / _CHUNKS, file)
+        self._cut = (
+            not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self._pages.get().file, file)
+        )
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(counts, initial=0))
         chunks = self._indexed()
@@ -400,9 +403,9 @@ class Source(BaseSource):
         with self._opening():
             return pq.ParquetFile(self.path / _CHUNKS, memory_map=True, pre_buffer=False)
 
-    def _map(self) -> MappedPages:
+    def _open_reader(self) -> PageReader:
         with self._opening():
-            return MappedPages(self.path / _CHUNKS)
+            return PageReader(MappedFile(self.path / _CHUNKS), self._find_pages)
 
     def close(self) -> None:
         self._file.close()
@@ -456,13 +459,7 @@ class Source(BaseSource):
     def blocks(self) -> Iterator[Block]:
         if not self._one_each:
             return self._put_all()
-        return self._pages.get().blocks(self._starts, self._pages_ahead, self._of_group)
-
-    def _pages_ahead(self, data: Array, number: int) -> PixelPages | DictionaryPages:
-        """Return the pages of a row group; if it is unchecked, first check it and the next ones."""
-        if number in self._unchecked:
-            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self._starts) - 1)))
-        return self._pages_of(data, number)
+        return self._pages.get().blocks(self._starts, self._of_group)
 
     def _put_all(self) -> Iterator[Block]:
         for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES):
@@ -470,36 +467,37 @@ class Source(BaseSource):
 
     def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
-        found: list[Array] = []
+        chunks: list[Array] = []
         pages = self._pages.get()
         parts = by_part(self._starts, rows)
         unchecked = [number for number, _ in parts if number in self._unchecked] if self._unchecked else []
         for first in range(0, len(unchecked), _CHECKED_AHEAD):
             self._check_groups(unchecked[first : first + _CHECKED_AHEAD])
-        for number, part in parts:
-            first = self._starts[number]
-            cut = pages.cut(number, self._pages_of, "images", [row - first for row in part])
-            found += self._of_group(number, part) if cut is None else cut
-        return found
+        in_groups = [(number, [row - self._starts[number] for row in part]) for number, part in parts]
+        for (number, part), read in zip(parts, pages.read(in_groups), strict=True):
+            chunks += self._of_group(number, part) if read is None else read
+        return chunks
 
-    def _pages_of(self, data: Array, number: int) -> PixelPages | DictionaryPages:
+    def _find_pages(self, file: ByteSource, number: int) -> Pages:
         """Return the pages of a row group of chunks; called once per row group and process."""
+        if number in self._unchecked:
+            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self._starts) - 1)))
         self._check_group(number)
         if not self._cut:
             raise OtherPagesError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
-        here = slice(self._starts[number], self._starts[number + 1])
-        owners = self._grid.owners[here].tolist()
+        of_group = slice(self._starts[number], self._starts[number + 1])
+        owners = self._grid.owners[of_group].tolist()
         if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
             raise OtherPagesError
         dtypes = [self.dtypes[owner] for owner in owners]
         if stored.has_dictionary_page:
             start, codec = stored.dictionary_page_offset, CODECS.get(stored.compression)
             chunk = ColumnChunk(start, start + stored.total_compressed_size, len(owners), False, codec, self._levels)
-            return DictionaryPages(data, chunk, stored.data_page_offset, self._grid.sizes[here].tolist(), dtypes)
-        rows = np.arange(here.start, here.stop)
+            return DictionaryPages(file, chunk, stored.data_page_offset, self._grid.sizes[of_group].tolist(), dtypes)
+        rows = np.arange(of_group.start, of_group.stop)
         expected = Expected(str(self.path), rows, self._grid.sizes[rows], dtypes)
-        return PixelPages(data, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
+        return find_pages(file, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
 
     def _check_groups(self, numbers: Sequence[int]) -> None:
         """Compare row groups with the index, all at once; on a mismatch, `_check_group` later finds the fault.
@@ -526,7 +524,7 @@ class Source(BaseSource):
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
         """Return the stored locations, ids and dtypes of the chunks of row groups, by column."""
         file, pages = self._file.get(), self._pages.get()
-        pages.mapping.refuse_changed()
+        pages.file.refuse_changed()
         stored = [file.metadata.row_group(number) for number in numbers]
         counts = [self._starts[number + 1] - self._starts[number] for number in numbers]
         keys: dict[str, list[Any]] = {}
@@ -535,7 +533,7 @@ class Source(BaseSource):
             known = self._alike.setdefault(name, {})
             if len(known) > _MOST_ALIKE:
                 known = self._alike[name] = {}
-            keys[name] = [pages.key_of(group.column(leaf), _MOST_ALIKE_BYTES) for group in stored]
+            keys[name] = [_key_of(pages.file, group.column(leaf), _MOST_ALIKE_BYTES) for group in stored]
             to_read = {key: position for position, key in enumerate(keys[name]) if key not in known}
             missing.setdefault(tuple(to_read.values()), []).append(name)
         by_column = {name: dict(self._alike[name]) for name in keys}
@@ -570,7 +568,7 @@ class Source(BaseSource):
         self._unchecked.discard(number)
 
     def _read_group(self, number: int, columns: list[str]) -> pa.Table:
-        self._pages.get().mapping.refuse_changed()  # pyarrow maps the file as well
+        self._pages.get().file.refuse_changed()  # pyarrow maps the file as well
         with self._reading():
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
         expected = self._starts[number + 1] - self._starts[number]
@@ -610,7 +608,7 @@ class Source(BaseSource):
 
     def stored_as(self) -> Stored:
         file = self._file.get()
-        numbers = [] if is_encrypted(self.path / _CHUNKS, file) else range(file.num_row_groups)
+        numbers = [] if is_encrypted(self._pages.get().file, file) else range(file.num_row_groups)
         leaves = [file.metadata.row_group(number).column(self._leaf) for number in numbers]
         codecs = [leaf.compression for leaf in leaves]
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
@@ -625,3 +623,15 @@ class Source(BaseSource):
         else:
             reading = "by pyarrow, which decodes a row group for one chunk"
         return Stored(None, compression, chunking, cut and compression == "none", reading)
+
+
+def _key_of(file: ByteSource, stored: pq.ColumnChunkMetaData, max_bytes: int) -> bytes | object:
+    """Return a key that short column chunks with equal values share; a unique object for longer ones."""
+    start, num_bytes = stored.data_page_offset, stored.total_compressed_size
+    if stored.has_dictionary_page:
+        start = min(start, stored.dictionary_page_offset)
+    if num_bytes > max_bytes or stored.file_path:
+        return object()
+    return f"{stored.num_values} {stored.compression} ".encode() + bytes(
+        file.read_ranges([(start, start + num_bytes)])[0]
+    )

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats._parquet import ParquetSource, page_options
-from omearrow_ds.storage.formats._parquet_remote import RemoteParquet
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -27,11 +26,5 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 
 class Source(ParquetSource):
     """Images of a Parquet file; see `ParquetSource`."""
-
-    name = "parquet"
-
-
-class RemoteSource(RemoteParquet):
-    """Images of a Parquet file on a server; see `RemoteParquet`."""
 
     name = "parquet"

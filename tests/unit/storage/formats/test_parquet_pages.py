@@ -68,7 +68,7 @@ def read_in_all_ways(path, engine=None):
 
 def groups_of(source):
     """Return whether each row group was cut out of its pages, after reading all of them."""
-    return [pages is not None for _, pages in sorted(source._mapping.get().groups.items())]
+    return [pages is not None for _, pages in sorted(source._reader.get()._pages.items())]
 
 
 page_options = st.fixed_dictionaries(
@@ -123,7 +123,7 @@ def test_a_compressed_image_is_a_page(stored, encoding):
     images = [image_of((1, 2, 1, 50, 60), "uint16", number) for number in range(10)]
     source = open_images(stored("parquet", images, encoding=encoding, compression="zstd"))
     assert all_same(source.take(range(10)), images)
-    assert source._mapping.get().groups[0]._firsts == [*range(11)]
+    assert source._reader.get().pages(0)._index.first_rows == [*range(11)]
 
 
 @encodings
@@ -313,7 +313,7 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
     content = path.read_bytes()
     chunk = pq.read_metadata(path).row_group(0).column(leaf_number(path, encoding))
     (page,) = data_pages(
-        np.frombuffer(content, np.uint8),
+        lambda start, stop: memoryview(content)[start:stop],
         chunk.data_page_offset,
         chunk.data_page_offset + chunk.total_compressed_size,
         compressed=options["compression"] != "none",
@@ -321,29 +321,28 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
     body = (
         0 if page.compressed else len(images) * (4 + images[0].nbytes) if encoding == "bytes" else 4 * 12 * len(images)
     )
-    for at in range(chunk.data_page_offset, page.stop - body + (4 if encoding == "bytes" and body else 0)):
-        for change in CHANGES[at % share :: share]:
+    for position in range(chunk.data_page_offset, page.stop - body + (4 if encoding == "bytes" and body else 0)):
+        for change in CHANGES[position % share :: share]:
             damaged = bytearray(content)
-            damaged[at] ^= change
+            damaged[position] ^= change
             path.write_bytes(damaged)
             try:
-                found = read_in_all_ways(path, "pages")
+                images_read = read_in_all_ways(path, "pages")
             except OMEArrowDSError as error:
                 assert path.name in str(error)  # noqa: PT017
             else:  # A change of compressed pixels to other valid ones is not detected.
-                right = all_same(found, images)
-                right = right or (page.compressed and all_same(found, read_in_all_ways(path, "pyarrow")))
-                assert right, (at, change)
+                right = all_same(images_read, images)
+                right = right or (page.compressed and all_same(images_read, read_in_all_ways(path, "pyarrow")))
+                assert right, (position, change)
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_pages_or_an_error(content, compressed):
-    data = np.frombuffer(content, np.uint8)
     try:
-        pages = data_pages(data, 0, len(data), compressed=compressed)
+        pages = data_pages(lambda start, stop: memoryview(content)[start:stop], 0, len(content), compressed=compressed)
     except OtherPagesError:
         return
-    assert all(page.start <= page.stop <= len(data) for page in pages)
+    assert all(page.start <= page.stop <= len(content) for page in pages)
 
 
 def test_a_damaged_name_is_an_error(stored):

@@ -1,0 +1,201 @@
+"""Uncompressed images at known offsets of a file, each in pieces of equal size at equal distances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.storage.byte_source import ByteRange
+
+Array = np.ndarray[Any, Any]
+
+
+class OtherLayoutError(Exception):
+    """The bytes of a file differ from the layout that was located; the library of the format reads them."""
+
+
+@dataclass(frozen=True)
+class PieceLayout:
+    """Storage of images that a file stores alike.
+
+    Attributes
+    ----------
+    shape
+        (T, C, Z, Y, X).
+    dtype
+        Pixel dtype in the byte order of the file.
+    num_pieces
+        Number of pieces of equal size, in the order TCZYX; 0 for an image without pixels.
+    prefixes
+        Expected bytes before each piece, of equal length; empty for images without such bytes.
+    gap_bytes
+        Number of bytes between two pieces without ``prefixes``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    num_pieces: int
+    prefixes: tuple[bytes, ...] = ()
+    gap_bytes: int = 0
+
+    @cached_property
+    def prefix_bytes(self) -> int:
+        """Number of bytes before each piece."""
+        return len(self.prefixes[0]) if self.prefixes else 0
+
+    @cached_property
+    def piece_pixels(self) -> int:
+        """Number of pixels of a piece."""
+        return math.prod(self.shape) // max(self.num_pieces, 1)
+
+    @cached_property
+    def piece_step(self) -> int:
+        """Distance of two pieces in bytes."""
+        return self.piece_pixels * self.dtype.itemsize + (self.prefix_bytes or self.gap_bytes)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Number of bytes from the first pixel to the end of the last one."""
+        return max(0, self.num_pieces * self.piece_step - (self.prefix_bytes or self.gap_bytes))
+
+    @cached_property
+    def strides(self) -> tuple[int, ...] | None:
+        """Strides in bytes along T, C, Z, Y and X; None if a view cannot have them."""
+        if not self.num_pieces:
+            return None
+        num_axes = next((n for n in range(6) if math.prod(self.shape[:n]) == self.num_pieces), None)
+        if num_axes is None:
+            return None
+        steps = [self.dtype.itemsize * math.prod(self.shape[axis + 1 :]) for axis in range(num_axes, 5)]
+        of_pieces = [self.piece_step * math.prod(self.shape[axis + 1 : num_axes]) for axis in range(num_axes)]
+        return (*of_pieces, *steps)
+
+    def has_prefixes(self, data: memoryview, start: int) -> bool:
+        """Whether the expected bytes are before each piece of the image whose first pixel is at ``start``."""
+        first = start - self.prefix_bytes
+        starts = range(first, first + self.num_pieces * self.piece_step, self.piece_step)
+        return all(
+            data[offset : offset + len(prefix)] == prefix for offset, prefix in zip(starts, self.prefixes, strict=False)
+        )
+
+    def image(self, data: memoryview | Array, start: int) -> Array:
+        """Return the image whose first pixel is at ``start``, a view if possible."""
+        if self.strides is not None:
+            return np.ndarray(self.shape, self.dtype, data, start, self.strides)
+        image: Array = self.stack(data, start, 1)[0]
+        return image
+
+    def stack(self, data: memoryview | Array, start: int, count: int) -> Array:
+        """Return ``count`` images (count, T, C, Z, Y, X) that follow each other, a view if possible."""
+        if self.strides is not None:
+            strides = (self.num_pieces * self.piece_step, *self.strides)
+            return np.ndarray((count, *self.shape), self.dtype, data, start, strides)
+        if not self.num_pieces:
+            return np.empty((count, *self.shape), self.dtype)
+        steps = (self.piece_step, self.dtype.itemsize)
+        pieces: Array = np.ndarray((count * self.num_pieces, self.piece_pixels), self.dtype, data, start, steps)
+        return pieces.reshape(count, *self.shape)
+
+
+class ImageExtents:
+    """Offsets of uncompressed images in a file.
+
+    Parameters
+    ----------
+    starts
+        (n,) int64, the offset of the first pixel of each image.
+    layouts
+        Storage of each image; images that are stored alike share one object.
+    """
+
+    def __init__(self, starts: Array, layouts: Sequence[PieceLayout]) -> None:
+        self.starts, self.layouts = starts, layouts
+        self._starts: list[int] = starts.tolist()
+        self._is_checked = bytearray(len(starts))
+
+    def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
+        """Return the byte range of each image, with the bytes before its first piece."""
+        ranges = []
+        for row in rows:
+            start, layout = self._starts[row], self.layouts[row]
+            ranges.append((start - layout.prefix_bytes, start + layout.num_bytes))
+        return ranges
+
+    def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
+        """Return images from the bytes of their `ranges`, views if possible.
+
+        The bytes before the pieces of an image are compared at its first use. Raises `OtherLayoutError` if they differ.
+        """
+        images = []
+        for row, data in zip(rows, stored, strict=True):
+            layout = self.layouts[row]
+            if not self._is_checked[row]:
+                if (
+                    not layout.has_prefixes(data, layout.prefix_bytes)
+                    or len(data) < layout.prefix_bytes + layout.num_bytes
+                ):
+                    raise OtherLayoutError
+                self._is_checked[row] = 1
+            images.append(layout.image(data, layout.prefix_bytes))
+        return images
+
+    def check(self, data: Array, first: int, stop: int) -> None:
+        """Compare the bytes before the pieces of images that `stack`, or `stacks` as one array, returns.
+
+        Raises `OtherLayoutError` if they differ.
+        """
+        layout = self.layouts[first]
+        if not layout.prefixes or b"\0" not in self._is_checked[first:stop]:
+            return
+        shape = (stop - first, layout.num_pieces, layout.prefix_bytes)
+        image_step = self._starts[first + 1] - self._starts[first] if stop > first + 1 else 0
+        strides = (image_step, layout.piece_step, 1)
+        stored = np.ndarray(shape, np.uint8, data, self._starts[first] - layout.prefix_bytes, strides)
+        if (stored != np.frombuffer(b"".join(layout.prefixes), np.uint8).reshape(shape[1:])).any():
+            raise OtherLayoutError
+        self._is_checked[first:stop] = b"\1" * (stop - first)
+
+    def stack(self, data: Array, first: int, stop: int) -> Array:
+        """Return images ``first`` to ``stop - 1``, which follow each other and are stored alike, unchecked."""
+        return self.layouts[first].stack(data, self._starts[first], stop - first)
+
+    def stacks(self, data: Array, first: int, stop: int) -> list[Array] | None:
+        """Return images ``first`` to ``stop - 1`` of a mapped file as arrays of images at equal distances, unchecked.
+
+        Returns None if the images differ in layout, or cannot be views.
+        """
+        layout = self.layouts[first]
+        strides = layout.strides
+        if strides is None or any(other is not layout for other in self.layouts[first:stop]):
+            return None
+        steps = np.diff(self.starts[first:stop])
+        bounds = [first, *(np.flatnonzero(np.diff(steps)) + first + 2).tolist(), stop]
+        arrays = []
+        for low, high in pairwise(bounds):
+            if low < high:
+                step = int(steps[low - first]) if high > low + 1 else 0
+                shape = (high - low, *layout.shape)
+                arrays.append(np.ndarray(shape, layout.dtype, data, self._starts[low], (step, *strides)))
+        return arrays
+
+
+def stack_images(
+    arrays: Sequence[Array], layout: PieceLayout, guard: Callable[[int], object], refuse: Callable[[int], object]
+) -> Stacks:
+    """Return all images of a collection, whose prefixes are compared at the first use of each image.
+
+    ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
+    """
+    prefixes = None
+    if layout.prefixes:
+        distances = np.arange(layout.num_pieces) * layout.piece_step - layout.prefix_bytes
+        expected = np.frombuffer(b"".join(layout.prefixes), np.uint8).reshape(layout.num_pieces, -1)
+        prefixes = Prefixes(Stacks(arrays).addresses, distances, expected, refuse)
+    return Stacks(arrays, guard, prefixes, is_mapped=True)
