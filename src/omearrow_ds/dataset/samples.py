@@ -557,10 +557,10 @@ class StoredSamples(Dataset[Any]):
     def _preview(self) -> Pictures:
         """Return previews of the samples: cut, but neither scaled nor transformed."""
         try:
-            columns = self.columns
+            schema = self._collection.beside.column_schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
-            columns = pa.table({})
-        return shown.pictures(self._collection, self._all_positions(), self.image_ids, columns)
+            schema = pa.schema([])
+        return shown.pictures(self._collection, self._all_positions(), self.image_ids, schema, self.column)
 
     def _repr_html_(self) -> str:
         transform = getattr(self, "_transform", None)

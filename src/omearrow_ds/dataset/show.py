@@ -17,8 +17,9 @@ import numpy as np
 from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
-from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, PathExistsError
+from omearrow_ds.errors import ArgumentError, BackendError, PathExistsError
 from omearrow_ds.options import check_integer
+from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._pictures import (
     PERCENTILES,
@@ -207,51 +208,51 @@ def _target(out: StrPath, *, overwrite: bool) -> Path:
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
-        raise ArgumentError(f"{pictures.where}: the collection is empty; choose one with images")
+        raise ArgumentError(f"{pictures.path}: the collection is empty; choose one with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
-    thumbnails = [each for row in grid for each in row]
-    broken = [each for each in thumbnails if each.problem is not None]
+    thumbnails = [thumb for row in grid for thumb in row]
+    broken = [thumb for thumb in thumbnails if thumb.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
         raise ArgumentError(
-            f"{pictures.where}: channels={list(channels)!r}: {thumbnails[0].image_id} {thumbnails[0].problem}"
+            f"{pictures.path}: channels={list(channels)!r}: {thumbnails[0].image_id} {thumbnails[0].problem}"
         )
-    for each in broken[:_WARNED]:
+    for thumb in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
-        warnings.warn(f"{each.image_id}: {each.problem}{more}", UserWarning, stacklevel=3)
+        warnings.warn(f"{thumb.image_id}: {thumb.problem}{more}", UserWarning, stacklevel=3)
     names, ranges = _channels(thumbnails)
     shown_in = colours(names)
     labels = [label for label, _ in rows]
-    told = [
+    notes = [
         {"name": name, "color": "#" + "".join(f"{255 * part:02x}" for part in colour), "low": low, "high": high}
         for name, colour, (low, high) in zip(names, shown_in, ranges, strict=True)
     ]
     drawn = f"{len(thumbnails):,} of {count(total, 'image')}" if len(thumbnails) < total else count(total, "image")
-    heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(thumbnails)])]
+    heads = [f"{drawn} of {Path(pictures.path).name}", *filter(None, [left_out(thumbnails)])]
     pixel_range = PixelRange.join(thumbnail.pixel_range for thumbnail in thumbnails[:MAX_IMAGES])
     if pixel_range is not None and pixel_range.normalize is not None:
         heads.append(f"pixels: {pixel_range.text}")
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
-    def tile(each: Thumbnail) -> Tile:
-        if each.problem is not None:  # Paths without the prefix that is in the title.
-            return Tile(each.image_id, each.problem.replace(f"{pictures.where}{os.sep}", ""))
-        return Tile(each.image_id, composed(each.planes, ranges, shown_in))
+    def tile(thumb: Thumbnail) -> Tile:
+        if thumb.problem is not None:  # Paths without the prefix that is in the title.
+            return Tile(thumb.image_id, thumb.problem.replace(f"{pictures.path}{os.sep}", ""))
+        return Tile(thumb.image_id, composed(thumb.planes, ranges, shown_in))
 
-    picture = png(draw(heads, told, labels, [[*map(tile, row)] for row in grid]))
+    picture = png(draw(heads, notes, labels, [[*map(tile, row)] for row in grid]))
     placed = [
         {
             "row": row,
             "column": column,
-            "index": each.index,
-            "image_id": each.image_id,
+            "index": thumb.index,
+            "image_id": thumb.image_id,
             "group": None if by is None else labels[row],
-            "problem": each.problem,
+            "problem": thumb.problem,
         }
         for row, line in enumerate(grid)
-        for column, each in enumerate(line)
+        for column, thumb in enumerate(line)
     ]
-    return Shown(pictures.where, picture, placed, told, total, groups, pixel_range)
+    return Shown(pictures.path, picture, placed, notes, total, groups, pixel_range)
 
 
 def _drawn(
@@ -263,18 +264,16 @@ def _drawn(
         chosen = np.sort(random.permutation(total)[:sample]).tolist()
         wide = math.ceil(math.sqrt(len(chosen)))
         return [("", chosen[start : start + wide]) for start in range(0, len(chosen), wide)], None
-    if by not in pictures.columns.column_names:
-        raise ColumnError(
-            f"{pictures.where}: no column {by!r} for by=; choose one of {pictures.columns.column_names}", column=by
-        )
+    if by not in pictures.schema.names:
+        raise unknown_column(by, pictures.schema.names, pictures.path, " for by=")
     members: dict[str, list[int]] = {}
-    for index, value in enumerate(pictures.columns[by].to_pylist()):
+    for index, value in enumerate(pictures.column(by).to_pylist()):
         members.setdefault("(null)" if value is None else str(value), []).append(index)
     labels = sorted(members, key=natural_key)
     picked = sorted(random.permutation(len(labels))[:sample].tolist())
-    each = max(1, sample // len(labels))
-    of_row = [(labels[place], members[labels[place]]) for place in picked]
-    return [(label, np.sort(random.permutation(here)[:each]).tolist()) for label, here in of_row], len(labels)
+    share = max(1, sample // len(labels))
+    of_row = [(labels[row], members[labels[row]]) for row in picked]
+    return [(label, np.sort(random.permutation(indices)[:share]).tolist()) for label, indices in of_row], len(labels)
 
 
 def _channels(thumbnails: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:

@@ -18,7 +18,13 @@ from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.text import size
 
 
-def pictures(collection: Collection, positions: Array, image_ids: Sequence[str], columns: pa.Table) -> Pictures:
+def pictures(
+    collection: Collection,
+    positions: Array,
+    image_ids: Sequence[str],
+    schema: pa.Schema,
+    column: Callable[[str], pa.ChunkedArray],
+) -> Pictures:
     """Return previews of the samples at ``positions``: cut, but neither scaled nor transformed."""
     fields = collection.fields_of(positions)
 
@@ -35,14 +41,14 @@ def pictures(collection: Collection, positions: Array, image_ids: Sequence[str],
         if len(names) != shape[1]:
             return []
         numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
-        kept = unscaled(np.broadcast_to(numbers, shape), index)
-        return [names[number] for number in kept.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
+        cut = unscaled(np.broadcast_to(numbers, shape), index)
+        return [names[number] for number in cut.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
 
     def image(index: int) -> Array:
         return unscaled(collection.image(int(fields[index])), index)
 
     taken = collection.image_bytes[fields]
-    return Pictures(str(collection.path), image_ids, columns, taken, image, channels)
+    return Pictures(str(collection.path), image_ids, schema, column, taken, image, channels)
 
 
 def facts(

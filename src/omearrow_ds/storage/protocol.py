@@ -208,6 +208,10 @@ class Beside(Protocol):
         """Table with one row per sample."""
 
     @property
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+
+    @property
     def column_names(self) -> list[str]:
         """Names of the columns."""
 

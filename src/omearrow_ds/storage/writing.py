@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.unfinished import place_of
 
 _ANY_BYTES = 2**31 - 1
+_WIDE, _MAX_COLUMN_CHUNKS = 256, 40_000  # Columns of a wide table, and chunks of all its columns and row groups.
+_WIDE_BYTES = 2**28  # Pixels of a row group of a wide table.
 _OF_PARTS = "arrow"  # Memory-mapped, so read at memory speed, and written with the least memory.
 # Messages of libraries for a full disk, a quota and a file size limit; most have no errno. The last is NumPy's.
 _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
@@ -84,6 +86,13 @@ class Layout:
             compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
         rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if rows_per_group is None else (rows_per_group, _ANY_BYTES)
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
+
+    def for_columns(self, columns: pa.Table) -> Layout:
+        """Return the layout with larger groups for a wide table, whose footer lists each column of each group."""
+        rows = -(-columns.num_rows * columns.num_columns // _MAX_COLUMN_CHUNKS)
+        if columns.num_columns < _WIDE or rows < 2 or self.max_bytes == _ANY_BYTES:
+            return self
+        return replace(self, max_rows=max(self.max_rows, rows), max_bytes=max(self.max_bytes, _WIDE_BYTES))
 
 
 def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
@@ -169,6 +178,15 @@ def _refuse_url(where: Path, storage: Storage | None) -> None:
 
 
 def write(
+    images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
+) -> None:
+    """Write the images and their columns to the target atomically, with larger row groups for a wide table."""
+    if columns is not None and target.format.grouped:
+        target = replace(target, layout=target.layout.for_columns(columns))
+    _write(images, target, columns, total, progress=progress)
+
+
+def _write(
     images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
 ) -> None:
     """Write the images and their columns to the target atomically; ``total`` is for the progress bar."""

@@ -14,12 +14,14 @@ from omearrow_ds import (
     FORMATS,
     ArgumentError,
     ColumnError,
+    FormatError,
     OMEArrowDataset,
     convert,
     open_images,
     write_images,
 )
 from omearrow_ds.storage.formats._detect import SIDECAR
+from omearrow_ds.storage.writing import Layout
 from tests.support.errors import raises
 
 COUNT = 12
@@ -131,3 +133,37 @@ def test_columns_of_parts_and_joined_files_are_in_order(tmp_path):
         with open_images(opened) as source:
             assert source.column("number").to_pylist() == list(range(COUNT)) * copies
             assert source.column_table(["well", "dose"]).column_names == ["well", "dose"]
+
+
+TABLES = [fmt for fmt in FORMATS if fmt.kind == "table"]
+
+
+@pytest.mark.parametrize("fmt", TABLES, ids=lambda fmt: fmt.name)
+def test_only_the_requested_columns_are_read(tmp_path, fmt, monkeypatch):
+    target = tmp_path / f"plate{fmt.suffix}"
+    write_images(images(), target, fmt.name, axes="CYX", columns=COLUMNS.select(PLAIN), checksum=False)
+    requests = []
+    source_type = fmt.module().Source
+    read = source_type._read_stored
+    monkeypatch.setattr(source_type, "_read_stored", lambda self, names: requests.append(names) or read(self, names))
+    dataset = OMEArrowDataset(target, target="number")
+    assert dataset[3][1] == 3
+    assert dataset.column_names == PLAIN
+    assert requests == [["number"]]
+
+
+@pytest.mark.parametrize("fmt", TABLES, ids=lambda fmt: fmt.name)
+def test_columns_of_a_file_replaced_after_opening_are_refused(tmp_path, fmt):
+    target = tmp_path / f"plate{fmt.suffix}"
+    write_images(images(), target, fmt.name, axes="CYX", columns=COLUMNS.select(PLAIN))
+    source = open_images(target)
+    write_images(images(), target, fmt.name, axes="CYX", columns={"number": range(COUNT)}, overwrite=True)
+    with raises(FormatError, path=target):
+        source.column("number")
+
+
+def test_row_groups_of_wide_tables_are_large():
+    wide = pa.table({f"c{number}": pa.nulls(5_000) for number in range(4_000)})
+    default = Layout("bytes", "none", 256, 2**24)
+    assert 4_000 * -(-5_000 // default.for_columns(wide).max_rows) <= 40_000
+    assert default.for_columns(wide.select(range(100))) == default

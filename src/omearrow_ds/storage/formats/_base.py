@@ -525,7 +525,8 @@ class BaseSource(ColumnReader, ABC):
         return Pictures(
             str(self.path),
             self.image_ids,
-            self.columns,
+            self.column_schema,
+            self.column,
             image_bytes(self.shapes, self.dtypes),
             lambda index: self.views([index])[0],
             lambda index: [channel["name"] for channel in self.metadata(index)["channels"]],

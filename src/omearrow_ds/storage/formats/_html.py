@@ -39,16 +39,16 @@ def as_html(title: str, facts: Facts, pictures: Pictures) -> str:
     It inherits the colors of the page, bright or dark, and escapes all text.
     """
     count = len(pictures.image_ids)
-    places = sorted({number * (count - 1) // (_PICTURES - 1) for number in range(_PICTURES)}) if count else []
-    found = [thumbnail(pictures, place, _SIZE) for place in places]
-    told = [*((name, _text(value)) for name, value in facts), ("channels", _legend(found))]
-    rows = "".join(f"<tr><th {_CELL}>{name}</th><td {_CELL}>{value}</td></tr>" for name, value in told if value)
+    indices = sorted({number * (count - 1) // (_PICTURES - 1) for number in range(_PICTURES)}) if count else []
+    thumbnails = [thumbnail(pictures, index, _SIZE) for index in indices]
+    descriptions = [*((name, _text(value)) for name, value in facts), ("channels", _legend(thumbnails))]
+    rows = "".join(f"<tr><th {_CELL}>{name}</th><td {_CELL}>{value}</td></tr>" for name, value in descriptions if value)
     parts = [
         f"<strong>{_text(title)}</strong>",
         f"<table>{rows}</table>",
-        f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{"".join(map(_figure, found))}</div>',
-        f"<div><small>{_how(found)}</small></div>" if found else "",
-        _columns(pictures) if pictures.columns.num_columns else "",
+        f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{"".join(map(_figure, thumbnails))}</div>',
+        f"<div><small>{_how(thumbnails)}</small></div>" if thumbnails else "",
+        _columns(pictures) if len(pictures.schema) else "",
     ]
     return f"<div>{''.join(parts)}</div>"
 
@@ -111,12 +111,12 @@ def _how(found: Sequence[Thumbnail]) -> str:
 
 
 def _columns(pictures: Pictures) -> str:
-    columns = pictures.columns
-    fields = list(columns.schema)
-    ids = [str(each) for each in pictures.image_ids[:_ROWS]]
+    fields = list(pictures.schema)
+    ids = [str(image_id) for image_id in pictures.image_ids[:_ROWS]]
     cells = [("", "", ids)]
-    for place, field in enumerate(fields[:_COLUMNS]):
-        values = [_value(columns.column(place), row) for row in range(len(ids))]
+    for field in fields[:_COLUMNS]:
+        column = pictures.column(field.name)
+        values = [_value(column, row) for row in range(len(ids))]
         cells.append((field.name, str(field.type), values))
     names = "".join(f"<th {_CELL}>{_text(name, _MOST_LETTERS)}</th>" for name, _, _ in cells)
     types = "".join(f"<td {_CELL}><em>{_text(kind, _MOST_LETTERS)}</em></td>" for _, kind, _ in cells)
@@ -129,7 +129,7 @@ def _columns(pictures: Pictures) -> str:
     others = fields[_COLUMNS : _COLUMNS + _MOST_NAMES]
     if not others:
         return table
-    listed = ", ".join(f"{_text(each.name, _MOST_LETTERS)} ({_text(each.type, _MOST_LETTERS)})" for each in others)
+    listed = ", ".join(f"{_text(other.name, _MOST_LETTERS)} ({_text(other.type, _MOST_LETTERS)})" for other in others)
     unlisted = len(fields) - _COLUMNS - len(others)
     more = f", and {unlisted:,} more" if unlisted else ""
     return f"{table}<details><summary>{len(fields) - _COLUMNS:,} more columns</summary>{listed}{more}</details>"

@@ -74,12 +74,9 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        with self._reading():
-            table = self._read_table([*_info_paths(self._column, told=look), *others])
-        for rows in map(len, (table, *table.columns)):  # a damaged file may have columns of other lengths
-            if rows != self._starts[-1]:
-                raise self._other_rows(rows, self._starts[-1], "a column")
-        self._set_header(unnest(table[self._column.name]), table.select(others))
+        table = self._read_whole([*_info_paths(self._column, told=look), *(others if look else ())])
+        columns = pa.schema([table_schema.field(name) for name in others])
+        self._set_header(unnest(table[self._column.name]), columns, table.select(others) if look else None)
         if look:
             self._let_go()
             return
@@ -96,6 +93,18 @@ class ParquetSource(TableSource):
                 value=engine,
                 remedy="pass engine=None",
             )
+
+    def _read_whole(self, paths: list[str]) -> pa.Table:
+        """Return columns, or fields of them, with the number of rows that the footer states."""
+        with self._reading():
+            table = self._read_table(paths)
+        for rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
+            if rows != self._starts[-1]:
+                raise self._other_rows(rows, self._starts[-1], "a column")
+        return table
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         with self._reading():

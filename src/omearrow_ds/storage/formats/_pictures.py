@@ -37,10 +37,10 @@ _STAINS = (
 class Pictures:
     """Images for display: those of a source, or a dataset's samples before they are scaled."""
 
-    where: str  # path of the collection
-    # image_ids, columns: one id and one row per image
-    image_ids: Sequence[str]
-    columns: pa.Table
+    path: str  # Path of the collection.
+    image_ids: Sequence[str]  # One id per image.
+    schema: pa.Schema  # Names and types of the columns.
+    column: Callable[[str], pa.ChunkedArray]  # Reads a column, one value per image.
     image_bytes: Array  # (N,) int64, decoded size of each image
     image: Callable[[int], Array]  # returns an image as (T, C, Z, Y, X), which is not modified
     channels: Callable[[int], Names]  # returns the channel names of an image

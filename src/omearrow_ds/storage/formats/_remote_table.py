@@ -15,6 +15,7 @@ from omearrow_ds.storage.formats._table import TableSource
 class OnServer(TableSource):
     """A table on a server, for any reader; it precedes the source of its format in the list of base classes."""
 
+    reads_columns_at_once = True
     _objects: Objects
 
     def __init__(self, path: Path, *how: Any, objects: Objects, **named: Any) -> None:

@@ -113,16 +113,17 @@ class SqlSource(TableSource):
         others = self._choose(table_schema, image_column, with_columns=with_columns)
         self._image = identifier(self._column.name)
         key = self._key_column(table_schema)
-        selected = ", ".join(identifier(name) for name in others if name != key)
-        info = self._read_info(self._column)
-        columns = self._query(f"SELECT {selected}", self._in_order) if selected else pa.table({})
-        self._set_header(info, columns)
+        columns = pa.schema([table_schema.field(name) for name in others if name != key])
+        self._set_header(self._read_info(self._column), columns)
         self._set_rows(key)
         self.close()
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         image, names = identifier(column.name), map(identifier, column.info_fields)
         return self._query(f"SELECT {', '.join(f'{image}.{name} AS {name}' for name in names)}", self._in_order)
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        return self._query(f"SELECT {', '.join(map(identifier, names))}", self._in_order)
 
     @property
     def _in_order(self) -> str:

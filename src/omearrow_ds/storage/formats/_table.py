@@ -20,6 +20,7 @@ from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColum
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
+from omearrow_ds.storage.formats._columns import plain_columns, plain_schema
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
@@ -33,7 +34,7 @@ class TableSource(BaseSource):
     """Images in a struct column of a table; subclasses implement how its parts are fetched.
 
     A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether to read the columns
-    without images. It calls `_choose`, and then `_set_header` with all data that it read except pixels.
+    without images. It calls `_choose`, and then `_set_header` with the fields of the images and the columns' schema.
 
     Raises
     ------
@@ -55,11 +56,12 @@ class TableSource(BaseSource):
     """
 
     looks: ClassVar[bool] = False
+    reads_columns_at_once: bool = False  # True: opening reads all columns, as a later read costs a request.
     looked: tuple[pa.Table, pa.Table] | None = None
     null: Array
     _look = False
     _column: ImageColumn
-    _image_name_prefix: str  # in errors
+    _subject: str  # In errors.
     _info: pa.Table
     _objects: Objects | None = None
     _bytes: ProcessLocal[MappedFile | ObjectFile]
@@ -70,7 +72,8 @@ class TableSource(BaseSource):
         """Set the client of the server of a file that is read by ranges; None for a local file."""
         self._objects, self._bytes = objects, ProcessLocal(self._open_bytes)
         if objects is not None:
-            self.fetches, self._how["objects"] = True, objects
+            self.fetches = self.reads_columns_at_once = True
+            self._how["objects"] = objects
 
     def _open_bytes(self) -> MappedFile | ObjectFile:
         if self._objects is None:
@@ -153,8 +156,7 @@ class TableSource(BaseSource):
         self._column = candidates[default[0] if requested is None else requested]
         self.image_column = (self._column.name,)
         self.other_image_columns = tuple(name for name in candidates if name != self._column.name)
-        column_name = f", column {self._column.name!r}" if self.other_image_columns else ""
-        self._image_name_prefix = f"{self.path}{column_name}"
+        self._subject = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
         refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
         return [name for name in table.names if name not in candidates] if with_columns else []
 
@@ -170,8 +172,37 @@ class TableSource(BaseSource):
                 found.append(ImagesOf(name, problem=str(error)))
         return found
 
-    def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
+    @abstractmethod
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        """Return columns as stored, in this order."""
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        if not names:
+            return pa.table({})
+        self._refuse_replaced()
+        with self._interpreting():
+            columns = self._read_stored(names)
+            columns.validate(full=True)
+        if len(columns) != len(self):
+            raise self._changed(len(columns), len(self))
+        return plain_columns(columns, str(self.path))
+
+    def _set_column_schema(self, stored: pa.Schema) -> None:
+        """Set names and types of the columns, and read the column of checksums, which is not one of them."""
+        plain = plain_schema(stored, str(self.path))
+        index = plain.get_field_index(schema.CHECKSUM_COLUMN)
+        if index >= 0 and plain.field(index).type == pa.string():
+            plain = plain.remove(index)
+            if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
+                self.checksums = self._read_columns([schema.CHECKSUM_COLUMN])[schema.CHECKSUM_COLUMN]
+        self.column_schema = plain
+        if self.reads_columns_at_once:
+            self.columns = self._read_columns(plain.names)
+
+    def _set_header(self, info: pa.Table, columns: pa.Schema, values: pa.Table | None = None) -> None:
         """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
+
+        ``columns`` is the stored schema of the other columns; ``values``, needed to look, are these.
 
         Raises
         ------
@@ -179,18 +210,16 @@ class TableSource(BaseSource):
             If the sizes or the dtype of an image are missing or impossible.
         """
         with self._interpreting():
-            for table in (info, columns):
+            for table in (info,) if values is None else (info, values):
                 table.validate(full=True)
-        if self._look:
-            self.looked = info, columns
+        if values is not None:
+            self.looked = info, values
             return
-        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._image_name_prefix)
+        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._subject)
         self.dtypes = native(self._given_dtypes)
         with self._reading():
             self.image_ids = named(ids_of(info))
-        self._set_columns(columns)
-        if self._column.name != schema.COLUMN:  # they belong to our column
-            self.checksums = None
+        self._set_column_schema(columns)
         self._info = info
         self._odd_order = self._odd_chunk_orders()
 
@@ -261,7 +290,7 @@ class TableSource(BaseSource):
 
     def _expected(self, indices: Array) -> Expected:
         dtypes = [self._given_dtypes[index] for index in indices.tolist()]
-        return Expected(self._image_name_prefix, indices, self.shapes[indices], dtypes, self._odd_order[indices])
+        return Expected(self._subject, indices, self.shapes[indices], dtypes, self._odd_order[indices])
 
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
         def planes() -> pa.Array:

@@ -102,15 +102,14 @@ class Source(TableSource):
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
         with self._reading():  # even field names may be invalid UTF-8
-            file = self._file.get()
-            names = file.columns.schema.names
-            self._places = {name: position for position, name in enumerate(names)}
-            others = self._choose(file.columns.schema, image_column, with_columns=with_columns)
-            included = [position for position, name in enumerate(names) if name == self._column.name or name in others]
-            if len(included) < len(names):
-                self._included = included
+            file_schema = self._file.get().columns.schema
+            self._places = {name: index for index, name in enumerate(file_schema.names)}
+            others = self._choose(file_schema, image_column, with_columns=with_columns)
+            at_once = others if look or self.reads_columns_at_once else []
+            if len(at_once) + 1 < len(file_schema):
+                self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
                 self._file.close()
-            self._read_header()
+            self._read_header(pa.schema([file_schema.field(name) for name in others]))
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
         """Return a context that reads offsets and columns of a cold file by single pages.
@@ -122,35 +121,42 @@ class Source(TableSource):
             return mapping.read_at_random()
         return nullcontext()
 
-    def _read_header(self) -> None:
+    def _read_header(self, others: pa.Schema) -> None:
         with self._scattered_reads():
-            self._read_batches()
+            self._read_batches(others)
 
-    def _read_batches(self) -> None:
+    def _read_batches(self, others: pa.Schema) -> None:
         reader, table_schema, _ = self._file.get().columns
         self._position = table_schema.get_field_index(self._column.name)
         names = ["id", "pixels_meta"] if self._look else self._column.info_fields
         names = [name for name in names if name in self._column.fields]
-        infos, columns = [], [pa.Table.from_batches([], table_schema.remove(self._position))]
-        for number in range(reader.num_record_batches):
-            batch = self._batch(number)
-            infos.append(_info(batch, self._column, names))
-            columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
+        infos = [_info(self._batch(number), self._column, names) for number in range(reader.num_record_batches)]
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        self._set_header(
-            _concatenated(infos, table_schema, self._column, names), pa.concat_tables(columns).combine_chunks()
-        )
+        values = self._read_stored(others.names) if self._look else None
+        self._set_header(_concatenated(infos, table_schema, self._column, names), others, values)
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        table_schema, batches = self._read_fields(names)
+        empty = pa.Table.from_batches(
+            [], table_schema
+        )  # With it, one batch is copied as well, and does not keep the file mapped.
+        return pa.concat_tables([empty, pa.Table.from_batches(batches, table_schema)]).combine_chunks().select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
-        with self._reading():
-            reader, table_schema, places = _Columns.of(self._file.get().mapped, [self._places[column.name]])
-            infos = []
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                batch = batch if places is None else batch.select(places)
+        table_schema, batches = self._read_fields([column.name])
+        infos = [_info(batch, column, column.info_fields) for batch in batches]
+        return _concatenated(infos, table_schema, column, column.info_fields)
+
+    def _read_fields(self, names: list[str]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+        """Return validated record batches of some columns, in the order of the file, and their schema."""
+        with self._reading(), self._scattered_reads():
+            mapped = self._file.get().mapped
+            reader, table_schema, indices = _Columns.of(mapped, sorted(map(self._places.__getitem__, names)))
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            batches = batches if indices is None else [batch.select(indices) for batch in batches]
+            for batch in batches:
                 batch.validate(full=True)
-                infos.append(_info(batch, column, column.info_fields))
-            return _concatenated(infos, table_schema, column, column.info_fields)
+            return table_schema, batches
 
     def _open(self) -> _File:
         if self._objects is None:

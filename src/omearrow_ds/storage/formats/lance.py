@@ -133,7 +133,7 @@ class Source(LeafSource):
         dataset = self._dataset.get()
         others = self._choose(dataset.schema, image_column, with_columns=with_columns)
         info = self._read_info(self._column)
-        self._set_header(info, self._read_all(others) if others else dataset.schema.empty_table().select([]))
+        self._set_header(info, pa.schema([dataset.schema.field(name) for name in others]))
         try:
             self._files = self._find_files(dataset)
         except self.errors:  # then Lance reads the rows
@@ -159,6 +159,9 @@ class Source(LeafSource):
     def _read_info(self, column: ImageColumn) -> pa.Table:
         info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
         return unnest(info[column.name]).select(column.info_fields)
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        return self._read_all(names).select(names)
 
     def _read_all(self, columns: list[str]) -> pa.Table:
         """Return columns by take, not scan: a panic of Lance 14 in a stream (a damaged page) ends the process."""

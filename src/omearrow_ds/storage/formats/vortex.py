@@ -64,22 +64,27 @@ class Source(LeafSource):
     def __init__(
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
     ) -> None:
-        import vortex.expr  # noqa: PLC0415  # an optional backend
 
         self.path, self._look = path, look
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
         others = self._choose(table_schema, image_column, with_columns=with_columns)
+        columns = pa.schema([table_schema.field(name) for name in others])
         if look:
-            self._set_header(*self._read_told(others))
+            info, values = self._read_told(others)
+            self._set_header(info, columns, values)
             self.close()
             return
-        info = self._read_info(self._column)
-        self._set_header(info, unnest(self._read(vortex.expr.select(others, vortex.expr.root()))))
+        self._set_header(self._read_info(self._column), columns)
         self._leaf = self._find_leaf(table_schema.field(self._column.name).type)
         self._all_placed = self._leaf is not None
         self.close()
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        import vortex.expr  # noqa: PLC0415  # an optional backend
+
+        return unnest(self._read(vortex.expr.select(names, vortex.expr.root()))).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         import vortex.expr  # noqa: PLC0415  # an optional backend
