@@ -264,7 +264,9 @@ def test_a_source_of_two_formats_is_told_by_src_format(stored, tmp_path):
     both = stored("tiff", SMOOTH)
     (both / "columns.parquet").unlink()
     zarr.create_array(both / "more.zarr", data=np.zeros((8, 8), np.uint16))
-    assert "looks like tiff and ome_zarr; pass --format with one of" in run("info", both, code=1).stderr
+    assert (
+        "the content fits the formats tiff and ome_zarr; pass --format with one of" in run("info", both, code=1).stderr
+    )
     assert "pass --src-format with one of" in run("convert", both, tmp_path / "x.arrow", code=1).stderr
     run("convert", both, tmp_path / "x.arrow", "--src-format", "tiff")
     assert info(tmp_path / "x.arrow")["images"] == 20
@@ -278,13 +280,13 @@ def test_a_table_among_several_is_told_by_table(stored, tmp_path):
         connection.execute("ALTER TABLE images RENAME TO fields; CREATE TABLE few AS FROM fields LIMIT 3")
     copy = tmp_path / "few.arrow"
     for command in (("info", path), ("convert", path, copy), ("verify", path), ("profile", path), ("recommend", path)):
-        said = run(*command, code=1).stderr
-        assert f"{path}: 2 tables hold images; pass --table with the name of one: 'main.few', 'main.fields'" in said
+        message = run(*command, code=1).stderr
+        assert f"{path}: 2 tables contain images; pass --table with one of 'main.few', 'main.fields'" in message
     assert [info(path, "--table", name)["images"] for name in ("few", "main.fields")] == [3, 20]
     run("convert", path, copy, "--table", "few")
     assert info(copy)["images"] == 3
     assert "3 images" in run("verify", path, "--table", "few").stdout
-    assert "--table 'cells' is no table with images" in run("info", path, "--table", "cells", code=1).stderr
+    assert "--table 'cells' is not a table with images" in run("info", path, "--table", "cells", code=1).stderr
     assert "--table 'few': Arrow IPC has no tables to choose from" in run("info", copy, "--table", "few", code=1).stderr
 
 
