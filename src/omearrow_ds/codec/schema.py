@@ -143,7 +143,7 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
         _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{subject}: metadata of a channel")
     if len(values["channels"]) not in (0, size_c):
         raise MetadataError(
-            f"{subject}: metadata has {len(values['channels'])} channels, the image {size_c}; correct the metadata"
+            f"{subject}: metadata has {len(values['channels'])} channels, but the image has {size_c}; correct it"
         )
     try:
         stored: dict[str, Any] = pa.scalar(values, type=METADATA).as_py()

@@ -68,13 +68,13 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     keys = JoinKeys(source, joined, pairs)
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        ids = f"several images of {source.path} have an id that is {keys.describe(equal[0], row=False)}"
-        raise MetadataError(f"{joined.name}: {ids} in {pairs[0][1]!r}; pass the ids as text")
+        ids = f"several images of {source.path} have the id {keys.describe(equal[0], row=False)}"
+        raise MetadataError(f"{joined.name}: {ids} as a number in {pairs[0][1]!r}; pass the ids as text")
     twice = first_duplicate(keys.rows)
     if twice is not None:
         raise MetadataError(
             f"{joined.name}: rows {twice[0]} and {twice[1]} have the same {keys.names}, "
-            f"{keys.describe(twice[1], row=True)}; each key may occur once: aggregate the table, or pass on= with "
+            f"{keys.describe(twice[1], row=True)}; aggregate the table, or pass on= with "
             f"columns that distinguish its rows"
         )
     rows = match_rows(keys.rows, keys.images)
@@ -83,8 +83,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
         if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
-                f"{joined.name}: column {name!r} is a column of {source.path} too, with other values; rename or drop "
-                f"it, or join by it with on=",
+                f"{joined.name}: column {name!r} has other values than in {source.path}; rename or drop "
+                f"it, or pass it in on=",
                 column=name,
             )
         added = added.drop_columns(name)
@@ -107,13 +107,13 @@ def _warn_unmatched(source: BaseSource, table: str, keys: JoinKeys, rows: Array)
     unused = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images))
     if len(rows) and len(without) == len(rows):
         raise MetadataError(
-            f"{table}: no image of {source.path} has a row, by {keys.names}: images have e.g. "
-            f"{keys.describe(0, row=False)}, the table has {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}"
+            f"{table}: no row matches an image of {source.path} by {keys.names}: images have e.g. "
+            f"{keys.describe(0, row=False)}, rows {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}; pass on="
         )
     notes = []
     if len(without):
         examples = keys.examples(without, row=False)
-        notes.append(f"{len(without):,} of {len(rows):,} images have no row, and null there: {examples}")
+        notes.append(f"{len(without):,} of {len(rows):,} images have no row, so values are null: {examples}")
     if len(unused):
         examples = keys.examples(unused, row=True)
         notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")

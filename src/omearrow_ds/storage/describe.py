@@ -150,9 +150,11 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         try:
             disk_files, disk_bytes, allocated_bytes = source.stored_size()
         except FileNotFoundError as error:
-            raise MissingPathError(f"{error.filename}: is not there, and {source.path} needs it; restore it") from error
+            raise MissingPathError(
+                f"{error.filename}: does not exist, but {source.path} needs it; restore it"
+            ) from error
         except OSError as error:
-            raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
+            raise FormatError(f"{source.path}: changed while it was read: {error}; try again") from error
         outline = source.outline()
         return Description(
             str(source.path),

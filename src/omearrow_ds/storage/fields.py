@@ -220,7 +220,7 @@ def open_pattern(
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
         raise ArgumentError(
-            f"two of its names are the column {twice!r}", option="pattern", value=compiled.text, remedy="rename one"
+            f"two of its names denote the column {twice!r}", option="pattern", value=compiled.text, remedy="rename one"
         )
     planes = _planes(path, parsed, keys)
     known = sorted({channel for field in planes.values() for _, channel, _ in field}, key=natural_key)
@@ -257,7 +257,7 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     _refuse_unmatched(path, pattern.text, parsed, others)
     foreign = next((name for name in parsed if not is_unicode(name)), None)
     if foreign is not None:
-        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
+        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
 
 
@@ -313,10 +313,10 @@ def joined_files(
     for number in first.tolist():
         examples.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
     if len(examples) > 1:
-        told = [f"{fields.files[number]} is {kind}" for kind, number in examples.items()]
+        differing = [f"{fields.files[number]} is {kind}" for kind, number in examples.items()]
         raise FormatError(
-            f"{path}: channels of field {fields.image_ids[model]} differ: {told[0]}, {told[1]}; choose those that are "
-            f"alike with channels="
+            f"{path}: channels of field {fields.image_ids[model]} differ: {differing[0]}, {differing[1]}; pass "
+            f"channels= with channels of one kind"
         )
     return FieldSource(source, fields)
 
@@ -366,7 +366,7 @@ def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remed
         raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
     if lacking:
         message = f"{path}: {len(lacking):,} of {num_fields:,} fields are incomplete, the first: {lacking[0]}"
-        warnings.warn(f"{message}; they are left out", UserWarning, stacklevel=2)
+        warnings.warn(f"{message}; they are skipped", UserWarning, stacklevel=2)
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
@@ -412,12 +412,12 @@ def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: 
         inside = next((folder.name for folder in visible if _holds_images(folder)), None)
         remedy = "pass the folder of the images, or change the pattern"
         if inside is not None:
-            remedy = f"its folder {inside!r} does: pass that, or begin the pattern with its name and /"
-        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them; {remedy}")
+            remedy = f"pass its subfolder {inside!r}, which contains some, or begin the pattern with its name and /"
+        raise FormatError(f"{path}: contains no TIFF file at the depth of pattern={text!r}; {remedy}")
     if others:
         raise FormatError(
             f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match pattern={text!r}, e.g. "
-            f"{min(others, key=natural_key)!r}; widen the pattern, or move such files away"
+            f"{min(others, key=natural_key)!r}; correct the pattern, or move these files to another folder"
         )
     odd = next((name for name in parsed if not _is_tiff(name)), None)
     if odd is not None:
@@ -434,7 +434,7 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
     for name in list(names):
         absent = [file for file, values in parsed.items() if values[name] is None]
         if absent and len(absent) < len(parsed):
-            raise FormatError(f"{subject} matches {name} in some names but not in {absent[0]!r}; pass one pattern each")
+            raise FormatError(f"{subject} matches {name} in some names but not in {absent[0]!r}; rename the files")
         if absent:
             names.remove(name)
     if "well" not in names and {"row", "column"} <= set(names):
@@ -468,13 +468,14 @@ def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
     """Return the value in ``known`` for each channel name; raise `ArgumentError` for unknown or repeated names."""
     error = partial(ArgumentError, path=path, option="channels", value=channels)
-    existing = f"there are {', '.join(map(repr, known))}"
+    existing = f"of {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):  # Sets are refused: their order varies per run.
-        raise error(allowed=f"a sequence of names; {existing}")
+        raise error(allowed=f"a sequence of names {existing}")
     unknown = [name for name in names if name not in known]
     if unknown or len(set(names)) < len(names):
-        raise error(f"{f'no channel {unknown[0]!r}' if unknown else 'they must be distinct'}; {existing}")
+        problem = f"no channel {unknown[0]!r}" if unknown else "names are not distinct"
+        raise error(problem, remedy=f"pass distinct names {existing}")
     return [known[name] for name in names]
 
 
@@ -509,7 +510,7 @@ def _gridded(
             f"{path}: none of {len(order):,} fields has a file for every plane, the first: {lacking[0]}; correct the "
             f"channel names of pattern= (now: {names}), or choose some with channels="
         )
-    remedy = "restore it, pass incomplete='skip' to leave such fields out, or choose among the channels with channels="
+    remedy = "restore it, pass incomplete='skip' to skip these fields, or pass other channels in channels="
     report_incomplete(path, lacking, len(order), remedy, skip=incomplete == "skip")
     return files, grids, complete
 

@@ -36,7 +36,9 @@ def metadata_of(path: Path) -> Path | None:
     versions = {file: _version(file) for file in _metadata_files(folder)}
     newest = [file for file, version in versions.items() if version == max(versions.values())]
     if len(newest) > 1:
-        raise FormatError(f"{path}: {newest[0].name} and {newest[1].name} are both its newest metadata; pass one")
+        raise FormatError(
+            f"{path}: {newest[0].name} and {newest[1].name} have the same highest version; pass the path of one"
+        )
     return newest[0]
 
 
@@ -62,9 +64,9 @@ def parts_of_table(metadata: Path) -> list[Part]:
         from pyiceberg.exceptions import NotInstalledError, ValidationError  # noqa: PLC0415  # an optional backend
         from pyiceberg.table import StaticTable  # noqa: PLC0415
     except ImportError as error:
-        remedy = f"pip install 'omearrow-ds[iceberg]', or pass {str(metadata.parent.parent / 'data')!r} itself"
-        what = "which may hold files of old snapshots too"
-        raise BackendError(f"{metadata}: an Iceberg table is read by pyiceberg: {remedy}, {what}") from error
+        remedy = f"run pip install 'omearrow-ds[iceberg]', or pass {str(metadata.parent.parent / 'data')!r}"
+        problem = "pyiceberg, which reads Iceberg tables, is not installed"
+        raise BackendError(f"{metadata}: {problem}; {remedy}") from error
     if not metadata.is_file():
         raise missing(metadata)
     with refusing(metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)):
@@ -73,20 +75,20 @@ def parts_of_table(metadata: Path) -> list[Part]:
         moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
         if moved:
             raise FormatError(
-                f"{metadata}: was moved, or is a copy: its files are recorded as below {root}; move it back, "
-                f"register it anew, or pass the data folder itself, which may hold files of old snapshots too"
+                f"{metadata}: was moved or copied, because its files are recorded below {root}; move it back, "
+                f"register it again, or pass the data folder, which may contain files of old snapshots"
             )
         _refuse_renamed(table.metadata.schemas, metadata)
         tasks = list(table.scan().plan_files())
     deleted = next((task for task in tasks if task.delete_files), None)
     if deleted is not None:
         raise FormatError(
-            f"{metadata}: has delete files, rows that are in {deleted.file.file_path} and count no more; rewrite the "
+            f"{metadata}: has delete files, which remove rows of {deleted.file.file_path}; rewrite the "
             f"table without them (Spark: CALL system.rewrite_data_files)"
         )
     files = sorted((_local(task.file.file_path) for task in tasks), key=lambda file: natural_key(str(file)))
     if not files:
-        raise FormatError(f"{metadata}: its newest snapshot has no files; there are no images to read")
+        raise FormatError(f"{metadata}: the newest snapshot has no files; add images to the table")
     return [Part(file, _name(file, root), {}) for file in files]
 
 
@@ -111,13 +113,13 @@ def _name(file: Path, root: Path) -> str:
 
 def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
     """Raise `FormatError` if a column was renamed, or its name reused: files keep the old names."""
-    columns = {(field.field_id, field.name) for each in schemas for field in each.fields}
-    for what in (0, 1):
-        seen: dict[Any, Any] = {}
+    columns = {(field.field_id, field.name) for schema in schemas for field in schema.fields}
+    for position in (0, 1):
+        previous: dict[Any, Any] = {}
         for column in sorted(columns):
-            other = seen.setdefault(column[what], column[1 - what])
-            if other != column[1 - what]:
+            other = previous.setdefault(column[position], column[1 - position])
+            if other != column[1 - position]:
                 raise FormatError(
-                    f"{metadata}: columns were renamed or made anew ({column[1]!r}), and files may have the old names; "
+                    f"{metadata}: column {column[1]!r} was renamed or created again, so files may have old names; "
                     f"rewrite the table (Spark: CALL system.rewrite_data_files)"
                 )

@@ -29,40 +29,44 @@ def describe(
     axes: str | None,
     image_ids: Sequence[str] | None,
     metadata: Metadata | None,
-    where: str,
+    subject: str,
     hasher: Hasher | None,
 ) -> Iterator[codec.Image]:
-    """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; error messages start with ``where``.
+    """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; error messages start with ``subject``.
 
     Raises `ImageError` if an image is not an array, or its rank does not match ``axes``; `MetadataError` if the number
     of ids or metadata differs from that of images, or metadata does not fit its image.
     """
     if isinstance(metadata, Mapping):
-        raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")
+        raise MetadataError(f"{subject}: metadata is one dict, expected a sequence; pass one dict per image")
     records = None if metadata is None else iter(metadata)
     fleeting = type(images) not in _HELD
     count = 0
     for index, image in enumerate(images):
-        name = f"{where}: image {index}"
+        name = f"{subject}: image {index}"
         _refuse_other(image, name)
         pixels = to_tczyx(image, axes, name)
         if image_ids is not None and index >= len(image_ids):
-            raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are more images")
+            raise MetadataError(
+                f"{subject}: image_ids has {len(image_ids)} entries, expected one per image; add the missing ones"
+            )
         image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
         try:
             record = None if records is None else next(records)
         except StopIteration:
-            raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
-        given = schema.normalize_metadata(record, pixels.shape[1], name)
+            raise MetadataError(
+                f"{subject}: metadata has {index} entries, expected one per image; add the missing ones"
+            ) from None
+        values = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
         stored = native.dtype in schema.DTYPES  # Other dtypes are refused later.
         checksum = None if hasher is None or not stored else hasher.checksum(native)
-        yield codec.Image(native, image_id, given, checksum, fleeting)
+        yield codec.Image(native, image_id, values, checksum, fleeting)
         count += 1
     if image_ids is not None and len(image_ids) != count:
-        raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are {count} images")
+        raise MetadataError(f"{subject}: image_ids has {len(image_ids)} entries, expected {count}; pass one per image")
     if records is not None and next(records, None) is not None:
-        raise MetadataError(f"{where}: metadata has more entries than the {count} images")
+        raise MetadataError(f"{subject}: metadata has more than {count} entries; pass one per image")
 
 
 def _refuse_other(image: Array, name: str) -> None:
@@ -71,27 +75,29 @@ def _refuse_other(image: Array, name: str) -> None:
     if kind in _ARRAYS:
         return
     if isinstance(image, np.ma.MaskedArray):
-        remedy = "fill it, image.filled(0), and keep the mask as a column or as an image of its own"
-        raise ImageError(f"{name} is a masked array, whose mask would be lost; {remedy}")
+        remedy = "pass image.filled(0), and store the mask as another image"
+        raise ImageError(f"{name} is a masked array, and its mask cannot be stored; {remedy}")
     if isinstance(image, np.ndarray):
-        remedy = "if its numbers are all that is meant, pass numpy.asarray(image)"
-        raise ImageError(f"{name} is a {kind.__name__}, of which the numbers alone would be stored; {remedy}")
-    raise ImageError(f"{name} is a {kind.__name__}; a numpy array is needed")
+        remedy = "pass numpy.asarray(image) to store only its numbers"
+        raise ImageError(f"{name} is a {kind.__name__}, expected a numpy array; {remedy}")
+    raise ImageError(f"{name} is a {kind.__name__}, expected a numpy array; convert it")
 
 
 def checked(
-    images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, where: str
+    images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, subject: str
 ) -> Iterator[codec.Image]:
     """Yield the images; raise an error if an image is unsupported or the columns have another number of rows."""
     count = 0
     for image in images:
-        codec.check_image(image, encoding, f"{where}: image {count} ({image.image_id})")
+        codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
         count += 1
         if columns is not None and count > columns.num_rows:
-            raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are more images")
+            raise MetadataError(
+                f"{subject}: columns have {columns.num_rows} rows, expected one per image; add the missing ones"
+            )
         yield image
     if columns is not None and count != columns.num_rows:
-        raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are {count} images")
+        raise MetadataError(f"{subject}: columns have {columns.num_rows} rows, expected {count}; pass one per image")
 
 
 def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
@@ -102,42 +108,46 @@ def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[
         yield image
 
 
-def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
+def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
     """Return the image ids as a list; raise `MetadataError` unless all are distinct, non-empty Unicode strings."""
     if isinstance(image_ids, str):
-        raise MetadataError(f"{where}: image_ids is one string, {image_ids!r}; a sequence of them is needed")
+        raise MetadataError(
+            f"{subject}: image_ids is the string {image_ids!r}, expected a sequence; pass one string per image"
+        )
     ids = list(image_ids)
-    seen = set()
+    previous = set()
     for index, image_id in enumerate(ids):
-        if not isinstance(image_id, str) or not image_id or image_id in seen or not is_unicode(image_id):
-            what = "image_ids must be distinct, non-empty Unicode strings"
-            raise MetadataError(f"{where}: {what}; image {index} has {image_id!r}")
-        seen.add(image_id)
+        if not isinstance(image_id, str) or not image_id or image_id in previous or not is_unicode(image_id):
+            problem = "expected distinct, non-empty Unicode strings"
+            raise MetadataError(f"{subject}: image_ids has {image_id!r} for image {index}, {problem}; correct it")
+        previous.add(image_id)
     return ids
 
 
-def as_table(columns: Columns | None, where: str) -> pa.Table | None:
+def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
     """Return columns as a table of plain Arrow types, or None without columns; raise `MetadataError` if invalid."""
     if columns is None:
         return None
     try:
-        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, where)
+        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, subject)
         table.validate(full=True)  # Otherwise a format could store invalid data, and report it as damage later.
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
-    refuse_extensions(table.schema, where)
-    table = plain_columns(table, where)
+        raise MetadataError(
+            f"{subject}: columns cannot be converted to an Arrow table: {error}; correct them"
+        ) from error
+    refuse_extensions(table.schema, subject)
+    table = plain_columns(table, subject)
     return table.replace_schema_metadata(None) if table.num_columns else None
 
 
-def refuse_names(names: Sequence[str], where: str) -> None:
+def refuse_names(names: Sequence[str], subject: str) -> None:
     """Raise `MetadataError` if column names are empty, duplicate or reserved."""
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
-        taken = f"{', '.join(map(repr, _TAKEN))} are taken; rename"
-        raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
+        remedy = f"rename them, other than {', '.join(map(repr, _TAKEN))}"
+        raise MetadataError(f"{subject}: columns have the names {names}, expected distinct, non-empty names; {remedy}")
 
 
-def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
+def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table:
     """Return a copy of columns: Arrow would share an array's memory, which the caller may modify during writing."""
     owned = {}
     for name, values in dict(columns).items():
@@ -145,8 +155,8 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
             masked = (row for row, value in enumerate(values) if isinstance(value, np.ma.MaskedArray) and value.ndim)
             row = next(masked, None)
             if row is not None:
-                remedy = "pass its .tolist(), which has None where it is masked"
-                raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}", column=name)
+                remedy = "pass its .tolist(), with None for masked values"
+                raise MetadataError(f"{subject}: column {name!r}: row {row} is a masked array; {remedy}", column=name)
         copied = getattr(values, "copy", None)  # Arrays and series have this method.
         owned[name] = values if copied is None else copied()
     return pa.table(owned)

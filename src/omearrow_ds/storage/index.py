@@ -109,17 +109,17 @@ class StoredIndex:
         """Return the image index without columns and checksums, which are read lazily because they are large."""
         with self._open() as opened:
             if opened.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
-                what = f"its column {schema.SIDECAR_COLUMN!r} is of another type than ours"
-                raise FormatError(f"{self._file}: {what}; restore it")
+                problem = f"column {schema.SIDECAR_COLUMN!r} has an unexpected type"
+                raise FormatError(f"{self._file}: {problem}; restore the file")
             starts = list(accumulate(self._images, initial=0))
-            for name, wanted in zip(("part", "row"), _places(starts), strict=True):
-                if not np.array_equal(_numbers(opened, name), wanted):
+            for name, expected in zip(("part", "row"), _places(starts), strict=True):
+                if not np.array_equal(_numbers(opened, name), expected):
                     raise FormatError(
-                        f"{self._file}: its images are not those of the parts in {self._manifest}; restore it"
+                        f"{self._file}: images differ from the parts in {self._manifest}; restore the file"
                     )
             shapes, dtypes, ids = _shapes_of(opened), _dtypes_of(opened), _said(opened, "id")
             if ids.null_count:
-                raise FormatError(f"{self._file}: an image has no id; restore it")
+                raise FormatError(f"{self._file}: an image id is null; restore the file")
         return Index(starts, Texts(ids), shapes, dtypes, None, None)
 
     @cached_property
@@ -145,15 +145,13 @@ class StoredIndex:
         """Yield the open file after comparing its hash with the manifest: once, until the file changes."""
         file = self._file
         if not file.exists():
-            raise MissingPathError(f"{file}: is missing, and {self._manifest} beside it names it; restore it")
+            raise MissingPathError(f"{file}: does not exist, but {self._manifest} names it; restore it")
         refuse_special(file)
         with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._hashed and file_hash(file) != self._digest:
-                raise FormatError(
-                    f"{file}: is not the one that {self._manifest} beside it was written with; restore it"
-                )
+                raise FormatError(f"{file}: differs from the file that {self._manifest} names; restore it")
             self._hashed = stamp
             with pq.ParquetFile(file, pre_buffer=False) as opened:
                 yield opened

@@ -119,8 +119,8 @@ class _Recipe:
             material = self.opening()
         if known_of(material) != self.known:
             raise FormatError(
-                f"{material.source.path}: on {socket.gethostname()} is not what was planned with; it must be the same "
-                f"on all hosts, and stay as it is until all is made"
+                f"{material.source.path}: on host {socket.gethostname()} differs from the planned source; provide the "
+                f"same source on all hosts, unchanged until all parts are written"
             )
         return Work(material, self.cut.plan(material), self.target, self.place, self.open_part, self.skip_errors)
 
@@ -164,14 +164,14 @@ class Jobs:
             raise ArgumentError(
                 option="executor",
                 value=executor,
-                allowed="a concurrent.futures.Executor, as a process pool is, or client.get_executor() of a Dask "
+                allowed="a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask "
                 "client",
             )
         context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
         if context is not None and context.get_start_method() == "fork":
             raise ArgumentError(
-                "executor: a pool of forked processes hangs with libraries that have threads, as Lance and DuckDB; "
-                "make it as ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+                "executor: a pool of forked processes hangs with libraries that start threads (Lance, DuckDB); "
+                "create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
             )
         return cls(executor, settings.skips_errors, settings.task)
 
@@ -188,9 +188,9 @@ def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | 
         return Cut.choose(settings, target.format.part_bytes), Jobs.choose(settings)
     for name, value in settings.chosen.items():
         if name in PARTS:
-            shown = ... if name == "executor" else value
-            problem = f"is for a target called *{SUFFIX}, which {target.path} is not"
-            raise ArgumentError(problem, option=name, value=shown, remedy="leave it out")
+            shown_value = ... if name == "executor" else value
+            problem = f"needs a target with the suffix {SUFFIX}, not {target.path}"
+            raise ArgumentError(problem, option=name, value=shown_value, remedy="leave it out")
     return None
 
 
@@ -207,45 +207,45 @@ def make_parts(
         If a part could not be made.
     """
     plan = cut.plan(material)
-    said = described(material, target, cut, plan)
-    place = place_of(target.path, target.storage)
-    unfinished = Unfinished(place, opening)
-    unfinished.begin(said, overwrite=target.overwrite)
+    description = described(material, target, cut, plan)
+    parts_target = place_of(target.path, target.storage)
+    unfinished = Unfinished(parts_target, opening)
+    unfinished.begin(description, overwrite=target.overwrite)
     first, stop = 0, len(plan)
     if jobs.task is not None:
         index, num_tasks = jobs.task
         first, stop = (index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks
-    there = range(len(plan)) if unfinished.published else unfinished.made
-    wanted = [number for number in range(first, stop) if number not in there]
-    work = Work(material, plan, target, place, opening, jobs.skip_errors)
+    written = range(len(plan)) if unfinished.published else unfinished.made
+    missing = [number for number in range(first, stop) if number not in written]
+    work = Work(material, plan, target, parts_target, opening, jobs.skip_errors)
     total = stop - first
     with tqdm(
-        total=total, initial=total - len(wanted), unit="part", desc=target.format.label, disable=not progress
+        total=total, initial=total - len(missing), unit="part", desc=target.format.label, disable=not progress
     ) as bar:
         try:
             if jobs.executor is None:
-                for number in wanted:
+                for number in missing:
                     with _naming(unfinished, number, len(plan)):
                         work.make(number)
                     bar.update()
             else:
-                source = said["source"]
+                source = description["source"]
                 recipe = _Recipe(
-                    material.opening(place),
+                    material.opening(parts_target),
                     cut,
                     target,
-                    place,
+                    parts_target,
                     opening,
                     jobs.skip_errors,
                     source["known"],
                     source["files"],
                 )
-                for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, unfinished, len(plan)):
+                for _ in _made_by(jobs.executor, pickle.dumps(recipe), missing, unfinished, len(plan)):
                     bar.update()
         except KeyboardInterrupt:
-            made = len(unfinished.made)
+            num_written = len(unfinished.made)
             raise KeyboardInterrupt(
-                f"{target.path}: {made:,} of {count(len(plan), 'part')} are made; the same command goes on"
+                f"{target.path}: {num_written:,} of {count(len(plan), 'part')} are written; repeat it to continue"
             ) from None
     return unfinished
 
@@ -278,24 +278,26 @@ class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, numb
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        goes_on = "the same command goes on with the parts that are missing"
+        remedy = "repeat the command to write the missing parts"
         if isinstance(error, BrokenExecutor | CancelledError):
             raise _lost(self._path, error) from error
         if isinstance(error, FileNotFoundError | WriteError) and not self._unfinished.place.begun:
-            raise PathExistsError(f"{self._path}: was published, or removed, by somebody else meanwhile") from error
+            raise PathExistsError(
+                f"{self._path}: another process published or removed it; choose another path"
+            ) from error
         if isinstance(error, OMEArrowDSError):
-            hint = "; on_error='skip' leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
-            raise type(error)(f"{self._path}: {self._part}: {error}; {goes_on}{hint}") from error
+            hint = ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
+            raise type(error)(f"{self._path}: {self._part}: {error}; {remedy}{hint}") from error
         if isinstance(error, Exception):  # It is from the executor or the system.
-            said = f"{type(error).__name__}: {error}"
-            raise WriteError(f"{self._path}: {self._part} could not be made: {said}; {goes_on}") from error
+            cause = f"{type(error).__name__}: {error}"
+            raise WriteError(f"{self._path}: {self._part} could not be written: {cause}; {remedy}") from error
 
 
 def _lost(path: Path, error: BaseException) -> WriteError:
     return WriteError(
-        f"{path}: the executor lost its workers ({type(error).__name__}), as when the system kills one that takes too "
-        f"much memory; use fewer, or make it anew with a smaller part_bytes=; the same command goes on with the parts "
-        f"that are missing"
+        f"{path}: the executor lost its workers ({type(error).__name__}), for example killed for their memory; "
+        f"repeat the command with fewer workers to write the missing parts, or start again with a smaller "
+        f"part_bytes="
     )
 
 

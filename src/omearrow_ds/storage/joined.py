@@ -107,7 +107,7 @@ class JoinedSource(PartsSource):
 
 
 def joined(
-    path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], given: Paths | None = None
+    path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], paths: Paths | None = None
 ) -> JoinedSource:
     """Open several collections as one collection.
 
@@ -131,18 +131,18 @@ def joined(
     """
     known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
-    for part, each in zip(parts, known, strict=True):
-        if each.format is not first.format:
-            kinds = f"{parts[0].path} is {first.format.label}, {part.path} is {each.format.label}"
-            raise FormatError(f"{path}: parts of one collection are of one format; {kinds}: convert one of them")
-        if each.image_column != first.image_column:
-            names = f"{first.image_column} in {parts[0].path}, {each.image_column} in {part.path}"
-            raise ColumnError(f"{path}: images are in the columns {names}; pass image_column=, or rename one")
-    others = dict.fromkeys(chain.from_iterable(each.other_image_columns for each in known))
-    files, stamps = [part.path for part in parts], [each.stamp for each in known]
+    for part, info in zip(parts, known, strict=True):
+        if info.format is not first.format:
+            kinds = f"{parts[0].path} is {first.format.label}, {part.path} is {info.format.label}"
+            raise FormatError(f"{path}: parts have different formats, {kinds}; convert one of them")
+        if info.image_column != first.image_column:
+            names = f"{first.image_column} in {parts[0].path}, {info.image_column} in {part.path}"
+            raise ColumnError(f"{path}: image columns differ, {names}; pass image_column=, or rename one")
+    others = dict.fromkeys(chain.from_iterable(info.other_image_columns for info in known))
+    files, stamps = [part.path for part in parts], [info.stamp for info in known]
     index = _index_of(parts, known, path)
     made_of = (path, first.format, files, index, opening, stamps)
-    return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
+    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), *made_of)
 
 
 class Looked(NamedTuple):
@@ -334,19 +334,19 @@ def _mixes_texts(found: pa.Schema, tables: Sequence[pa.Table]) -> bool:
 def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> ColumnError:
     """Return the error that names a column without a common type, and two parts that have it."""
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        there = [
+        holders = [
             (part, table.select([name]))
             for part, table in zip(parts, tables, strict=True)
             if name in table.column_names
         ]
-        for place, (part, table) in enumerate(there):
-            for other, before in there[:place]:
+        for position, (part, table) in enumerate(holders):
+            for other, before in holders[:position]:
                 if _join([before, table]) is None:
                     types = f"{before.schema.field(name).type} in {other.path}, and {table.schema.field(name).type} in "
-                    what = f"column {name!r} is {types}{part.path}; no type holds the values of both"
-                    remedy = "cast it, leave it out of one of them, or pass column_types= if they are CSV files"
-                    return MixedColumnError(f"{path}: {what}; {remedy}", name)
-    return ColumnError(f"{path}: columns of its parts cannot be joined; give them the same types")
+                    problem = f"column {name!r} is {types}{part.path}, which no type can store together"
+                    remedy = "cast it, drop one of them, or pass column_types= for CSV files"
+                    return MixedColumnError(f"{path}: {problem}; {remedy}", name)
+    return ColumnError(f"{path}: columns of its parts cannot be joined; cast them to the same types")
 
 
 def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
@@ -391,9 +391,9 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
         except pa.ArrowException:
             same = False
     if not same:
-        there = "no value" if value is None else repr(value)
+        expected = "no value" if value is None else repr(value)
         raise ColumnError(
-            f"{path}: column {name!r} differs from its folder, which has {there}",
+            f"{path}: column {name!r} differs from the folder name, {expected}",
             column=name,
             remedy="correct one of them, or drop the column",
         )

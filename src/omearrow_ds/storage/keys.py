@@ -46,7 +46,7 @@ def table_file(table: Any, option: str) -> TableFile | None:
         return None
     path = Path(table).absolute()
     if not path.is_file():
-        raise missing(table, f"no such file; pass as {option}= a table, a frame, or the path of a CSV or Parquet file")
+        raise missing(table, f"no such file; pass a table, a frame, or the path of a CSV or Parquet file as {option}=")
     return TableFile(path)
 
 
@@ -60,7 +60,7 @@ def read_input_table(source: Any, option: str, types: ColumnTypes) -> InputTable
     name = f"{option}=" if file is None else str(file.path)
     table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
     if len(set(table.column_names)) < table.num_columns:
-        raise MetadataError(f"{name}: has two columns of one name; rename one")
+        raise MetadataError(f"{name}: two columns have the same name; rename one")
     refuse_extensions(table.schema, name)
     renamed = {column: plain for plain, column in described(table.column_names).items()}
     plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
@@ -97,15 +97,15 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
         common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
         if not common:
             raise ColumnError(
-                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one "
-                f"has {right_names[:20]}, the other {left_names}; pass on= with a name that both have, or "
-                f"on={{'ours': 'theirs'}}"
+                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: it "
+                f"has {right_names[:20]}, the source {left_names}; pass on= with a common name, or "
+                f"on={{NAME_IN_SOURCE: NAME_IN_TABLE}}"
             )
         return [(name, name) for name in common]
     names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        allowed = "the name of a column, several, or a mapping of ours to theirs"
+        allowed = "one or several names of columns, or a mapping of names in the source to names in the table"
         raise ArgumentError(option="on", value=on, allowed=allowed)
     if not isinstance(names, Mapping):
         pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
@@ -113,7 +113,9 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
     for left, right in pairs:
         for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
             if name not in known:
-                raise ColumnError(f"{table}: no column {name!r} to join on; choose among {known[:20]}", column=name)
+                raise ColumnError(
+                    f"{table}: column {name!r} of on= does not exist; pass one of {known[:20]}", column=name
+                )
     return pairs
 
 
@@ -149,7 +151,7 @@ class JoinKeys:
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 raise ColumnError(
-                    f"{joined.name}: {right!r} cannot be joined with {left!r}: keys are texts, numbers or times"
+                    f"{joined.name}: {right!r} cannot be joined with {left!r}; pass strings, numbers or times"
                 )
             normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
             codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
@@ -213,7 +215,7 @@ def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, 
             raise MetadataError(
                 f"{joined.name}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
                 f"{name} {keys.describe(row, row=True)}, where the image has {keys.describe(image, row=False)}; pass "
-                f"on= with columns that say what belongs together"
+                f"on= with columns that identify the image"
             )
 
 

@@ -40,10 +40,10 @@ class LabelSource(Over):
             limits = np.iinfo(dtype)
             beyond = [label for label in (pixels.min(), pixels.max()) if not limits.min <= label <= limits.max]
             if beyond:
-                label = f"the label {beyond[0]}, which {dtype} does not hold"
+                label = f"the label {beyond[0]}, which exceeds {dtype}"
                 raise DecodeError(
-                    f"{self.path}: mask {index} ({self.image_ids[index]!r}) has {label}; write it with labels from 1, "
-                    f"e.g. by skimage.segmentation.relabel_sequential"
+                    f"{self.path}: mask {index} ({self.image_ids[index]!r}) has {label}; use consecutive labels, "
+                    f"e.g. with skimage.segmentation.relabel_sequential"
                 )
         return pixels.astype(dtype, copy=False)
 
@@ -62,8 +62,8 @@ def refuse_label_dtypes(source: BaseSource) -> None:
     if index is not None:
         names = ", ".join(dtype.name for dtype in DTYPES)
         raise DecodeError(
-            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the pixel dtype "
-            f"{source.dtypes[index].name!r}; supported are {names}: convert it, or pass label images as masks=",
+            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the dtype "
+            f"{source.dtypes[index].name!r}; expected one of {names}; convert it, or pass label images as masks=",
             image=index,
         )
 

@@ -33,18 +33,18 @@ def settings(url: str, storage: Storage) -> dict[str, str]:
     kind = _KINDS.get(url.partition(":")[0])
     if kind is None:
         raise FormatError(
-            f"{url}: Lance reads datasets of {', '.join(f'{each}://' for each in _KINDS)} alone; pass such a URL, "
+            f"{url}: Lance reads only {', '.join(f'{scheme}://' for scheme in _KINDS)}; pass such a URL, "
             f"or copy it to this machine"
         )
-    found = dict(_LIMITS)
+    options = dict(_LIMITS)
     if storage.anonymous:
-        found[f"{kind}_skip_signature"] = "true"
+        options[f"{kind}_skip_signature"] = "true"
     if kind == "aws":
         config, provider = settings_of_s3(storage)
-        found |= {f"aws_{name}": str(config[name]) for name in ("endpoint", "region") if name in config}
-        found["allow_http"] = str(found.get("aws_endpoint", "").startswith("http:")).lower()
-        found |= {} if provider is None else {f"aws_{name}": value for name, value in keys_of(provider).items()}
-    return found
+        options |= {f"aws_{name}": str(config[name]) for name in ("endpoint", "region") if name in config}
+        options["allow_http"] = str(options.get("aws_endpoint", "").startswith("http:")).lower()
+        options |= {} if provider is None else {f"aws_{name}": value for name, value in keys_of(provider).items()}
+    return options
 
 
 class PassingError(StorageError):
@@ -61,13 +61,13 @@ def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError 
         return final
 
 
-def again(where: str, read: Callable[[], Found]) -> Found:
+def again(subject: str, read: Callable[[], Found]) -> Found:
     """Return the result of ``read``, which is retried for half a minute while the server does not answer."""
-    patience = Patience(where)
+    patience = Patience(subject)
     while True:
         patience.begin()
         try:
             return read()
         except PassingError as error:
             problem = str(error)
-        patience.wait(problem, "no answer came")
+        patience.wait(problem, "no response")

@@ -74,9 +74,7 @@ def open_listed(
     images = [channel for channel in listed if channel not in functions]
     images = [channel for channel in images if _are_images(path, table, listed[channel].file)]
     if not images:
-        raise ColumnError(
-            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
-        )
+        raise ColumnError(f"{path}: no (Image_)FileName_<channel> column lists TIFF files among {names[:20]}; add one")
     chosen = (
         images if channels is None else fields.picked_channels(path, channels, dict(zip(images, images, strict=True)))
     )
@@ -126,9 +124,11 @@ def _refuse_names(path: Path, names: Sequence[str]) -> None:
         if _INTERPRETED.fullmatch(plain) is None:
             continue
         if name != plain:
-            raise ColumnError(f"{path}: column {name!r} has a space at an end of its name; remove it", column=name)
+            raise ColumnError(
+                f"{path}: column {name!r} has a space at the start or end of its name; rename it", column=name
+            )
         if names.count(name) > 1:
-            raise ColumnError(f"{path}: has two columns {name!r}; rename or drop one")
+            raise ColumnError(f"{path}: two columns have the name {name!r}; rename or drop one")
 
 
 def _are_images(path: Path, table: pa.Table, name: str) -> bool:
@@ -140,7 +140,7 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     others = [file for file in files if not file.lower().endswith(TIFF_SUFFIXES)]
     if others and len(others) < len(files):
         raise FormatError(
-            f"{path}: column {name!r} names TIFF files, and {others[0]!r}; leave such rows out, or convert their files"
+            f"{path}: column {name!r} lists {others[0]!r}, expected only TIFF files; drop this row, or convert the file"
         )
     return bool(files) and not others
 
@@ -204,8 +204,8 @@ class _FilePathResolver:
             url = url_of(f"{self._path.parent}/{file}")
         if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
             raise FormatError(
-                f"{self._path}: lists {url}, but you did not name its host; if it is to be trusted, pass "
-                f"root={_host(str(url))!r}, else root= with the folder or URL of the files"
+                f"{self._path}: lists {url}, on another host, which is refused for safety; to allow it, pass "
+                f"root={_host(str(url))!r}, otherwise pass root= with the folder or URL of the files"
             )
         return file if url is None else str(url)
 
@@ -246,7 +246,7 @@ def _refuse_other_places(
             file = getattr(files[row], "file", None)
             raise FormatError(
                 f"{path}: rows {same_row[row]} and {row} list the same files ({file}), but {name} is {expected[row]} "
-                f"and {column[row]}; correct the table, or choose other channels with channels="
+                f"and {column[row]}; correct the table, or pass other channels in channels="
             )
 
 

@@ -73,8 +73,8 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
     row = next(invalid, None) if None in numbers.values() else None
     if row is not None:
         raise FormatError(
-            f"{path}: row {row} has {column} {values[row]!r}; write a whole number, counted from 0, or leave the "
-            f"column out"
+            f"{path}: row {row} has {column} {values[row]!r}, expected an integer from 0; correct it, or drop the "
+            f"column"
         )
     return [numbers[value] for value in values]
 
@@ -136,7 +136,7 @@ def refuse_doubled(
             if other is not None:
                 raise FormatError(
                     f"{path}: {_in_words(*other)} and {_in_words(row, channel, file)} are the same pixels; correct the "
-                    f"table, or leave such a channel out with channels="
+                    f"table, or pass channels= without one of them"
                 )
             known[identity, series, page] = row, channel, file
             if page is not None:

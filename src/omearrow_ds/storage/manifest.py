@@ -121,20 +121,20 @@ class Manifest:
         return cls.parse(said, file)
 
     @classmethod
-    def parse(cls, said: bytes, file: Path) -> Self:
+    def parse(cls, data: bytes, file: Path) -> Self:
         """Return the contents of ``parts.json`` from its bytes; see `read`."""
         with refusing(file, "the manifest of a collection in parts", MALFORMED):
-            found = json.loads(said)
-            if found["version"] > _VERSION:
-                raise FormatError(f"{file}: is of version {found['version']}; a newer omearrow-ds reads it")
-            parts = list(map(Published.parse, found["parts"]))
-            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            record = json.loads(data)
+            if record["version"] > _VERSION:
+                raise FormatError(f"{file}: has version {record['version']}, which is too new; update omearrow-ds")
+            parts = list(map(Published.parse, record["parts"]))
+            known = {part.name: record[part.name] for part in fields(cls) if part.name in record}
             manifest = cls(**{**known, "parts": parts})
-        odd = next((each.name for each in parts if PART_NAME.fullmatch(each.name) is None), None)
+        odd = next((part.name for part in parts if PART_NAME.fullmatch(part.name) is None), None)
         odd = odd or (None if INDEX_NAME.fullmatch(manifest.index_file) else manifest.index_file)
-        if odd is not None or min((each.images for each in parts), default=0) < 0:
+        if odd is not None or min((part.images for part in parts), default=0) < 0:
             raise FormatError(
-                f"{file}: {odd!r} is no name of a part or an index, or images are fewer than none; restore it"
+                f"{file}: {odd!r} is an invalid part or index name, or has a negative number of images; restore it"
             )
         return manifest
 
@@ -196,7 +196,7 @@ class PublishedSource(PartsSource):
         source = super()._opened_part(number)
         if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:
             source.close()
-            raise FormatError(f"{self.parts[number]}: has other images than {INDEX} says, by their ids; restore it")
+            raise FormatError(f"{self.parts[number]}: image ids differ from those in {INDEX}; restore the part")
         return source
 
     def stored_files(self) -> Iterator[Path]:

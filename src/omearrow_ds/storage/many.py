@@ -32,15 +32,17 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource
         If the folder is unfinished, or contains no readable collection or several formats.
     """
     if folder.name.endswith(SUFFIX):
-        raise FormatError(f"{folder}: is not complete, {MANIFEST} is missing; make it again, or restore it")
+        raise FormatError(
+            f"{folder}: {MANIFEST} does not exist, so the collection is incomplete; write it again, or restore it"
+        )
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
         return joined(folder, parts_of_table(metadata), opening)
     parts = [] if (folder / OME_ARROW_MANIFEST).exists() else parts_below(folder, only)
     if not parts:
         refuse_folder_of_others(folder)
-        what = "no table of images" if only is None else f"no table of format {only!r}"
-        raise FormatError(f"{folder}: holds {what}; pass the path of what does")
+        table = "table of images" if only is None else f"table of format {only!r}"
+        raise FormatError(f"{folder}: contains no {table}; pass another path")
     return _with_images(folder, parts, opening)
 
 

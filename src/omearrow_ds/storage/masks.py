@@ -65,11 +65,11 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
     if len(without) and (not skip_nulls or len(without) == len(mask_of)):
         images = ", ".join(repr(source.image_ids[number]) for number in without[:_NUM_EXAMPLES].tolist())
         more = ", ..." if len(without) > _NUM_EXAMPLES else ""
-        remedy = "" if len(without) == len(mask_of) else "; pass nulls='skip' to leave them out"
+        remedy = "add masks" + ("" if len(without) == len(mask_of) else ", or pass nulls='skip' to skip these images")
         ids = ", ".join(map(repr, opened.image_ids[:_NUM_EXAMPLES]))
         raise MetadataError(
             f"{opened.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} "
-            f"(masks: {ids}, ...){remedy}"
+            f"(masks: {ids}, ...); {remedy}"
         )
     with_mask = np.flatnonzero(mask_of >= 0)
     sizes, own = opened.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
@@ -92,11 +92,13 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         options: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
         path, on = options.pop("path", None), options.pop("on", None)
         if not is_path(path) or not set(options) <= {*OpenOptions.__annotations__, "format"}:
-            raise ArgumentError(option="masks", value=masks, allowed="path, and keywords of open_images")
+            raise ArgumentError(option="masks", value=masks, allowed="a mapping with 'path' and options of open_images")
         opened = open_source(path, are_labels=True, **{**_server(path, opening), **options})
         return opened, _by_key(source, opened, on)
     if not isinstance(masks, str | os.PathLike):
-        allowed = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
+        allowed = (
+            "a path, an open source, a mapping with a path, the name of an image column, or file names with braces"
+        )
         raise ArgumentError(option="masks", value=masks, allowed=allowed)
     name = os.fspath(masks)
     if name in source.other_image_columns:
@@ -113,8 +115,8 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         opened = open_source(name, are_labels=True, **_server(name, opening))
     except MissingPathError:
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
-        others = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""
-        raise MissingPathError(f"masks={name!r}: no such collection of images{others}") from None
+        others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
+        raise MissingPathError(f"masks={name!r}: no such path or image column; pass a path{others}") from None
     return opened, _by_key(source, opened, None)
 
 
@@ -140,7 +142,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
         raise MetadataError(
             f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
             f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
-            f"masks={{'path': ..., 'on': ...}} with columns that both have, or names of files in braces"
+            f"masks={{'path': ..., 'on': ...}} with columns that both have, or file names with braces"
         ) from None
     twice = first_duplicate(keys.rows)
     if twice is not None:
@@ -154,7 +156,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
         refuse_contradiction(source, joined, with_mask, mask_of[with_mask])
     if len(mask_of) and (mask_of < 0).all():
         raise MetadataError(
-            f"{masks.path}: no image of {source.path} has a mask, by {keys.names}: images have e.g. "
+            f"{masks.path}: no mask matches an image of {source.path} by {keys.names}: images have e.g. "
             f"{keys.describe(0, row=False)}, masks {keys.examples(np.arange(len(keys.rows)), row=True)}"
         )
     return mask_of
@@ -172,7 +174,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):
-        raise ArgumentError("names in braces are for the file, not for its folders", option="masks", value=name)
+        raise ArgumentError("braces are allowed only in the file name", option="masks", value=name, remedy="move them")
     if not folder.is_dir():
         raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
     try:
@@ -180,7 +182,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     except ValueError as error:
         raise ArgumentError(str(error), option="masks", value=name) from None
     if not len(source):
-        raise MetadataError(f"{source.path}: holds no images, and so no masks belong to it")
+        raise MetadataError(f"{source.path}: the collection is empty, so masks cannot be assigned; pass images")
     fields_of_template = {field for _, field, _, _ in template if field is not None}
     values = {field: _values(source, field, name) for field in fields_of_template - {_FIELD, _ANY}}
     names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
@@ -192,7 +194,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
             matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
                 raise MetadataError(
-                    f"{folder}: image {source.image_ids[index]!r} has several masks by {path.name!r}, {matches[0]!r} "
+                    f"{folder}: image {source.image_ids[index]!r} has several masks with {path.name!r}, {matches[0]!r} "
                     f"and {matches[1]!r}; add a column to the name that distinguishes them"
                 )
             if matches:
@@ -201,9 +203,9 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
                 break
     if not files:
         raise MetadataError(
-            f"{folder}: no file is the mask of an image of {source.path} by {path.name!r}: for image "
-            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}; other parts of the name are columns, such as "
-            "{well} and {site}, or {_} for anything (after a conversion the names of the first files are gone)"
+            f"{folder}: no file matches an image of {source.path} with {path.name!r}; write other names: for image "
+            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}, other names in braces are columns, such as "
+            "{well} and {site}, and {_} matches any text (a converted collection has no original file names)"
         )
     grids = list(np.arange(len(files)).reshape(-1, 1, 1, 1))
     masked = np.flatnonzero(mask_of >= 0)

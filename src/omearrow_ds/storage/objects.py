@@ -139,7 +139,7 @@ def open_objects(
     """
     if center is not None and box:
         raise ArgumentError(
-            f"box={box!r} gives positions too", option="center", value=center, remedy="leave one of them out"
+            f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
         )
     joined = read_input_table(objects, "objects", types)
     types.refuse_unknown()
@@ -161,8 +161,8 @@ def open_objects(
     unknown = np.flatnonzero((fields >= 0) & ~is_known)
     if len(unknown) and not skip_nulls:
         raise MetadataError(
-            f"{joined.name}: {', '.join(map(repr, names))} have no value for {count(len(unknown), 'object')}, the "
-            f"first in row {unknown[0]}; pass nulls='skip' to leave them out"
+            f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
+            f"first in row {unknown[0]}; pass nulls='skip' to skip them"
         )
     rows = np.flatnonzero((fields >= 0) & is_known)
     positions, fields = positions[rows], fields[rows]
@@ -180,7 +180,7 @@ def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fie
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
         raise MetadataError(
             f"{joined.name}: images {equal[0]} and {equal[1]} of {source.path} share {keys.names}, "
-            f"{keys.describe(equal[0], row=False)}, so an object may be in either; pass on= with columns in which the "
+            f"{keys.describe(equal[0], row=False)}, so objects may be in either; pass on= with columns in which the "
             f"images differ"
         )
     without = np.flatnonzero(fields < 0)
@@ -190,10 +190,10 @@ def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fie
     if len(without) == len(fields):
         images = keys.examples(np.arange(len(source)), row=False) or "none"
         raise MetadataError(
-            f"{joined.name}: no object is in an image of {source.path}, by {keys.names}: objects have {examples}, "
+            f"{joined.name}: no object matches an image of {source.path} by {keys.names}: objects have {examples}, "
             f"images {images}; pass on= with columns whose values agree"
         )
-    msg = f"{len(without):,} of {len(fields):,} objects have no image, and are left out: {examples}"
+    msg = f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}"
     warnings.warn(f"{joined.name}, joined by {keys.names}: {msg}", UserWarning, stacklevel=2)
 
 
@@ -216,15 +216,15 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
         axes = _axes_of(joined, points[0].shape[1])
         return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
     raise ColumnError(
-        f"{joined.name}: has no columns with a known name for {columns.axes}, such as {columns.example}; pass "
-        f"{columns.option}= with {number} names; there are {table.column_names[:40]}"
+        f"{joined.name}: no columns have a known name for {columns.axes}, such as {columns.example}; pass "
+        f"{columns.option}= with {number} names of {table.column_names[:40]}"
     )
 
 
 def _numbers(joined: InputTable, name: str) -> Array:
     if name not in joined.table.column_names:
         names = joined.table.column_names[:40]
-        raise ColumnError(f"{joined.name}: has no column {name!r}; choose among {names}", column=name)
+        raise ColumnError(f"{joined.name}: column {name!r} does not exist; pass one of {names}", column=name)
     column = joined.table[name]
     if joined.is_text and pa.types.is_string(column.type):
         column = parse_as("float", column, joined.name, name)
@@ -257,11 +257,11 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     shapes: Mapping[str, Any] = json.loads(joined.metadata.get(_SHAPES, b"{}"))
     axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
     if not {"y", "x"} <= set(axes):
-        raise MetadataError(f"{joined.name}: its points have the axes {axes}, without y and x; pass center=")
+        raise MetadataError(f"{joined.name}: points have the axes {axes}, expected y and x; pass center=")
     y, x = axes.index("y"), axes.index("x")
     units = shapes.get("units", ["pixel"] * len(axes))
     if {units[y], units[x]} != {"pixel"}:
-        raise MetadataError(f"{joined.name}: its points are in {units[y]}, not in pixels; pass center= in pixels")
+        raise MetadataError(f"{joined.name}: points are in {units[y]}, expected pixels; pass center= in pixels")
     return y, x
 
 

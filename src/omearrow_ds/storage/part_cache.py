@@ -122,17 +122,19 @@ class PartCache:
         WriteError
             If the folder cannot be created.
         """
-        where = default_folder() if folder is None else Path(folder).absolute()
+        path = default_folder() if folder is None else Path(folder).absolute()
         try:
-            if (where.parent / MANIFEST).exists():
-                raise ArgumentError(f"{where}: holds a collection's own parts, of which a cache would remove some")
-            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (path.parent / MANIFEST).exists():
+                raise ArgumentError(
+                    f"{path}: contains the parts of a collection, which a cache could remove; pass another folder"
+                )
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
-                held_bytes = sum(status.st_size for status, _ in _files_in(where))
-                limit_bytes = (shutil.disk_usage(where).free + held_bytes) // _SHARE
+                held_bytes = sum(status.st_size for status, _ in _files_in(path))
+                limit_bytes = (shutil.disk_usage(path).free + held_bytes) // _SHARE
         except OSError as error:
-            raise _unusable(where, error) from error
-        return cls(where, limit_bytes)
+            raise _unusable(path, error) from error
+        return cls(path, limit_bytes)
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
@@ -145,19 +147,19 @@ class PartCache:
         FormatError
             If the folder is not a cache.
         """
-        where = Path(folder).absolute()
-        if not where.is_dir():
-            raise MissingPathError(f"{where}: is no folder, so nothing was fetched to it")
+        path = Path(folder).absolute()
+        if not path.is_dir():
+            raise MissingPathError(f"{path}: is not a folder; pass the folder of a part cache")
         try:
-            descriptor = os.open(where / _LOCK, _READ)
+            descriptor = os.open(path / _LOCK, _READ)
         except OSError:
-            said = b""
+            mark = b""
         else:
-            said = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
+            mark = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
             os.close(descriptor)
-        if said != _MARK and any(where.iterdir()):
-            raise FormatError(f"{where}: is no folder that parts were fetched to by this user; nothing was done there")
-        return cls(where, limit_bytes)
+        if mark != _MARK and any(path.iterdir()):
+            raise FormatError(f"{path}: is not a part cache of this user; pass another folder")
+        return cls(path, limit_bytes)
 
     def kept(self) -> list[Kept]:
         """Return the files in the cache, most recently used first."""
@@ -230,9 +232,9 @@ class PartCache:
     def _no_room(self, name: str, size_bytes: int) -> str:
         used = sum(status.st_size for status, _ in _files_in(self.folder))
         return (
-            f"{self.folder}: no room for {name} of {size_bytes:,} bytes: {used:,} of part_cache_bytes="
+            f"{self.folder}: {name} of {size_bytes:,} bytes does not fit: {used:,} of part_cache_bytes="
             f"{self.limit_bytes:,} are in use by processes of this host, {shutil.disk_usage(self.folder).free:,} are "
-            f"free on its disk; raise part_cache_bytes, let fewer processes share it, or pass another part_cache"
+            f"free on its disk; raise part_cache_bytes, use fewer processes, or pass another part_cache"
         )
 
     def _refuse_stuck(self, name: str) -> None:
@@ -242,7 +244,7 @@ class PartCache:
             return
         if silent_s > _STUCK_S:
             raise StorageError(
-                f"{self.folder}: {name} is being fetched by another process, which has not got on for {silent_s:.0f} "
+                f"{self.folder}: {name} is being fetched by another process, which received nothing for {silent_s:.0f} "
                 f"s; end that process, or pass another part_cache"
             )
 
@@ -389,7 +391,7 @@ class PartCache:
 
 
 def _unusable(folder: Path, error: OSError) -> WriteError:
-    return WriteError(f"{folder}: cannot be used as part_cache: {error.strerror}; pass another")
+    return WriteError(f"{folder}: cannot be used as part_cache: {error.strerror}; pass another folder")
 
 
 def write_all(descriptor: int, piece: memoryview, at: int | None = None) -> None:

@@ -147,10 +147,10 @@ class _Stopped(Exception):  # noqa: N818  # It is not an error.
     """Raised to abort the fetch of a part."""
 
 
-def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
+def fetching(remote: Remote, part: Published, on_bytes: Came) -> Fetch:
     """Return a function that fetches a part into a file and compares its bytes with the hash in its name.
 
-    ``came`` receives the number of bytes of each piece, and may raise an exception to abort.
+    ``on_bytes`` receives the number of bytes of each piece, and may raise an exception to abort.
     """
     name = f"{PARTS}/{part.name}"
 
@@ -158,18 +158,18 @@ def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
         digest = part_hash(part.hash)
 
         def sink(piece: memoryview) -> None:
-            came(len(piece))
+            on_bytes(len(piece))
             digest.update(piece)
             write_all(descriptor, piece)
 
         if part.size_bytes <= _RANGED_BYTES:
             remote.fetch(name, part.size_bytes, sink)
         else:
-            for start, stop in _Ranges(remote, part, descriptor, came).in_order():
+            for start, stop in _Ranges(remote, part, descriptor, on_bytes).in_order():
                 for first in range(start, stop, _READ_BYTES):
                     digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
         if digest.hexdigest() != part.hash:
-            raise FormatError(f"{remote.url}/{name}: its bytes are not those that it is named by; restore it")
+            raise FormatError(f"{remote.url}/{name}: bytes differ from the hash in its name; restore it")
 
     return fetch
 

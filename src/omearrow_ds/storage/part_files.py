@@ -72,20 +72,20 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
         If a path occurs twice, or a folder has several formats or none.
     """
     if isinstance(paths, str | os.PathLike):
-        found = _globbed(os.fspath(paths))
-        if not found:
-            raise missing(paths, "nothing is there that fits")
+        candidates = _globbed(os.fspath(paths))
+        if not candidates:
+            raise missing(paths, "no file matches the pattern; correct it")
     else:
-        found = [Path(each) for each in paths]
-        if not found:
-            raise ArgumentError("the list of paths is empty", remedy="pass one or more")
+        candidates = [Path(candidate) for candidate in paths]
+        if not candidates:
+            raise ArgumentError("the list of paths is empty", remedy="pass at least one path")
     files: list[Path] = []
-    for path in (each.absolute() for each in found):
+    for path in (candidate.absolute() for candidate in candidates):
         alone = not path.is_dir() or is_published(path) or found_at(path) is not None
         files += [path] if alone else files_below(path, only)
     twice = next((path for path, number in Counter(files).items() if number > 1), None)
     if twice is not None:
-        raise FormatError(f"{twice}: is there twice among the paths; pass it once")
+        raise FormatError(f"{twice}: is repeated among the paths; pass it once")
     common = os.path.commonpath([path.parent for path in files])
     return [_part(path, Path(common), path.parent.parts) for path in files]
 
@@ -139,21 +139,21 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
         tables, others = {fmt: files for fmt, files in tables.items() if fmt.name == only}, []
     if len(tables) > 1:
         tables = {
-            fmt: images for fmt, files in tables.items() if (images := [each for each in files if not is_plain(each)])
+            fmt: images for fmt, files in tables.items() if (images := [file for file in files if not is_plain(file)])
         }
     pictures = {other.noun: number for other, number in others_in(endings_of(others)).items() if other.is_image}
     if tables and len(tables) + len(pictures) > 1:
-        told = [
+        kinds = [
             f"{count(len(files), f'{fmt.label} table')}, e.g. {files[0].relative_to(folder)}"
             for fmt, files in tables.items()
         ]
-        told += [count(number, noun) for noun, number in pictures.items()]
+        kinds += [count(number, noun) for noun, number in pictures.items()]
         first = next(iter(tables)).name
         raise FormatError(
-            f"{folder}: holds mixed files, {'; '.join(told)}; pass format={first!r} to read the former alone, or a glob"
+            f"{folder}: contains mixed files, {' and '.join(kinds)}; pass format={first!r} for the first, or a glob"
         )
-    found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
-    return sorted(found, key=lambda path: _natural(path.relative_to(folder).parts))
+    tables_found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
+    return sorted(tables_found, key=lambda path: _natural(path.relative_to(folder).parts))
 
 
 def _natural(names: Sequence[str]) -> list[list[tuple[int, int, str]]]:
@@ -170,21 +170,23 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
         valid files; or if there are too many entries.
     """
     folders, number = [folder], 0
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     while folders:
-        here = folders.pop()
-        status = here.stat()
-        if (status.st_dev, status.st_ino) in seen:
-            raise FormatError(f"{here}: is there twice below {folder}, by links; pass a list, or a glob")
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(here) as entries:
+        current = folders.pop()
+        status = current.stat()
+        if (status.st_dev, status.st_ino) in visited:
+            raise FormatError(f"{current}: appears twice below {folder} through links; pass a list or a glob")
+        visited.add((status.st_dev, status.st_ino))
+        with os.scandir(current) as entries:
             for entry in sorted(entries, key=lambda entry: entry.is_dir()):
                 number += 1
                 if number > _MOST_ENTRIES:
-                    raise FormatError(f"{folder}: holds more than {_MOST_ENTRIES:,} files; pass one below, or a glob")
+                    raise FormatError(
+                        f"{folder}: contains more than {_MOST_ENTRIES:,} files; pass a subfolder or a glob"
+                    )
                 if entry.name in _LOGS:
-                    table = f"is a {_LOGS[entry.name]} table, whose folder may hold files that count no more"
-                    raise FormatError(f"{here}: {table}; pass the list of those that do, as its library gives it")
+                    table = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
+                    raise FormatError(f"{current}: {table}; pass the list of current files from its library")
                 if entry.name.startswith(_HIDDEN):
                     continue
                 path = Path(entry.path)
@@ -192,9 +194,11 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                     yield path, found_in_file(path)
                     continue
                 if entry.name == "metadata" and is_metadata(path):
-                    raise FormatError(f"{here}: is an Iceberg table, whose folder may hold old files; pass it alone")
+                    raise FormatError(
+                        f"{current}: is an Iceberg table, whose folder may contain old files; pass only this table"
+                    )
                 if entry.name.endswith(SUFFIX):
-                    raise FormatError(f"{path}: is a collection of its own; pass it, or a list or a glob of such")
+                    raise FormatError(f"{path}: is a separate collection; pass it, or a list or glob of collections")
                 fmt = found_in_folder(path)
                 if fmt is None:
                     folders.append(path)

@@ -156,7 +156,9 @@ class PartsSource(BaseSource):
             or list(source.dtypes) != list(self.dtypes[images])
         ):
             source.close()
-            raise FormatError(f"{path}: was replaced or changed since {self.path} was; open it again, or restore it")
+            raise FormatError(
+                f"{path}: was replaced or changed since {self.path} was written; open it again, or restore it"
+            )
         return source
 
     def _open_number(self, number: int) -> BaseSource:

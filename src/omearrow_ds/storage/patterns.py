@@ -93,7 +93,9 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
         raise ArgumentError(
-            option="pattern", value=pattern, allowed="a text, a regular expression or the name of a layout"
+            option="pattern",
+            value=pattern,
+            allowed="a pattern with braces, a regular expression or the name of a layout",
         )
     is_regex = isinstance(pattern, re.Pattern) or "(?P<" in text
     steps = re.sub(r"\[[^]]*\]", "", text).split("/") if is_regex else text.split("/")
@@ -107,7 +109,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
         raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
     if not file.groupindex:
         remedy = (
-            "name parts in braces, as in '{well}_{site}_{channel}.tif', or by groups (?P<well>...), or pass the name "
+            "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name "
             f"of a layout: {', '.join(map(repr, LAYOUTS))}"
         )
         raise ArgumentError("names nothing", option="pattern", value=text, remedy=remedy)
@@ -118,15 +120,21 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
     """Return the name of each group: known names in lower case, as CellProfiler capitalizes them."""
     names = {group: group.lower() if group.lower() in _KNOWN else group for group in groups}
     for group, name in names.items():
-        meant = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
-        if meant:
+        close = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
+        if close:
             raise ArgumentError(
-                f"names {group!r}", option="pattern", value=text, remedy=f"write {meant[0]!r}, or rename it"
+                f"has the unknown name {group!r}",
+                option="pattern",
+                value=text,
+                remedy=f"write {close[0]!r}, or rename it",
             )
     twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise ArgumentError(
-            f"two of its names are the column {column_of(twice)!r}", option="pattern", value=text, remedy="rename one"
+            f"two of its names denote the column {column_of(twice)!r}",
+            option="pattern",
+            value=text,
+            remedy="rename one",
         )
     return names
 
@@ -135,23 +143,26 @@ def _regex(pattern: str) -> str:
     literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
     if any("{" in literal or "}" in literal for literal in literals):
         raise ArgumentError(
-            "a brace is left open, or is empty; names stand in braces: {well}", option="pattern", value=pattern
+            "a brace is open or empty",
+            option="pattern",
+            value=pattern,
+            remedy="write names in braces: {well}",
         )
-    for at, between in enumerate(literals[1:-1]):
+    for position, between in enumerate(literals[1:-1]):
         if not between:
-            told = f"{{{names[at]}}}{{{names[at + 1]}}}"
+            neighbors = f"{{{names[position]}}}{{{names[position + 1]}}}"
             raise ArgumentError(
-                f"nothing stands between {told}", option="pattern", value=pattern, remedy="use a regular expression"
+                f"no text separates {neighbors}", option="pattern", value=pattern, remedy="use a regular expression"
             )
-    regex, seen = re.escape(literals[0]), set()
+    regex, used = re.escape(literals[0]), set()
     for name, literal in zip(names, literals[1:], strict=True):
         if name.startswith("_"):
             regex += "[^/]*?"
-        elif name in seen:
+        elif name in used:
             regex += f"(?P={name})"
         else:
             regex += f"(?P<{name}>{r'[0-9]+' if name.lower() in _NUMBERS else '[^/]+?'})"
-            seen.add(name)
+            used.add(name)
         regex += re.escape(literal)
     return regex
 
@@ -185,15 +196,15 @@ def harmony_channels(
     ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.
     Raises `FormatError` if the index is not XML.
     """
-    found = _open_index(folder, objects)
-    if found is None:
+    opened_index = _open_index(folder, objects)
+    if opened_index is None:
         return {}, {}
-    index, opened = found
+    index, opened = opened_index
     numbers, names, sizes = {str(int(channel)): channel for channel in channels}, dict[str, str](), dict[str, Any]()
     try:
         with opened as file:
             if b"<!DOCTYPE" in file.read(_HEAD_BYTES):
-                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # The handler below adds the file name.
+                raise ET.ParseError("the XML has a document type (DOCTYPE)")  # noqa: TRY301  # The handler below adds the file name.
             file.seek(0)
             for _, element in ET.iterparse(file):  # noqa: S314  # Entities need a document type.
                 values = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
@@ -210,7 +221,7 @@ def harmony_channels(
                 if len(element):
                     element.clear()
     except (ET.ParseError, ValueError) as error:
-        raise FormatError(f"{index}: is damaged, and channels are named by it: {error}; restore or remove it") from None
+        raise FormatError(f"{index}: channel names cannot be read: {error}; restore or remove the file") from None
     if len(set(names.values())) < len(names):  # Two exposures of one dye.
         names = {number: f"{name} {number}" for number, name in names.items()}
     return names, sizes
@@ -219,16 +230,16 @@ def harmony_channels(
 def _open_index(folder: Path, objects: Objects | None) -> tuple[Path, Any] | None:
     """Return path and open file of the index next to the images or above their folder ``Images``; None without one."""
     folders = [folder, *([folder.parent] if folder.name.lower() == "images" else [])]
-    found: list[tuple[Path, Any]] = []
+    indexes: list[tuple[Path, Any]] = []
     for path in (parent / name for parent in folders for name in _HARMONY_INDEX):
         if objects is not None:
             with suppress(MissingPathError, StorageError):  # Keys may allow to read the images only.
-                found.append((path, objects.open(str(path))))
+                indexes.append((path, objects.open(str(path))))
         elif path.exists():
             refuse_special(path)
-            found.append((path, path.open("rb")))
-    for path, unused in found[1:]:
+            indexes.append((path, path.open("rb")))
+    for path, unused in indexes[1:]:
         unused.close()
-        what = f"{path}: is not read, because {found[0][0]} names the channels"
-        warnings.warn(f"{what}; remove one of them", UserWarning, stacklevel=2)
-    return found[0] if found else None
+        problem = f"{path}: is ignored, because {indexes[0][0]} names the channels"
+        warnings.warn(f"{problem}; remove one of them", UserWarning, stacklevel=2)
+    return indexes[0] if indexes else None

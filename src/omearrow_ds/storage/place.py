@@ -286,7 +286,7 @@ class Folder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Exclude other publishers with a lock if the file system has locks; otherwise, the first manifest is valid."""
-        other = PathExistsError(f"{self.path}: was published, or is being published, by somebody else")
+        other = PathExistsError(f"{self.path}: another process published it, or is publishing it; choose another path")
         try:
             lock = (self._root / JOBS / _LOCK).open("w")
         except FileNotFoundError:

@@ -143,7 +143,7 @@ class Placed(BaseSource):
                 break
             row -= run.images * run.times
         raise FormatError(
-            f"{self.path}: image {index} is outside the part according to the byte ranges in the manifest; restore it",
+            f"{self.path}: image {index} exceeds its part by the byte ranges of the manifest; restore the manifest",
             image=index,
         )
 
@@ -177,4 +177,4 @@ class Placed(BaseSource):
             self._whole.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("it is opened anew by the collection that it is a part of")
+        raise TypeError("a part is reopened by its collection")

@@ -86,7 +86,7 @@ class Cut:
         odd = next((name for name in self.group_by if name not in known), None)
         if odd is not None:
             have = ", ".join(map(repr, known)) or "none"
-            raise ColumnError(f"{material.source.path}: group_by={odd!r}: there is no such column; there are {have}")
+            raise ColumnError(f"{material.source.path}: group_by={odd!r}: no such column; pass one of {have}")
         names = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
         codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in names]
         if not codes or not len(columns):
@@ -97,14 +97,16 @@ class Cut:
         return np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
 
 
-def _codes(column: pa.ChunkedArray, where: str) -> Array:
+def _codes(column: pa.ChunkedArray, subject: str) -> Array:
     """Return a code for each value of a column, including null."""
     try:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     except pa.ArrowNotImplementedError:
-        raise ColumnError(f"{where}: is of type {column.type}, which has no groups; name another column") from None
-    found: Array = encoded.indices.to_numpy(zero_copy_only=False)
-    return found
+        raise ColumnError(
+            f"{subject}: has the type {column.type}, which cannot be grouped; pass another column"
+        ) from None
+    codes: Array = encoded.indices.to_numpy(zero_copy_only=False)
+    return codes
 
 
 def _permutation(seed: int, group: int, length: int) -> Array:

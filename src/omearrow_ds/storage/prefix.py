@@ -48,7 +48,7 @@ class Prefix:
     @property
     def told_as(self) -> str:
         """Description of the objects that a user deletes to restart an unfinished collection."""
-        return f"what is below {self.path}/{JOBS}"
+        return f"everything below {self.path}/{JOBS}"
 
     @property
     def replaces(self) -> str | None:
@@ -74,16 +74,16 @@ class Prefix:
             raise self._exists()
 
     def _exists(self) -> PathExistsError:
-        return PathExistsError(f"{self.path}: exists already; pass overwrite=True to replace it, or choose another URL")
+        return PathExistsError(f"{self.path}: already exists; pass overwrite=True to replace it, or choose another URL")
 
     def refuse_format(self, fmt: Format) -> None:
         """Raise `ArgumentError` if parts of a format cannot be written to an object store."""
         if fmt.in_folder:
-            names = ", ".join(each.name for each in FORMATS if not each.in_folder)
+            names = ", ".join(fmt_known.name for fmt_known in FORMATS if not fmt_known.in_folder)
             raise ArgumentError(
-                f"parts of {fmt.label} are folders, which no server of objects has",
+                f"parts of {fmt.label} are folders, which object stores cannot store",
                 path=self.path,
-                remedy=f"choose among {names}",
+                remedy=f"pass one of {names}",
             )
 
     def begin(self, *, overwrite: bool) -> str | None:

@@ -31,14 +31,14 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     missing.
     """
     if os.path.lexists(path) and not overwrite:
-        raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
+        raise PathExistsError(f"{path}: already exists; pass overwrite=True to replace it, or choose another path")
     kind = special_kind(path)
     if kind is not None:
-        raise PathExistsError(f"{path}: is {kind}, and is not replaced; choose another path")
+        raise PathExistsError(f"{path}: is {kind}, which is never replaced; choose another path")
     if not path.parent.is_dir():
-        raise missing(path, f"the folder {path.parent} does not exist; make it first")
+        raise missing(path, f"the folder {path.parent} does not exist; create it first")
     if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
-        raise PathExistsError(f"{path}: is a folder of other things than images; remove it, or choose another path")
+        raise PathExistsError(f"{path}: the folder contains other files than images; remove it, or choose another path")
 
 
 def _is_collection(path: Path) -> bool:
@@ -137,7 +137,7 @@ def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            raise PathExistsError(f"{path}: was made by somebody else while it was written here") from None
+            raise PathExistsError(f"{path}: another process created it meanwhile; choose another path") from None
         return
     if not path.is_dir() and not temporary.is_dir():
         temporary.replace(path)

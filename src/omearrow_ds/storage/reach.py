@@ -80,11 +80,11 @@ class Reach:
         """Return a whole object."""
         return self._coming.get().taken(url, partial(self._read, url, seen))
 
-    def _read(self, url: str, seen: tuple[int, str] | None) -> memoryview:
+    def _read(self, url: str, version: tuple[int, str] | None) -> memoryview:
         remote, name = self.remote(url)
-        found = bytearray()
-        remote.fetch(name, None, found.extend, seen=None if seen is None else Seen(*seen))
-        return memoryview(found)
+        chunks = bytearray()
+        remote.fetch(name, None, chunks.extend, version=None if version is None else Seen(*version))
+        return memoryview(chunks)
 
     def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
         """Prefetch whole objects that will be read next."""
@@ -93,10 +93,10 @@ class Reach:
     def inside(self, url: str) -> Mapping[str, Seen]:
         """Return the objects below a URL."""
         remote, prefix = self.remote(url)
-        found = remote.listed(prefix)
-        if not found:
-            raise MissingPathError(f"{url}: nothing is there, neither an object nor anything below it")
-        return found
+        objects = remote.listed(prefix)
+        if not objects:
+            raise MissingPathError(f"{url}: no object exists at or below this URL; correct the URL")
+        return objects
 
     def forget(self) -> None:
         """Release prefetched objects."""
@@ -113,14 +113,14 @@ class Reach:
             If the cache is full.
         """
         if self.copies is None:
-            raise FormatError(f"{url}: is fetched whole")
+            raise FormatError(f"{url}: byte ranges are not supported")
         remote, name = self.remote(url)
         (_, version), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
         which = repr((url, self.storage.endpoint, version_fingerprint(version))).encode()
         suffix = "".join(Url(url).suffixes[-1:]) or ".copy"
 
         def fetch(descriptor: int) -> bool:
-            remote.fetch(name, version.size_bytes, partial(write_all, descriptor), seen=version)
+            remote.fetch(name, version.size_bytes, partial(write_all, descriptor), version=version)
             return True  # The name is a hash of its URL, not of its bytes.
 
         return cache.hold(f"00000-{digest_of(which)}{suffix}", version.size_bytes, fetch), version

@@ -120,7 +120,9 @@ class Remote:
         of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
         for name, value in of_s3.items() if url.scheme != "s3" else ():
             if value is not None:
-                raise ArgumentError(f"{url} is not of S3", option=name, value=value, remedy="leave it out of Storage")
+                raise ArgumentError(
+                    f"{url} is not an S3 URL", option=name, value=value, remedy="leave it out of Storage"
+                )
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
         self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
@@ -159,7 +161,7 @@ class Remote:
 
         def read(run: tuple[int, int]) -> tuple[memoryview, Seen]:
             answers = bytearray()
-            now = self.fetch(name, size_bytes, answers.extend, span=run, seen=version)
+            now = self.fetch(name, size_bytes, answers.extend, span=run, version=version)
             return memoryview(answers), now
 
         if len(runs) == 1:
@@ -188,21 +190,21 @@ class Remote:
         StorageError
             If the server refuses it, or cannot list.
         """
-        store, where = self._store.get(), f"{self.url}/{prefix}"
+        store, subject = self._store.get(), f"{self.url}/{prefix}"
         from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         if self.url.scheme in ("http", "https"):
-            raise StorageError(f"{where}: a web server cannot be asked what it has; pass the URLs of the files")
-        patience = Patience(where)
+            raise StorageError(f"{subject}: a web server cannot list files; pass the URLs of the files")
+        patience = Patience(subject)
         while True:
             patience.begin()
             try:
-                found = [each for some in list_objects(store, prefix or None, chunk_size=1000) for each in some]
+                objects = [entry for some in list_objects(store, prefix or None, chunk_size=1000) for entry in some]
                 self._answered = True
-                return {str(each["path"]).removeprefix(prefix).lstrip("/"): Seen.of(each) for each in found}
+                return {str(entry["path"]).removeprefix(prefix).lstrip("/"): Seen.of(entry) for entry in objects}
             except BaseError as error:
-                patience.wait(self.refuse_final(where, error), "it cannot be listed")
+                patience.wait(self.refuse_final(subject, error), "listing failed")
 
     def fetch(
         self,
@@ -211,11 +213,11 @@ class Remote:
         sink: Sink,
         *,
         span: tuple[int, int | None] | None = None,
-        seen: Seen | None = None,
+        version: Seen | None = None,
     ) -> Seen:
         """Pass an object to ``sink`` in pieces, resume after interruptions, and return the version of the object.
 
-        ``span`` limits it to the bytes from start to stop, or to its end if that is earlier. ``seen`` is the expected
+        ``span`` limits it to the bytes from start to stop, or to its end if earlier. ``version`` is the expected
         version.
 
         Raises
@@ -225,12 +227,12 @@ class Remote:
         MissingPathError
             If it does not exist.
         FormatError
-            If its size is not ``size_bytes``, or its version is not ``seen``.
+            If its size is not ``size_bytes``, or its version is not ``version``.
         BackendError
             If obstore is not installed.
         """
-        where, (start, stop) = f"{self.url}/{name}", span or (0, None)
-        patience = Patience(where)
+        subject, (start, stop) = f"{self.url}/{name}", span or (0, None)
+        patience = Patience(subject)
         store = self._waiting.get()(self._wait_s(patience))
         from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
@@ -243,27 +245,25 @@ class Remote:
                 self._answered, self._slowest_s = True, max(self._slowest_s, patience.tried_s)
                 now = Seen.of(answer.meta)
                 if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
-                    raise FormatError(
-                        f"{where}: is {now.size_bytes:,} bytes, not {size_bytes:,} as it was written; restore it"
-                    )
-                if seen not in (None, now):
+                    raise FormatError(f"{subject}: has {now.size_bytes:,} bytes, expected {size_bytes:,}; restore it")
+                if version not in (None, now):
                     raise self._changed(name)
-                seen, total = now, min(now.size_bytes, stop or now.size_bytes) - start
+                version, total = now, min(now.size_bytes, stop or now.size_bytes) - start
                 for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
                     sink(memoryview(piece))
                     done += len(piece)
                     patience.got_on()
-                problem = f"{done:,} of {total:,} bytes came"
+                problem = f"{done:,} of {total:,} bytes were received"
             except FileNotFoundError:
                 self._answered = True
-                raise MissingPathError(f"{where}: is not there; restore it, or see whether the URL is right") from None
+                raise MissingPathError(f"{subject}: does not exist; restore it, or correct the URL") from None
             except BaseError as error:
-                problem = self.refuse_final(where, error)
-            if seen is not None and done == total:
-                return seen
+                problem = self.refuse_final(subject, error)
+            if version is not None and done == total:
+                return version
             if 0 <= total < done:
-                raise StorageError(f"{where}: {done:,} bytes came where {total:,} were asked for; see to its server")
-            patience.wait(problem, "no byte came", _SILENT_S / 10)
+                raise StorageError(f"{subject}: {done:,} bytes were received, expected {total:,}; repair the server")
+            patience.wait(problem, "no data", _SILENT_S / 10)
             store = self._waiting.get()(self._wait_s(patience))
 
     def _wait_s(self, patience: Patience) -> int:
@@ -273,36 +273,38 @@ class Remote:
         wait_s = READ_S if slow else min(sooner_s[tries], READ_S)
         return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
-    def refuse_final(self, where: str, error: Exception) -> str:
+    def refuse_final(self, subject: str, error: Exception) -> str:
         """Raise an error that a retry cannot fix; otherwise return a short description of the error."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
-        kind, told = type(error).__name__, _told(error)
+        kind, cause = type(error).__name__, _told(error)
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
-        if refused or any(code in told for code in _NO_CREDENTIALS):
-            said = f"{where}: the server refuses it to {self._identity()}; {told}"
-            raise StorageError(f"{said}; {self._other_identity()}") from None
+        if refused or any(code in cause for code in _NO_CREDENTIALS):
+            problem = f"{subject}: the server refuses access with {self._identity()}; {cause}"
+            raise StorageError(f"{problem}; {self._other_identity()}") from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
             if self.url.scheme in ("http", "https"):
-                raise StorageError(f"{where}: its server redirects without an end; pass the URL where it is") from None
-            raise StorageError(f"{where}: is in another region; pass storage=Storage(region=)") from None
+                raise StorageError(f"{subject}: the server redirects in a loop; pass the final URL") from None
+            raise StorageError(f"{subject}: the bucket is in another region; pass storage=Storage(region=)") from None
         if number == _BEYOND:
-            raise FormatError(f"{where}: has no such bytes: it is empty, or shorter than it was; restore it") from None
-        if any(said in str(error).lower() for said in ("non-partial", "range request not supported")):
+            raise FormatError(
+                f"{subject}: the requested bytes do not exist, the object is empty or cut off; restore it"
+            ) from None
+        if any(problem in str(error).lower() for problem in ("non-partial", "range request not supported")):
             raise StorageError(
-                f"{where}: its server gives whole objects only, no ranges; pass part_cache=, or copy it to this machine"
+                f"{subject}: the server does not support byte ranges; pass part_cache=, or copy it to this machine"
             ) from None
         if 400 <= number < 500 and number not in _PASSING:
-            raise StorageError(f"{where}: the server refuses it; {told}") from None
+            raise StorageError(f"{subject}: the server refuses the request; {cause}") from None
         if number == 501 or kind == "NotSupportedError":
-            raise StorageError(f"{where}: the server does not know what it is asked for; {told}") from None
+            raise StorageError(f"{subject}: the server does not support the request; {cause}") from None
         self._answered = self._answered or status is not None
-        self._refuse_unheard(where, told)
-        return told
+        self._refuse_unheard(subject, cause)
+        return cause
 
-    def _refuse_unheard(self, where: str, told: str) -> None:
+    def _refuse_unheard(self, subject: str, cause: str) -> None:
         """Raise `StorageError` if a server that never answered has been unknown or refused connections for a while."""
-        wait_s = next((wait_s for said, wait_s in _UNHEARD_S.items() if said in told), None)
+        wait_s = next((wait_s for text, wait_s in _UNHEARD_S.items() if text in cause), None)
         if self._answered or wait_s is None:
             return
         now_s = time.monotonic()
@@ -312,10 +314,10 @@ class Remote:
         self._unheard_s = 0.0
         if self.url.scheme == "s3":
             server = settings_of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
-            remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, if it is at another server"
+            remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, for another server"
         else:
-            server, remedy = f"{self.url.scheme}://{self.url.parts[1]}", "see whether its name is right, and it is up"
-        raise StorageError(f"{where}: {server} cannot be reached; {told}; {remedy}") from None
+            server, remedy = f"{self.url.scheme}://{self.url.parts[1]}", "check its name, and whether it is running"
+        raise StorageError(f"{subject}: {server} cannot be reached; {cause}; {remedy}") from None
 
     def _identity(self) -> str:
         storage = self.storage
@@ -324,18 +326,18 @@ class Remote:
         if storage.profile is not None:
             return f"profile {storage.profile!r}"
         if self.url.scheme != "s3":
-            return "whom it finds in the environment, or to this machine's role"
+            return "credentials of the environment or this machine's role"
         if "AWS_ACCESS_KEY_ID" in os.environ:
             return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         if not _profile(os.environ.get("AWS_PROFILE", "default")):
-            return "this machine's role, as no keys are in AWS_ACCESS_KEY_ID or ~/.aws"
-        return "whom it finds in the environment, ~/.aws or this machine's role"
+            return "this machine's role, because AWS_ACCESS_KEY_ID and ~/.aws are empty"
+        return "credentials of the environment, ~/.aws or this machine's role"
 
     def _other_identity(self) -> str:
         if self.url.scheme in ("http", "https"):
-            return "it must be public to be read so; requests to s3://, gs:// and az:// are signed"
+            return "make it public, or pass an s3://, gs:// or az:// URL, which is signed"
         keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        named = f"pass {self._option}=Storage(profile=) of another one"
+        named = f"pass {self._option}=Storage(profile=) with another profile"
         of_s3 = keys if self.storage.profile is None and "AWS_ACCESS_KEY_ID" not in os.environ else ""
         public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
         if self.url.scheme != "s3":
@@ -382,8 +384,8 @@ class Patience:
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
-                f"{self.where}: {silent} for {silent_s:.0f} s, in {self.tries} tries; {problem}; see whether the "
-                f"server and the way to it are up, and do it again: it goes on with what is there"
+                f"{self.where}: {silent} for {silent_s:.0f} s in {self.tries} tries: {problem}; check the "
+                f"server and the network, and repeat the command to continue"
             )
         time.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -424,11 +426,11 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
         If this process was forked from a process that had used a client.
     """
     if importlib.util.find_spec("obstore") is None:
-        raise BackendError(f"{url}: needs obstore, which is not installed; pip install 'omearrow-ds[remote]'")
+        raise BackendError(f"{url}: obstore is not installed; run pip install 'omearrow-ds[remote]'")
     if _used_by() != os.getpid():
         raise StorageError(
-            f"{url}: the client does not work in a child that was forked from a process that used it; let workers "
-            f"start by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
+            f"{url}: the client does not work in a process that was forked after its use; start workers "
+            f"by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
         )
     from obstore.store import from_url  # noqa: PLC0415  # The import takes seconds.
 
@@ -441,10 +443,10 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
         "read_timeout": f"{read_s or READ_S}s",
         "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
     }
-    given: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
+    options: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     if url.scheme not in ("http", "https"):
-        given |= {"config": config, "credential_provider": provider}
-    return from_url(as_parsed(url), **{name: value for name, value in given.items() if value})
+        options |= {"config": config, "credential_provider": provider}
+    return from_url(as_parsed(url), **{name: value for name, value in options.items() if value})
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
@@ -452,24 +454,29 @@ def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
-    said = _profile(name) if ask_files and not storage.anonymous else {}
-    if storage.profile is not None and not said:
-        raise ArgumentError("is not in ~/.aws/config or ~/.aws/credentials", option="profile", value=storage.profile)
+    profile = _profile(name) if ask_files and not storage.anonymous else {}
+    if storage.profile is not None and not profile:
+        raise ArgumentError(
+            "no such profile in ~/.aws/config or ~/.aws/credentials",
+            option="profile",
+            value=storage.profile,
+            remedy="correct it",
+        )
     endpoint = (
         storage.endpoint
         or environ.get("AWS_ENDPOINT_URL_S3")
         or environ.get("AWS_ENDPOINT_URL")
-        or said.get("endpoint_url")
+        or profile.get("endpoint_url")
     )
-    region = storage.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or said.get("region")
+    region = storage.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
     config = {"endpoint": endpoint, "region": region, "skip_signature": storage.anonymous or None}
-    provider = _provider(name, said) if said else None
+    provider = _provider(name, profile) if profile else None
     return {key: value for key, value in config.items() if value is not None}, provider
 
 
 def _profile(name: str) -> Mapping[str, str]:
     """Return the settings of a profile in the AWS configuration files; empty if it does not exist."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for variable, file, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
@@ -479,24 +486,26 @@ def _profile(name: str) -> Mapping[str, str]:
         try:
             parser.read(path)
         except configparser.Error as error:
-            raise ArgumentError(f"cannot be read as a file of profiles: {type(error).__name__}", path=path) from None
+            raise ArgumentError(
+                f"profiles cannot be read: {type(error).__name__}", path=path, remedy="correct the file"
+            ) from None
         if parser.has_section(section):
-            found |= dict(parser[section])
-    return found
+            values |= dict(parser[section])
+    return values
 
 
-def _provider(name: str, said: Mapping[str, str]) -> Any:
+def _provider(name: str, profile: Mapping[str, str]) -> Any:
     """Return a credential provider of a profile: boto3 if installed, otherwise only static keys."""
     if importlib.util.find_spec("boto3") is not None:
         from boto3.session import Session  # noqa: PLC0415  # boto3 is optional.
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
 
         return Boto3CredentialProvider(Session(profile_name=name))
-    if not {"aws_access_key_id", "aws_secret_access_key"} <= said.keys():
-        if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & said.keys():
+    if not {"aws_access_key_id", "aws_secret_access_key"} <= profile.keys():
+        if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & profile.keys():
             return None
-        raise BackendError(f"profile {name!r} of ~/.aws has no keys but a role or a login; pip install boto3")
-    return partial(_keys, dict(said))
+        raise BackendError(f"profile {name!r} of ~/.aws has a role or login instead of keys; run pip install boto3")
+    return partial(_keys, dict(profile))
 
 
 def keys_of(provider: Any) -> dict[str, str]:

@@ -95,22 +95,22 @@ class RemoteParts(PublishedSource):
         return self._index_held.path
 
     def _fetched_index(self, name: str, manifest: Manifest) -> Held:
-        said, where = self._remote.read(manifest.index_file), f"{self.path}/{manifest.index_file}"
-        if digest_of(said) != manifest.index:
-            raise FormatError(f"{where}: is not the one that {MANIFEST} beside it was written with; restore it")
-        return self.cache.hold(name, len(said), lambda descriptor: write_all(descriptor, memoryview(said)))
+        data, path = self._remote.read(manifest.index_file), f"{self.path}/{manifest.index_file}"
+        if digest_of(data) != manifest.index:
+            raise FormatError(f"{path}: differs from the file that {MANIFEST} names; restore it")
+        return self.cache.hold(name, len(data), lambda descriptor: write_all(descriptor, memoryview(data)))
 
     def _refuse_folders(self) -> None:
         if self.format.in_folder:
             names = ", ".join(fmt.name for fmt in FORMATS if not fmt.in_folder)
             raise FormatError(
-                f"{self.path}: its parts are folders, of {self.format.label}; of a server parts of one file each are "
-                f"read, of the formats {names}: convert to one of these, or copy the collection to this machine"
+                f"{self.path}: parts of {self.format.label} are folders, but parts on a server must be single files "
+                f"of {names}; convert to one of these formats, or copy the collection to this machine"
             )
 
     def _room(self, parts: int) -> tuple[int, int]:
         """Return the maximum numbers of open and prefetched parts, given cache space for at least ``parts``."""
-        largest_bytes = max((each.size_bytes for each in self.manifest.parts), default=0) or 1
+        largest_bytes = max((part.size_bytes for part in self.manifest.parts), default=0) or 1
         index_bytes = self._index_of(self.manifest).stat().st_size
         slots = (self.cache.limit_bytes - index_bytes) // largest_bytes
         if slots < parts:
@@ -120,7 +120,7 @@ class RemoteParts(PublishedSource):
                 f"parts, the largest of {largest_bytes:,} bytes",
                 option="part_cache_bytes",
                 value=self.cache.limit_bytes,
-                remedy="raise it, or pass a part_cache on a disk with more room",
+                remedy="raise it, or pass a part_cache on a larger disk",
             )
         ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - ahead), ahead
@@ -243,7 +243,7 @@ class RemoteParts(PublishedSource):
 
     def outline(self) -> Outline:
         if not self.manifest.outline:
-            unknown = "not known before a part is fetched"
+            unknown = "unknown before a part is fetched"
             return Outline(Stored(None, unknown, unknown, in_place=False, reading=unknown, looked_at=0), [])
         with refusing(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
             return Outline.of_json(self.manifest.outline)

@@ -44,7 +44,9 @@ class RemoteWriter(Remote):
     def __init__(self, url: Url, storage: Storage) -> None:
         if url.scheme in ("http", "https"):
             raise ArgumentError(
-                "is only read", path=url, remedy="write to s3://, gs:// or az://, or to this machine and copy it"
+                "this URL is read-only",
+                path=url,
+                remedy="write to s3://, gs:// or az://, or to this machine and copy it",
             )
         super().__init__(url, storage)
         self._sender: ProcessLocal[Any] = ProcessLocal(self._opened_sender)
@@ -166,18 +168,20 @@ class RemoteWriter(Remote):
         while True:
             patience.begin()
             try:
-                found = attempt()
+                result = attempt()
             except FileNotFoundError:
                 self._answered = True
-                raise MissingPathError(f"{patience.where}: is not there, nor perhaps its bucket") from None
+                raise MissingPathError(
+                    f"{patience.where}: the object or its bucket does not exist; create the bucket"
+                ) from None
             except BaseError as error:
                 problem = self.refuse_final(patience.where, error)
             else:
                 self._answered = True
-                return found
+                return result
             if "timed out" in problem:
                 slow()
-            patience.wait(problem, "nothing was taken")
+            patience.wait(problem, "nothing was accepted")
 
 
 class _Watched(io.FileIO):

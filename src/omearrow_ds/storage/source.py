@@ -336,21 +336,28 @@ def _storage(given: Any) -> Storage:
 
 
 def _open_fields(
-    where: Path, given: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, skip_errors: bool
+    path: Path, options: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
-    channels, incomplete = given.get("channels"), given.get("incomplete", "error")
-    if "pattern" in given:
-        if "root" in given:
+    channels, incomplete = options.get("channels"), options.get("incomplete", "error")
+    if "pattern" in options:
+        if "root" in options:
             raise ArgumentError(
-                "it is for tables that list files, not for pattern=", option="root", value=given["root"]
+                "conflicts with pattern=, and is only for tables that list files",
+                option="root",
+                value=options["root"],
+                remedy="leave it out",
             )
-        return fields.open_pattern(where, given["pattern"], channels, incomplete, skip_errors=skip_errors)
-    if where.is_file() and listed.lists_files(where):
-        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, types, skip_errors=skip_errors)
-    for name, value in given.items():
-        also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
-        raise ArgumentError(f"{where} is not a table that lists TIFF files{also}", option=name, value=value)
+        return fields.open_pattern(path, options["pattern"], channels, incomplete, skip_errors=skip_errors)
+    if path.is_file() and listed.lists_files(path):
+        return listed.open_listed(
+            path, channels, incomplete, options.get("root"), reach, types, skip_errors=skip_errors
+        )
+    for name, value in options.items():
+        also = "" if name == "root" else ", and pattern= is missing"
+        raise ArgumentError(
+            f"{path} is not a table that lists TIFF files{also}", option=name, value=value, remedy="leave it out"
+        )
     return None
 
 
@@ -359,7 +366,7 @@ def _open_published(
 ) -> BaseSource:
     """Open a folder of parts written by this package, which have no null images, locally or on a server."""
     given.pop("nulls", None)
-    _refuse_options(given, f"the parts of {location} were written with one column")
+    _refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
     parts = (
         _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedSource(location, opening)
@@ -424,9 +431,9 @@ def _open_stored(
         known = f"one of {', '.join(engines)}" if engines else "None, the only reader,"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
     for option, value, is_supported, lacking in (
-        ("image_column", image_column, fmt.kind == "table", "is not a table with columns"),
-        ("level", level or None, getattr(source_type, "has_levels", False), "has no resolution levels"),
-        ("table", table, getattr(source_type, "has_tables", False), "has no tables to choose from"),
+        ("image_column", image_column, fmt.kind == "table", "does not store columns"),
+        ("level", level or None, getattr(source_type, "has_levels", False), "does not store resolution levels"),
+        ("table", table, getattr(source_type, "has_tables", False), "does not store several tables"),
     ):
         if value is not None and not is_supported:
             _refuse_options({option: value}, f"{fmt.label} {lacking}")
@@ -519,14 +526,14 @@ def write_images(
     image-00001 (1, 3, 1, 64, 64) 1
     """
     settings = WriteSettings.take(locals())
-    where = str(path)
-    ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
-    described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
+    subject = str(path)
+    ids = None if image_ids is None else incoming.distinct_ids(image_ids, subject)
+    described = incoming.describe(images, axes, ids, metadata, subject, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
-    table = incoming.as_table(columns, where)
+    table = incoming.as_table(columns, subject)
     if is_parts(path):
         raise ArgumentError(
-            "parts are made of a collection", path=path, remedy="write one file, and convert that, or choose a suffix"
+            "images cannot be written as parts", path=path, remedy="write one file, and convert it to parts"
         )
     target = Target.choose(path, format, settings)
     write(described, target, table, total, progress=progress)
@@ -614,8 +621,8 @@ def convert(
     with opened(src, opening, skip_errors=settings.skips_errors) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))
-            what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
-            warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
+            problem = f"{source.path}: only images of {source.image_column[0]!r} are converted, not of {left}"
+            warnings.warn(f"{problem}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
         in_parts = chosen_parts(target, settings)
@@ -636,7 +643,7 @@ def opened(
     refuse_opening_again(opening, "a source")
     if not isinstance(images, BaseSource):
         refuse_open_table(images)
-        raise ArgumentError(f"{images!r}: is no source that open_images returned; pass one, or a path")
+        raise ArgumentError(f"{images!r}: expected a path or a source of open_images; pass one of these")
     return nullcontext(images)
 
 
@@ -688,12 +695,12 @@ def _open_part(path: Path, engine: str | None = None) -> BaseSource:
     return _open_stored(path, None, engine=engine)
 
 
-def refuse_opening_again(opening: OpenOptions, what: str) -> None:
-    """Raise `ArgumentError` if opening options are passed for ``what``, which is already open."""
-    refuse_unknown(opening, OpenOptions.__annotations__, what)
+def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
+    """Raise `ArgumentError` if opening options are passed for ``kind``, which is already open."""
+    refuse_unknown(opening, OpenOptions.__annotations__, kind)
     if opening:
-        given = ", ".join(f"{name}=" for name in opening)
-        raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
+        names = ", ".join(f"{name}=" for name in opening)
+        raise ArgumentError(f"{names}: not allowed for {kind} that is already open; pass a path with it")
 
 
 def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
@@ -701,13 +708,13 @@ def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
     url = url_of(dst)
     if url is not None:
         if src.path == url:
-            raise PathExistsError(f"{dst}: is the source; convert to another URL")
+            raise PathExistsError(f"{dst}: the target is the source; choose another URL")
         return
     target = Path(dst).resolve()
     if target.exists():
-        held = any(each.resolve() == target for each in src.stored_files())
-        if held or src.path.resolve().is_relative_to(target):
-            raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+        is_inside = any(file.resolve() == target for file in src.stored_files())
+        if is_inside or src.path.resolve().is_relative_to(target):
+            raise PathExistsError(f"{dst}: the target is or contains the source; choose another path")
     of_parts = src.path.is_dir() and src.format.kind == "table" and not src.format.in_folder
     if of_parts and target.is_relative_to(src.path.resolve()):
-        raise PathExistsError(f"{dst}: is in the source's folder, and would be a part of it; convert to another path")
+        raise PathExistsError(f"{dst}: the target is inside the source folder; choose another path")

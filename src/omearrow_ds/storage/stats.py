@@ -133,7 +133,7 @@ def _names(by: Any) -> tuple[str, ...]:
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
     if len({*map(str, names), *_OWN_COLUMNS}) < len(names) + len(_OWN_COLUMNS):
         raise ArgumentError(
-            "names must differ, also from those of the measures", option="by", value=by, remedy="rename the column"
+            "names must differ from each other and from the measures", option="by", value=by, remedy="rename the column"
         )
     if not all(isinstance(name, str) for name in names):
         raise ArgumentError(option="by", value=by, allowed="the name of a column, or several")
@@ -209,7 +209,7 @@ def stats(
     source, picked = getattr(path, "source", path), getattr(path, "fields", None)
     picked = None if picked is None else np.unique(picked).tolist()
     if not isinstance(source, BaseSource):
-        raise ArgumentError(f"{path!r:.200}: is no path, no open source and no dataset")
+        raise ArgumentError(f"{path!r:.200}: expected a path, an open source or a dataset; pass one of these")
     return _measured(source, picked, _names(by), verify=True, progress=progress)
 
 
@@ -222,7 +222,7 @@ def _measured(
             raise unknown_column(name, opened.column_names, opened.path)
         if pa.types.is_nested(kinds[name]):
             raise ColumnError(
-                f"{opened.path}: column {name!r} is of type {kinds[name]}; group by texts, numbers or times",
+                f"{opened.path}: column {name!r} is of type {kinds[name]}; pass a column of strings, numbers or times",
                 column=name,
             )
     indices = range(len(opened)) if of_dataset is None else of_dataset
@@ -244,7 +244,7 @@ def _measured(
             values = channels[channel]
             if not isinstance(values, kind) or values.floating != (image.dtype.kind == "f"):
                 raise FormatError(
-                    f"{opened.path}: image {index} is {image.dtype} but previous ones are not; measure them "
+                    f"{opened.path}: image {index} is {image.dtype}, unlike previous images; measure them "
                     f"separately, with by=",
                     image=index,
                 )
@@ -286,7 +286,7 @@ _SCHEMA = (
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise an error if ``path`` has no suffix of a table of statistics, or must not be replaced."""
     if path.suffix not in (".parquet", ".csv", ".json"):
-        raise ArgumentError("a table of statistics is written as .parquet, .csv or .json", path=path)
+        raise ArgumentError("unknown suffix", path=path, allowed=".parquet, .csv or .json", remedy="rename it")
     check_target(path, overwrite=overwrite)
 
 

@@ -117,7 +117,7 @@ class TableFile:
         names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
         if any("\0" in name for name in names):
             raise FormatError(
-                f"{self._where}: contains NUL characters, as UTF-16 without a byte order mark does; save it as UTF-8"
+                f"{self._where}: contains NUL characters, like UTF-16 without a byte order mark; save it as UTF-8"
             )
         return names
 
@@ -198,8 +198,8 @@ class ColumnTypes(dict[str, str]):
         """Raise `ColumnError` if ``column_types=`` names a column that is in no text table read so far."""
         for name in sorted(self.keys() - self.names):
             close = difflib.get_close_matches(name, sorted(self.names), 3)
-            remedy = f"pass {' or '.join(map(repr, close))}" if close else f"choose among {sorted(self.names)[:20]}"
-            remedy = remedy if self.names else "leave it out, other tables have types of their own"
+            remedy = f"pass {' or '.join(map(repr, close))}" if close else f"pass one of {sorted(self.names)[:20]}"
+            remedy = remedy if self.names else "leave it out, because other tables store types"
             raise ColumnError(f"column_types={name!r}: no opened CSV or TSV table has this column; {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:

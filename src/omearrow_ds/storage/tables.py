@@ -69,7 +69,7 @@ def _names(image_column: Any) -> Sequence[str | None]:
         return [image_column]
     names = list(image_column) if isinstance(image_column, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        msg = f"image_column={image_column!r}; it must be the name of a column, several distinct names, or None"
+        msg = f"image_column={image_column!r}: expected a column name, several distinct names, or None; correct it"
         raise ArgumentError(msg)
     return names
 
@@ -82,7 +82,7 @@ def _null_images_message(sources: Sequence[TableSource]) -> str:
     verb = "is" if number == 1 and not others else "are"
     return (
         f"{source.path}: {number:,} of the {len(source):,} images in column {column!r}{also} {verb} null, the first is "
-        f"image {int(source.null.argmax())}; pass nulls='skip' to leave such rows out"
+        f"image {int(source.null.argmax())}; pass nulls='skip' to skip these rows"
     )
 
 
@@ -232,9 +232,9 @@ def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:
     differ |= np.array([one != two for one, two in zip(first.dtypes, other.dtypes, strict=True)], bool)
     if differ.any():
         index = int(differ.argmax())
-        kinds = [f"{tuple(each.shapes[index].tolist())} {each.dtypes[index]}" for each in (first, other)]
+        kinds = [f"{tuple(source.shapes[index].tolist())} {source.dtypes[index]}" for source in (first, other)]
         raise ColumnError(
-            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r}, and {kinds[0]} in "
-            f"{first.image_column[0]!r}; images are joined along C where T, Z, Y, X and dtype are the same: open the "
+            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r}, but {kinds[0]} in "
+            f"{first.image_column[0]!r}; only images with equal T, Z, Y, X and dtype are joined along C; open the "
             f"columns one by one"
         )

@@ -74,7 +74,7 @@ def parse_as(kind: str, column: pa.ChunkedArray, table: str, name: str) -> pa.Ch
         return numbers.cast(pa.int64())
     raise FormatError(
         f"{table}: column {name!r} has {column[row].as_py()!r} in row {row}, expected {_EXPECTED[kind]}; correct it, "
-        f"or leave the row out"
+        f"or drop the row"
     )
 
 

@@ -115,15 +115,15 @@ class Unfinished:
         """
         with _written(self.path):
             replaces = self.place.begin(overwrite=overwrite)
-            said = described if replaces is None else {**described, REPLACES: replaces}
-            self.place.write_once(f"{JOBS}/{PLAN}", json.dumps(said, indent=1).encode())
+            content = described if replaces is None else {**described, REPLACES: replaces}
+            self.place.write_once(f"{JOBS}/{PLAN}", json.dumps(content, indent=1).encode())
         other = _difference(self.plan or {}, described)
         if other is not None:
             raise PathExistsError(
-                f"{self.path}: is being made of {other}; the same command as before goes on with it; for another "
-                f"one remove {self.place.told_as}, or choose another path"
+                f"{self.path}: was started with {other}; repeat the previous command to continue; for another "
+                f"collection, remove {self.place.told_as}, or choose another path"
                 if other.startswith("a source")
-                else f"{self.path}: is being made with {other}; pass the same to go on with it, or remove "
+                else f"{self.path}: was started with {other}; pass the same value to continue, or remove "
                 f"{self.place.told_as}, or choose another path"
             )
 
@@ -187,19 +187,19 @@ class Unfinished:
         plan = self.plan
         if plan is None or not self.place.begun:
             if self.place.stands:
-                raise PathExistsError(f"{self.path}: is published already")
-            raise FormatError(f"{self.path}: is no collection in parts that was begun")
+                raise PathExistsError(f"{self.path}: is already published; open it")
+            raise FormatError(f"{self.path}: is not an unfinished collection in parts; correct the path")
         with self.place.alone(), _written(self.path):
             manifest = self._manifest or self._completed(plan)
-            kept = {part.name for part in manifest.parts}
-            orphans = [name for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name) and name not in kept]
+            part_names = {part.name for part in manifest.parts}
+            orphans = [name for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name) and name not in part_names]
             self.place.remove([f"{PARTS}/{name}" for name in orphans])
             self.place.finish(manifest.index_file)
         if manifest.failed:
             number = len(manifest.failed)
-            what = f"{count(number, 'image')} could not be read and {'is' if number == 1 else 'are'} left out"
+            problem = f"{count(number, 'image')} {'is' if number == 1 else 'are'} unreadable and skipped"
             warnings.warn(
-                f"{self.path}: {what}; {'it is' if number == 1 else 'they are'} listed in {self.path / FAILED}",
+                f"{self.path}: {problem}; see the list in {self.path / FAILED}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -209,14 +209,14 @@ class Unfinished:
         """Write index and manifest."""
         records = self.records()
         self._refuse_missing(records, plan["parts"])
-        made = [records[number] for number in range(plan["parts"])]
-        failed = [each for record in made for each in record.failed]
-        if failed and not any(record.part.images for record in made):
-            raise FormatError(f"{self.path}: no image could be read, the first: {failed[0]['error']}; nothing is made")
-        parts = [record.part for record in made]
+        written = [records[number] for number in range(plan["parts"])]
+        failed = [item for record in written for item in record.failed]
+        if failed and not any(record.part.images for record in written):
+            raise FormatError(f"{self.path}: no image is readable, the first: {failed[0]['error']}; correct the source")
+        parts = [record.part for record in written]
         known = self.place.known(parts, self._opening)
-        ids = list(chain.from_iterable(each.image_ids for each in known))
-        index = index_of(known, ids, pa.concat_tables([each.columns for each in known]))
+        ids = list(chain.from_iterable(item.image_ids for item in known))
+        index = index_of(known, ids, pa.concat_tables([item.columns for item in known]))
         digest, index_file = self.place.put_index(index)
         if failed:
             with self.place.replacing(FAILED) as file, file.open("w", newline="", encoding="utf-8") as text:
@@ -227,7 +227,7 @@ class Unfinished:
         outline = self.place.outline(get_format(form), parts, index, self._opening) if parts else {}
         manifest = Manifest(form, parts, digest, plan, failed, outline=outline, index_file=index_file)
         if not self.place.commit(manifest.as_json().encode()):
-            raise PathExistsError(f"{self.path}: was published by somebody else")
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
         return manifest
 
     def _refuse_missing(self, records: Mapping[int, Record], total: int) -> None:
@@ -235,13 +235,13 @@ class Unfinished:
         if not missing:
             return
         if self.published:
-            raise PathExistsError(f"{self.path}: was published by somebody else")
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
         listed = ", ".join(f"{number + 1}" for number in missing[:_LISTED])
         more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
         raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} made, without "
-            f"part {listed}{more}; the command that began it, without --task, makes the others, or the tasks of --task "
-            f"that have not ended"
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written, without "
+            f"part {listed}{more}; run the command without --task to write the others, or repeat the tasks of --task "
+            f"that did not end"
         )
 
 
@@ -253,18 +253,20 @@ def _written(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, OMEArrowDSError):
             raise
-        why = ": ".join(str(each) for each in (error.strerror or error, error.filename) if each)
-        raise WriteError(f"{path}: could not be written: {why}; the same command goes on once it can be") from error
+        why = ": ".join(str(text) for text in (error.strerror or error, error.filename) if text)
+        raise WriteError(
+            f"{path}: could not be written: {why}; correct this, and repeat the command to continue"
+        ) from error
 
 
-def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
+def refuse_unfinished(parts_target: Place, opening: Open) -> NoReturn:
     """Raise `FormatError`, which states how many parts of an unpublished collection are finished."""
-    unfinished = Unfinished(place, opening)
+    unfinished = Unfinished(parts_target, opening)
     plan = unfinished.plan or {"parts": 0}
     are = "is" if plan["parts"] == 1 else "are"
     raise FormatError(
-        f"{place.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} {are} made; the same command goes "
-        f"on with it, and omearrow-ds publish ends it once all are there"
+        f"{parts_target.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} {are} written; repeat it to "
+        f"continue, and run omearrow-ds publish after all parts are written"
     )
 
 
@@ -273,7 +275,7 @@ def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     before, after = begun.get("layout", {}), now["layout"]
     for name in dict.fromkeys([*after, *before]):
         if before.get(name) != after.get(name):
-            return f"{name}={before.get(name)!r}, now it is {after.get(name)!r}"
+            return f"{name}={before.get(name)!r}, not {after.get(name)!r}"
     before, after = begun.get("source", {}), now["source"]
-    changed = [said for name, said in _ASPECTS.items() if before.get(name) != after.get(name)]
+    changed = [aspect for name, aspect in _ASPECTS.items() if before.get(name) != after.get(name)]
     return f"a source with other {' and other '.join(changed)}" if changed else None

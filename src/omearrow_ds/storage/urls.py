@@ -50,7 +50,10 @@ def open_url(
     if "pattern" in of_files:
         if "root" in of_files:
             raise ArgumentError(
-                "it is for tables that list files, not for pattern=", option="root", value=of_files["root"]
+                "conflicts with pattern=, and is only for tables that list files",
+                option="root",
+                value=of_files["root"],
+                remedy="leave it out",
             )
         channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
         return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, skip_errors=skip_errors)
@@ -68,17 +71,19 @@ def open_url(
 
 
 def _open_table_of_files(
-    url: Url, given: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, skip_errors: bool
+    url: Url, options: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, skip_errors: bool
 ) -> fields.FieldSource:
     """Open the fields in a table that lists files; the table is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
         copy.write_bytes(reach.read(str(url)))
         if not listed.lists_files(copy):
-            names = ", ".join(f"{name}=" for name in given)
-            raise ArgumentError(f"lists no TIFF files, and {names or 'a CSV file'} is for tables that do", path=url)
-        channels, incomplete = given.get("channels"), given.get("incomplete", "error")
-        root = given.get("root")
+            names = ", ".join(f"{name}=" for name in options)
+            raise ArgumentError(
+                f"lists no TIFF files, which {names or 'a CSV file'} needs", path=url, remedy="pass another table"
+            )
+        channels, incomplete = options.get("channels"), options.get("incomplete", "error")
+        root = options.get("root")
         return listed.open_listed(url, channels, incomplete, root, reach, types, copy, skip_errors=skip_errors)
 
 
@@ -86,8 +91,8 @@ def _refuse_cache(url: Url, reach: Reach) -> None:
     for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
         if value is not None:
             raise ArgumentError(
-                "it is for what is fetched whole, parts (NAME.parts) and files of Vortex and compressed "
-                f"Arrow; {url} is not, leave it out",
+                "only parts (NAME.parts), Vortex and compressed Arrow files are fetched whole and cached, "
+                f"not {url}; leave it out",
                 option=name,
                 value=value,
             )
@@ -106,8 +111,8 @@ def _open_stored(
         known = ", ".join(other.name for other in FORMATS if other.by_ranges or other.fetched_whole)
         parts = ", ".join(other.name for other in FORMATS if not other.in_folder)
         raise FormatError(
-            f"{url}: {fmt.label} is only read from local files, and at URLs {known}; copy it, or convert it to parts "
-            f"(NAME.parts) of {parts}, which are fetched part by part"
+            f"{url}: {fmt.label} cannot be read from URLs, only {known}; copy it here, or convert it to parts "
+            f"(NAME.parts) of {parts}"
         )
     if not fmt.fetched_whole:
         _refuse_cache(url, reach)
@@ -117,7 +122,7 @@ def _open_stored(
     for name, value in options.items():
         if value not in (None, 0) and name not in takes:
             raise ArgumentError(
-                f"it is not for {fmt.label} at a URL ({url})", option=name, value=value, remedy="leave it out"
+                f"not supported for {fmt.label} at a URL ({url})", option=name, value=value, remedy="leave it out"
             )
     skip_errors = skip_errors and getattr(source_type, "can_skip", False)
     return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
@@ -127,9 +132,9 @@ def _format_at(url: Url, reach: Reach) -> Format:
     """Return the format at a URL, by its suffix, or otherwise by the names below it."""
     if url.name.lower().endswith(TIFF_SUFFIXES):
         return get_format("tiff")
-    found = of_suffix(url.name)
-    if found is not None:
-        return found
+    fmt = of_suffix(url.name)
+    if fmt is not None:
+        return fmt
     names = [name for name in reach.inside(str(url)) if name in ZARR_FILES or not is_hidden(name)]
     first = {name.partition("/")[0] for name in names}
     if any("/" not in name and name.lower().endswith(TIFF_SUFFIXES) for name in names):
@@ -140,8 +145,8 @@ def _format_at(url: Url, reach: Reach) -> Format:
         return get_format("ome_zarr")
     contents = ", ".join(map(repr, sorted(first)[:5])) or "hidden files"
     raise FormatError(
-        f"{url}: holds no images that are read from a server, but {contents}; pass the URL of a folder with images, "
-        f"format= with its name, or pattern= if images are in folders of it"
+        f"{url}: contains no images that can be read from URLs, but {contents}; pass the URL of a folder with images, "
+        f"format= with a name, or pattern= for images in subfolders"
     )
 
 
@@ -164,18 +169,16 @@ def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
         if any(name == text or name.startswith(f"{text}/") for name in names):
             return None
         steps = text.split("/")
-        shown = (name for name in names if not has_hidden(name.split("/"), steps))
-        found = sorted((name for name in shown if _fits(name.split("/"), steps)), key=natural_key)
-        if not found:
-            raise MissingPathError(f"{text}: nothing is there that fits")
-        return [url for name in found if (url := url_of(name)) is not None]
+        visible = (name for name in names if not has_hidden(name.split("/"), steps))
+        matches = sorted((name for name in visible if _fits(name.split("/"), steps)), key=natural_key)
+        if not matches:
+            raise MissingPathError(f"{text}: no object matches the pattern; correct it")
+        return [url for name in matches if (url := url_of(name)) is not None]
     urls = [url_of(path) for path in paths]
-    there = [url for url in urls if url is not None]
-    if there and len(there) < len(urls):
-        raise ArgumentError(
-            f"{paths!r}: some are URLs and some are not; one collection is in one place: copy the others"
-        )
-    return there or None
+    known = [url for url in urls if url is not None]
+    if known and len(known) < len(urls):
+        raise ArgumentError(f"{paths!r}: expected only URLs or only local paths; copy the others")
+    return known or None
 
 
 def _fits(names: Sequence[str], steps: Sequence[str]) -> bool:

@@ -34,7 +34,7 @@ class VerifiedSource(Over):
     def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
             msg = (
-                f"{source.path}: stores no checksums to verify; write it with checksum=True, "
+                f"{source.path}: no checksums are stored; write it with checksum=True, "
                 f"convert it with checksum=True, or pass verify=False"
             )
             raise ArgumentError(msg)
@@ -51,13 +51,13 @@ class VerifiedSource(Over):
         odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
         if pc.any(odd).as_py():
             index = pc.index(odd, True).as_py()
-            found = known[index]
-            what = "no checksum" if found is None else f"a checksum of an unknown kind, {found[:40]!r}"
-            remedy = "restore it, or use a newer version; verify=False reads it as it is"
-            raise FormatError(f"{self.path}: image {index} has {what}; {remedy}", image=index)
+            checksum = known[index]
+            problem = "no checksum" if checksum is None else f"a checksum of an unknown kind, {checksum[:40]!r}"
+            remedy = "restore it, update omearrow-ds, or pass verify=False to read it unverified"
+            raise FormatError(f"{self.path}: image {index} has {problem}; {remedy}", image=index)
         return known
 
-    def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
+    def _check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
         """Compare ``images`` with the checksums of the images at ``indices``.
 
         Raises `ChecksumError` if one differs.
@@ -66,7 +66,7 @@ class VerifiedSource(Over):
             known = self._known[index]
             if known is not None and self._hasher.checksum(image) != known:
                 msg = (
-                    f"{where or self.path}: image {index} ({self.image_ids[index]!r}) is not what was written: its "
+                    f"{subject or self.path}: image {index} ({self.image_ids[index]!r}) differs from the original: "
                     f"pixels, shape or dtype do not fit its checksum in column {schema.CHECKSUM_COLUMN!r}; "
                     f"restore it from a copy"
                 )

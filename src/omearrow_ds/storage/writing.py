@@ -72,7 +72,7 @@ class Layout:
             )
         if rows_per_group is not None and not fmt.grouped:
             raise ArgumentError(
-                f"{fmt.label} has no row groups of a chosen size",
+                f"{fmt.label} has row groups of fixed size",
                 option="rows_per_group",
                 value=rows_per_group,
                 remedy="leave it out",
@@ -97,9 +97,9 @@ class Layout:
 
 def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     if fmt.chunk_multiple is None:
-        chunked = ", ".join(each.name for each in formats() if each.chunk_multiple is not None)
+        chunked = ", ".join(known.name for known in formats() if known.chunk_multiple is not None)
         raise ArgumentError(
-            f"{fmt.label} stores an image whole",
+            f"{fmt.label} stores each image as one chunk",
             option="chunk_shape",
             value=chunk_shape,
             remedy=f"leave it out, or write {chunked}",
@@ -111,8 +111,10 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
             option="chunk_shape", value=chunk_shape, allowed="(height, width) in whole pixels"
         ) from None
     if min(height, width) < 1 or height % fmt.chunk_multiple or width % fmt.chunk_multiple:
-        of = f"multiples of {fmt.chunk_multiple}" if fmt.chunk_multiple > 1 else "1 or more"
-        raise ArgumentError(f"of {fmt.label} height and width must be {of}", option="chunk_shape", value=chunk_shape)
+        allowed = f"multiples of {fmt.chunk_multiple}" if fmt.chunk_multiple > 1 else "1 or more"
+        raise ArgumentError(
+            option="chunk_shape", value=chunk_shape, allowed=f"{allowed} as height and width for {fmt.label}"
+        )
     return height, width
 
 
@@ -162,19 +164,19 @@ class Target:
         return is_parts(self.path)
 
 
-def _refuse_url(where: Path, storage: Storage | None) -> None:
+def _refuse_url(target: Path, storage: Storage | None) -> None:
     """Raise `ArgumentError` for a URL without parts, and for ``storage`` without a URL."""
-    if isinstance(where, Url) and not is_parts(where):
+    if isinstance(target, Url) and not is_parts(target):
         raise ArgumentError(
-            f"{where}: one file is not written to a server; convert to {where.with_suffix(SUFFIX)}, a collection in "
-            f"parts, or to a file of this machine, and copy it"
+            f"{target}: single files are local only; convert to {target.with_suffix(SUFFIX)}, a collection in "
+            f"parts, or to a local file, and copy that"
         )
     if not isinstance(storage, Storage | None):
         raise ArgumentError(
             f"is a {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
         )
-    if storage is not None and not isinstance(where, Url):
-        raise ArgumentError(f"{where} is not a URL", option="target_storage", value=storage, remedy="leave it out")
+    if storage is not None and not isinstance(target, Url):
+        raise ArgumentError(f"{target} is not a URL", option="target_storage", value=storage, remedy="leave it out")
 
 
 def write(
@@ -195,9 +197,9 @@ def _write(
     table = pa.table({}) if columns is None else columns
     incoming.refuse_names(table.column_names, str(path))
     module.Source.refuse_target(path, table.schema)
-    shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
+    progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
-    checked = incoming.until(stopping, incoming.checked(shown, layout.encoding, columns, str(path)))
+    checked = incoming.until(stopping, incoming.checked(progress_images, layout.encoding, columns, str(path)))
 
     def fill(temporary: Path) -> None:
         if fmt.kind == "directory":
@@ -230,9 +232,11 @@ def _write(
                 raise KeyboardInterrupt from error
             if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
                 why = first_line(error)
-                what = "no room to write it" if _NO_ROOM.search(why) else "could not be written"
-                remedy = "make room or choose another path; " if _NO_ROOM.search(why) else ""
-                msg = f"{path}: {what} as {fmt.label}; {remedy}nothing is left of it: {why}"
+                problem = "the disk is full" if _NO_ROOM.search(why) else "writing failed"
+                remedy = (
+                    "free space or choose another path" if _NO_ROOM.search(why) else "correct this, and write again"
+                )
+                msg = f"{path}: {problem} ({fmt.label}), and no file is left: {why}; {remedy}"
                 raise WriteError(msg) from error
             raise
         module.Source.refuse_target(path, table.schema)  # Checked again: other files may have appeared meanwhile.

@@ -159,25 +159,25 @@ def synthetic_images(
 
 def _check(name: str, value: int) -> None:
     if value < 0:
-        raise ValueError(f"{name} is {value}; it must be 0 or more")
+        raise ValueError(f"{name}={value}: expected 0 or more")
 
 
 def _checked_shape(shape: Shape) -> Shape:
     if len(shape) != 5 or any(not isinstance(size, int | np.integer) or size < 1 for size in shape):
-        raise ValueError(f"shape is {shape!r}; it must be five positive integers (T, C, Z, Y, X)")
+        raise ValueError(f"shape={shape!r}: expected five positive integers (T, C, Z, Y, X)")
     return shape
 
 
 def _level_values(dtype: DTypeLike, number: int) -> NDArray[Any]:
     """Return the pixel value of each camera level, spread over the range of the dtype."""
-    wanted = np.dtype(dtype)
-    if wanted.name not in DTYPES or not wanted.isnative:
-        raise ValueError(f"dtype is {wanted.str}; it must be one of {', '.join(DTYPES)}, in native byte order")
+    kind = np.dtype(dtype)
+    if kind.name not in DTYPES or not kind.isnative:
+        raise ValueError(f"dtype={kind.str}: expected one of {', '.join(DTYPES)}, in native byte order")
     if not 2 <= number <= 2**16:
-        raise ValueError(f"levels is {number}; it must be 2 to 65,536")
+        raise ValueError(f"levels={number}: expected 2 to 65,536")
     levels = np.arange(number, dtype=np.int64)
-    spread = levels / (number - 1) if wanted.kind == "f" else levels * int(np.iinfo(wanted).max) // (number - 1)
-    return spread.astype(wanted)
+    spread = levels / (number - 1) if kind.kind == "f" else levels * int(np.iinfo(kind).max) // (number - 1)
+    return spread.astype(kind)
 
 
 def _draw_cells(rng: np.random.Generator, size_z: int, size_y: int, size_x: int) -> _Cells:

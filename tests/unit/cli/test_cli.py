@@ -281,13 +281,15 @@ def test_a_table_among_several_is_told_by_table(stored, tmp_path):
     copy = tmp_path / "few.arrow"
     for command in (("info", path), ("convert", path, copy), ("verify", path), ("profile", path), ("recommend", path)):
         message = run(*command, code=1).stderr
-        assert f"{path}: 2 tables contain images; pass --table with one of 'main.few', 'main.fields'" in message
+        assert f"{path}: 2 tables hold images; pass --table with the name of one: 'main.few', 'main.fields'" in message
     assert [info(path, "--table", name)["images"] for name in ("few", "main.fields")] == [3, 20]
     run("convert", path, copy, "--table", "few")
     assert info(copy)["images"] == 3
     assert "3 images" in run("verify", path, "--table", "few").stdout
-    assert "--table 'cells' is not a table with images" in run("info", path, "--table", "cells", code=1).stderr
-    assert "--table 'few': Arrow IPC has no tables to choose from" in run("info", copy, "--table", "few", code=1).stderr
+    assert "--table 'cells' is no table with images" in run("info", path, "--table", "cells", code=1).stderr
+    assert (
+        "--table 'few': Arrow IPC does not store several tables" in run("info", copy, "--table", "few", code=1).stderr
+    )
 
 
 def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path):
@@ -501,8 +503,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(programs, stored, tmp_path, 
     dst = tmp_path / f"to{SUFFIX[name]}"
     done = programs.run(script, "convert", src, dst, timeout_s=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith(f"error: {dst}: no room to write it as ")
-    assert [each.name for each in tmp_path.iterdir()] == [src.name]
+    assert done.stderr.startswith(f"error: {dst}: the disk is full")
+    assert [entry.name for entry in tmp_path.iterdir()] == [src.name]
 
 
 def test_info_needs_no_torch_and_a_reader_may_go(stored):

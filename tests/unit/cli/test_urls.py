@@ -103,11 +103,11 @@ def test_info_says_what_it_says_of_the_folder_and_fetches_no_part(server, url, t
 def test_info_says_what_it_does_not_know_of_parts_that_nobody_looked_at(server):
     publish(server.folder / "old.parts", IMAGES, [5, 7])
     server.requests.clear()
-    found = run("info", f"{server.url}/old.parts").stdout
+    output = run("info", f"{server.url}/old.parts").stdout
     assert sum(server.requests.values()) <= 3
     assert not asked_for_parts(server)
-    assert "2, names not known before a part is fetched" in found
-    assert "compression" in found
+    assert "2, names unknown before a part is fetched" in output
+    assert "compression" in output
     assert json.loads(run("info", f"{server.url}/old.parts", "--json").stdout)["channels"] is None
 
 

@@ -99,4 +99,4 @@ def test_convert_cuts_images(stored, tmp_path):
         assert zarr.open_array(member / "0", mode="r").chunks == (1, 1, 1, 32, 64)
         assert all_same([open_images(tmp_path / f"{name}.zarr").read(0)], images)
     failed = CliRunner().invoke(main, ["convert", str(path), str(tmp_path / "c.tiffs"), "--chunk-shape", "20"])
-    assert "error: --chunk-shape 20x20: of OME-TIFF height and width must be multiples of 16" in failed.stderr
+    assert "error: --chunk-shape 20x20: expected multiples of 16 as height and width for OME-TIFF" in failed.stderr

@@ -517,13 +517,13 @@ def test_on_the_command_line(tmp_path, plate):
     dst = tmp_path / "x.parts"
 
     def run(*words, code=0):
-        done = CliRunner().invoke(main, [str(each) for each in words], prog_name="omearrow-ds")
+        done = CliRunner().invoke(main, [str(item) for item in words], prog_name="omearrow-ds")
         assert done.exit_code == code, done.output
         return done.output
 
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
     assert "share 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
-    assert "12 of 23 parts are made" in run("info", dst, code=1)
+    assert "12 of 23 parts are written" in run("info", dst, code=1)
     assert "without part 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
@@ -532,7 +532,7 @@ def test_on_the_command_line(tmp_path, plate):
     run("convert", dst, tmp_path / "back.arrow", "--src-format", "arrow")
     with open_images(tmp_path / "back.arrow") as source:
         check(source, IMAGES, [3, 0])
-    assert "--task 1/2: is for a target" in run("convert", plate, tmp_path / "y.arrow", "--task", "1/2", code=1)
+    assert "--task 1/2: needs a target" in run("convert", plate, tmp_path / "y.arrow", "--task", "1/2", code=1)
     for wrong in (("--task", "3/2"), ("--task", "0/2"), ("--part-bytes", "many")):
         run("convert", plate, tmp_path / "y.parts", *wrong, code=2)
     for wrong in ("local", "local:0", "dask", "ray:3"):

@@ -223,13 +223,13 @@ def test_other_processes_leave_out_the_same_images(tmp_path, how):
     assert left_out(shutil.copytree(folder, tmp_path / "again"), tmp_path / "y.parts", **how).keys() == errors.keys()
 
 
-@pytest.mark.filterwarnings("default:.*could not be read")
+@pytest.mark.filterwarnings("default:.*unreadable")
 def test_the_command_leaves_out_the_first_file(tmp_path):
     folder = write(tmp_path / "src")
     BAD["empty"](folder / "A01_DAPI.tif")
     done = CliRunner().invoke(main, ["convert", str(folder), str(tmp_path / "x.parts"), "--on-error", "skip"])
     assert done.exit_code == 0, done.output
-    assert "1 image could not be read" in done.output
+    assert "1 image is unreadable" in done.output
     assert len(open_images(tmp_path / "x.parts")) == 5
 
 

@@ -449,12 +449,12 @@ def run(*arguments, code=0):
 
 def test_the_commands(cyto, tmp_path):
     path, raw = cyto("parquet")
-    shown = run("info", path).stdout
-    assert "dna, as an example; name one by --image-column" in shown
-    assert "mask: 4 images, 1 x 1 x 1 x 5 x 4, uint16, 4 nulls" in shown
-    found = json.loads(run("info", path, "--json").stdout)
-    assert found["image_column"] is None
-    assert [(each["name"], each["images"], each["nulls"]) for each in found["image_columns"]] == [
+    description = run("info", path).stdout
+    assert "dna, as an example; name one by --image-column" in description
+    assert "mask: 4 images, 1 x 1 x 1 x 5 x 4, uint16, 4 nulls" in description
+    record = json.loads(run("info", path, "--json").stdout)
+    assert record["image_column"] is None
+    assert [(entry["name"], entry["images"], entry["nulls"]) for entry in record["image_columns"]] == [
         ("dna", 8, 0),
         ("mask", 4, 4),
         ("rna", 8, 0),
@@ -463,14 +463,14 @@ def test_the_commands(cyto, tmp_path):
     assert (joined["image_column"], joined["images"]) == (["rna", "mask"], 4)
     assert joined["shapes"] == [{"shape": [1, 3, 1, 5, 4], "images": 4}]
     error = run("convert", path, tmp_path / "copy.arrow", "--image-column", "mask", code=1).stderr
-    assert "pass --nulls 'skip' to leave such rows out" in error
+    assert "pass --nulls 'skip' to skip these rows" in error
     assert "pass --image-column with" in run("convert", path, tmp_path / "copy.arrow", code=1).stderr
     options = ("--image-column", "mask", "--nulls", "skip", "--checksum")
-    told = run("convert", path, tmp_path / "copy.arrow", *options).stdout
-    assert "skipped: 4 rows without an image" in told
-    assert "skipped: images in dna, rna;" in told
-    told = json.loads(run("convert", path, tmp_path / "copy.tiffs", *options, "--json").stdout)
-    assert told["left_out"] == {"rows": 4, "image_columns": ["dna", "rna"]}
+    output = run("convert", path, tmp_path / "copy.arrow", *options).stdout
+    assert "skipped: 4 rows without an image" in output
+    assert "skipped: images in dna, rna;" in output
+    output = json.loads(run("convert", path, tmp_path / "copy.tiffs", *options, "--json").stdout)
+    assert output["left_out"] == {"rows": 4, "image_columns": ["dna", "rna"]}
     assert all_same(open_images(tmp_path / "copy.arrow").take(range(4)), wanted(raw, "mask"))
     assert "4 images as written" in run("verify", tmp_path / "copy.arrow", "--image-column", "ome_image").stdout
 

@@ -112,7 +112,7 @@ class Source(LeafSource):
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
-            msg = f"columns {odd}: Lance cannot store names with a dot or backtick, or begin with '_row'; rename them"
+            msg = f"columns {odd}: Lance cannot store a dot, a backtick or the prefix '_row' in names; rename them"
             raise MetadataError(msg)
 
     def __init__(
