@@ -72,7 +72,7 @@ class Layout:
             )
         if rows_per_group is not None and not fmt.grouped:
             raise ArgumentError(
-                f"{fmt.label} has row groups of fixed size",
+                f"{fmt.label} has no row groups of selectable size",
                 option="rows_per_group",
                 value=rows_per_group,
                 remedy="leave it out",
