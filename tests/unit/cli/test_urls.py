@@ -106,7 +106,7 @@ def test_info_says_what_it_does_not_know_of_parts_that_nobody_looked_at(server):
     output = run("info", f"{server.url}/old.parts").stdout
     assert sum(server.requests.values()) <= 3
     assert not asked_for_parts(server)
-    assert "2, names unknown before a part is fetched" in output
+    assert "2, names not known before a part is fetched" in output
     assert "compression" in output
     assert json.loads(run("info", f"{server.url}/old.parts", "--json").stdout)["channels"] is None
 
@@ -172,8 +172,8 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, kept):
 
 
 def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_path, monkeypatch):
-    said = run("info", url, "--anonymous", "--profile", "lab", code=1).stderr
-    assert "--profile 'lab': anonymous requests have no profile" in said
+    message = run("info", url, "--anonymous", "--profile", "lab", code=1).stderr
+    assert "--profile 'lab': anonymous requests have no profile" in message
     for secret in (
         ["s3://key:SECRET@b/a.parts"],
         ["http://h/a.parts?sig=SECRET"],
@@ -193,12 +193,12 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
     server.status = 403
     (tmp_path / "keys").write_text("[lab]\naws_access_key_id=a\naws_secret_access_key=b\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
-    said = run("verify", url, code=1).stderr
-    assert "it must be public" in said
-    said = run("verify", "s3://bucket/plate.parts", "--endpoint", server.url, "--profile", "lab", code=1).stderr
-    assert "or --anonymous for a public bucket" in said
-    assert "--profile of another one" in said
-    assert "SECRET" not in said
+    message = run("verify", url, code=1).stderr
+    assert "make it public" in message
+    message = run("verify", "s3://bucket/plate.parts", "--endpoint", server.url, "--profile", "lab", code=1).stderr
+    assert "or --anonymous for a public bucket" in message
+    assert "--profile of another one" in message
+    assert "SECRET" not in message
     monkeypatch.setattr(remote, "_SILENT_S", 0.5)
     server.status = 503
     assert "no byte came" in run("info", url, code=1).stderr
@@ -233,28 +233,28 @@ def test_options_of_another_server_have_a_prefix():
 # Verify
 
 
-def test_verify_asks_the_server_whatever_the_cache_has(server, url, tmp_path, kept):
-    run("stats", url, *kept)
-    told = json.loads(run("verify", url, "--json", *kept).stdout)
-    assert (told["path"], told["images"]) == (url, 12)
+def test_verify_asks_the_server_whatever_the_cache_has(server, url, tmp_path, cache_options):
+    run("stats", url, *cache_options)
+    report = json.loads(run("verify", url, "--json", *cache_options).stdout)
+    assert (report["path"], report["images"]) == (url, 12)
     assert set(asked_for_parts(server).values()) == {2}
-    assert [each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()] == []
+    assert [part_path.name for part_path in (tmp_path / "cache").iterdir() if part_path.is_dir()] == []
     part = parts_of(server)[2]
     part.write_bytes(part.read_bytes()[:-1] + b"x")
-    run("stats", url, *kept)
-    assert f"{PARTS}/{part.name}: its bytes are not those" in run("verify", url, *kept, code=1).stderr
-    assert [each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()] == []
+    run("stats", url, *cache_options)
+    assert f"{PARTS}/{part.name}: bytes differ from the hash" in run("verify", url, *cache_options, code=1).stderr
+    assert [part_path.name for part_path in (tmp_path / "cache").iterdir() if part_path.is_dir()] == []
 
 
 def test_verify_names_what_is_missing_or_cut(server, url):
     part = parts_of(server)[3]
     data = part.read_bytes()
     part.write_bytes(data[:-5])
-    said = run("verify", url, code=1).stderr
-    assert part.name in said
-    assert "as it was written" in said
+    message = run("verify", url, code=1).stderr
+    assert part.name in message
+    assert "bytes, expected" in message
     part.unlink()
-    assert f"{part.name}: is not there" in run("verify", url, code=1).stderr
+    assert f"{part.name}: does not exist" in run("verify", url, code=1).stderr
 
 
 def test_verify_compares_each_image_too(server, url, tmp_path):
@@ -265,15 +265,15 @@ def test_verify_compares_each_image_too(server, url, tmp_path):
     images = index.column(0).combine_chunks()
     sums = images.field("checksum").to_pylist()
     sums[7] = sums[6]
-    fields = [images.type.field(at) for at in range(images.type.num_fields)]
-    arrays = [pa.array(sums) if each.name == "checksum" else images.field(each.name) for each in fields]
+    fields = [images.type.field(position) for position in range(images.type.num_fields)]
+    arrays = [pa.array(sums) if part_path.name == "checksum" else images.field(part_path.name) for part_path in fields]
     table = pa.table([pa.StructArray.from_arrays(arrays, fields=fields), *index.columns[1:]], names=names)
     pq.write_table(table, folder / "index.parquet")
     manifest = json.loads((folder / MANIFEST).read_text())
     hashed = subprocess.check_output(["b2sum", "-l", "128", folder / "index.parquet"], text=True)
     (folder / MANIFEST).write_text(json.dumps({**manifest, "index": hashed.split()[0]}))
-    said = run("verify", f"{server.url}/bucket/wrong.parts", code=1).stderr
-    assert "image 7 ('id-7') is not what was written" in said
+    message = run("verify", f"{server.url}/bucket/wrong.parts", code=1).stderr
+    assert "image 7 ('id-7') differs from the original" in message
 
 
 # Cache
@@ -344,17 +344,17 @@ def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
 
 def test_cache_leaves_what_is_none(server, tmp_path):
     plate = server.folder / "bucket" / "plate.parts"
-    before = {each: each.read_bytes() for each in plate.rglob("*") if each.is_file()}
+    before = {entry: entry.read_bytes() for entry in plate.rglob("*") if entry.is_file()}
     (tmp_path / "empty").mkdir()
     for folder in (plate, plate / PARTS, tmp_path / "served"):
         for words in ([], ["--clear"], ["--limit", "0"]):
-            assert "is no folder that parts were fetched to" in listed(folder, *words, code=1)
+            assert "is not a part cache of this user" in listed(folder, *words, code=1)
     assert "is no folder" in listed(tmp_path / "none", "--clear", code=1)
     assert listed(tmp_path / "empty", "--clear")["parts"] == []
     assert list((tmp_path / "empty").iterdir()) == []
-    assert {each: each.read_bytes() for each in plate.rglob("*") if each.is_file()} == before
-    said = run("stats", f"{server.url}/bucket/plate.parts", "--part-cache", plate / PARTS, code=1).stderr
-    assert "holds a collection's own parts" in said
+    assert {entry: entry.read_bytes() for entry in plate.rglob("*") if entry.is_file()} == before
+    content = run("stats", f"{server.url}/bucket/plate.parts", "--part-cache", plate / PARTS, code=1).stderr
+    assert "holds a collection's own parts" in content
     (tmp_path / "linked").mkdir()
     filled(tmp_path / "cache")
     (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "cache" / ".lock")
@@ -425,7 +425,7 @@ def test_the_command_printed_after_a_share_publishes_and_may_be_run_again(tmp_pa
     assert f"omearrow-ds publish {path} --endpoint {server.url}\n" in capsys.readouterr().out
     (next((path / PARTS).iterdir())).unlink()
     message = run("info", path, code=1).stderr
-    assert "is not there" in message
+    assert "does not exist" in message
     assert "changed" not in message
 
 
