@@ -11,9 +11,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.conftest import Datasets
 from benchmarks.support.library import (
     ClockCost,
-    Counting,
     Duration,
     Loop,
+    NoStep,
     Recording,
     break_down,
     break_even_epochs,
@@ -74,4 +74,4 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
 
 
 def _loop(dataset: OMEArrowDataset) -> Loop:
-    return Loop(dataset, BATCH_SIZE, 0, None, Counting(None))
+    return Loop(dataset, BATCH_SIZE, 0, None, NoStep(None))

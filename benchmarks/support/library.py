@@ -13,17 +13,18 @@ from omearrow_ds.testing import synthetic_images
 
 with suppress(ImportError):
     from omearrow_ds.kernels.compiled import WORTH_BYTES, worth
+with suppress(ImportError):
+    from omearrow_ds.resources import read_ahead_bytes, space_on_disk
 with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
     from omearrow_ds.advise.profile.breakdown import break_down
     from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
     from omearrow_ds.advise.profile.recorder import ClockCost
-    from omearrow_ds.advise.profile.training import Counting
+    from omearrow_ds.advise.profile.training import NoStep
     from omearrow_ds.advise.profile.trials import break_even_epochs
     from omearrow_ds.advise.profile.variants import preloaded
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
-    from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
-    from omearrow_ds.advise.turns import Turns, gains
-    from omearrow_ds.resources import read_ahead_bytes, space_on_disk
+    from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
+    from omearrow_ds.advise.turns import InterleavedRounds, gains
 
 HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # Whether datasets accept `objects=`.
 HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `convert` writes collections in parts.
@@ -31,8 +32,17 @@ HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `conver
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
 __all__ += ["as_after_some_epochs", "read_ahead_bytes", "space_on_disk"]
-__all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
-__all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]
+__all__ += ["ClockCost", "Duration", "Loop", "NoStep", "Recording", "break_down", "break_even_epochs", "preloaded"]
+__all__ += [
+    "InterleavedRounds",
+    "LoadingPlan",
+    "Recommendation",
+    "StorageLayout",
+    "gains",
+    "layouts",
+    "recommend",
+    "tiles_of",
+]
 
 
 def as_after_some_epochs() -> None:

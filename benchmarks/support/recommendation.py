@@ -20,7 +20,16 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks.support.library import Layout, Plan, Recommendation, Turns, gains, layouts, recommend, tiles_of
+from benchmarks.support.library import (
+    InterleavedRounds,
+    LoadingPlan,
+    Recommendation,
+    StorageLayout,
+    gains,
+    layouts,
+    recommend,
+    tiles_of,
+)
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
 
 TARGET = 1.15
@@ -39,7 +48,7 @@ class Job:
     batch_size: int
 
 
-def do(job: Job, plan: Plan, folder: Path, settings: dict[str, Any], most_s: float) -> float:
+def do(job: Job, plan: LoadingPlan, folder: Path, settings: dict[str, Any], most_s: float) -> float:
     """Do all steps of a choice and return the seconds, or ``inf`` as soon as they exceed ``most_s``."""
     layout = plan.layout
     path = job.folder if layout.as_it_is else folder / f"images{layout.format.suffix}"
@@ -55,7 +64,7 @@ def do(job: Job, plan: Plan, folder: Path, settings: dict[str, Any], most_s: flo
     return perf_counter() - start_s
 
 
-def _store(job: Job, layout: Layout, path: Path) -> None:
+def _store(job: Job, layout: StorageLayout, path: Path) -> None:
     if job.tile is None:
         convert(job.folder, path, layout.format.name, encoding=layout.encoding, compression=layout.compression)
         return
@@ -64,20 +73,22 @@ def _store(job: Job, layout: Layout, path: Path) -> None:
         write_images(tiles, path, layout.format.name, encoding=layout.encoding, compression=layout.compression)
 
 
-def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None) -> Mapping[Plan, Mapping[int, float]]:
+def measure(
+    job: Job, advice: Recommendation, rounds: int, work_dir: Path | None
+) -> Mapping[LoadingPlan, Mapping[int, float]]:
     """Do all choices in turns, the recommended one with its settings, and return the seconds of each round."""
     with open_images(job.folder) as source:
-        tried = [each for each in layouts(None, source.format) if each.missing is None]
+        tried = [item for item in layouts(None, source.format) if item.missing is None]
     if job.tile is not None:
-        tried = [each for each in tried if not each.as_it_is]
+        tried = [item for item in tried if not item.as_it_is]
     chosen = advice.chosen.plan
-    plans = [Plan(layout, preload) for layout in tried for preload in (True, False)]
+    plans = [LoadingPlan(layout, preload) for layout in tried for preload in (True, False)]
     plans.sort(key=lambda plan: plan != chosen)
     _warm_up(job, tried, work_dir)
-    turns: Turns[Plan, float] = Turns()
+    turns: InterleavedRounds[LoadingPlan, float] = InterleavedRounds()
     took_s: list[float] = []  # In the current round.
 
-    def take(plan: Plan) -> float | None:
+    def take(plan: LoadingPlan) -> float | None:
         settings = advice.settings.keywords if plan == chosen else {}
         most_s = inf if plan == chosen else _HOPELESS * min(took_s, default=inf)
         with tempfile.TemporaryDirectory(prefix="omearrow-ds-recommendation-", dir=work_dir) as folder:
@@ -97,13 +108,13 @@ def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None
     return turns.figures
 
 
-def _warm_up(job: Job, tried: Sequence[Layout], work_dir: Path | None) -> None:
+def _warm_up(job: Job, tried: Sequence[StorageLayout], work_dir: Path | None) -> None:
     """Do each format once untimed, so libraries are imported and files are in the page cache."""
     formats = {layout.format: layout for layout in tried}
     for layout in formats.values():
         folder = Path(tempfile.mkdtemp(dir=work_dir))
         try:
-            do(replace(job, epochs=1), Plan(layout, preload=True), folder, {}, inf)
+            do(replace(job, epochs=1), LoadingPlan(layout, preload=True), folder, {}, inf)
         finally:
             shutil.rmtree(folder)
 
@@ -116,7 +127,7 @@ class Verdict:
     advice: Recommendation
     ratio: float
     paired: float
-    found: Mapping[Plan, Mapping[int, float]]
+    times_s: Mapping[LoadingPlan, Mapping[int, float]]
 
     @property
     def holds(self) -> bool:
@@ -124,24 +135,27 @@ class Verdict:
         return self.ratio <= TARGET
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> LoadingPlan:
         """Fastest choice."""
-        return next(iter(self.found))
+        return next(iter(self.times_s))
 
     def text(self) -> str:
         """Return the verdict as lines of text."""
         job = self.job
-        said = "holds" if self.holds else "MISSED"
+        outcome = "holds" if self.holds else "MISSED"
         chosen = f"{self.advice.chosen.plan.label} ({self.advice.confidence.level})"
         ratios = f"{self.ratio:.2f} x the best ({self.best.label}), median of rounds {self.paired:.2f} x"
-        rows = [f"    {plan.label:<44}{min(of.values()):8.3f} s, rounds: {len(of)}" for plan, of in self.found.items()]
-        lines = [f"{job.epochs} epochs, {job.access}: recommended {chosen}: {ratios}: {said}", *rows[:6]]
+        rows = [
+            f"    {plan.label:<44}{min(by_round.values()):8.3f} s, rounds: {len(by_round)}"
+            for plan, by_round in self.times_s.items()
+        ]
+        lines = [f"{job.epochs} epochs, {job.access}: recommended {chosen}: {ratios}: {outcome}", *rows[:6]]
         return "\n".join(lines)
 
 
-def judge(job: Job, advice: Recommendation, found: Mapping[Plan, Mapping[int, float]]) -> Verdict:
+def judge(job: Job, advice: Recommendation, times_s: Mapping[LoadingPlan, Mapping[int, float]]) -> Verdict:
     """Compare the recommended choice with all choices."""
-    done = dict(sorted(found.items(), key=lambda each: min(each[1].values())))
+    done = dict(sorted(times_s.items(), key=lambda item: min(item[1].values())))
     mine, least = done[advice.chosen.plan], next(iter(done.values()))
     # Do not use the least of each round, because among many equal choices one is always fast by chance.
     return Verdict(job, advice, min(mine.values()) / min(least.values()), median(gains(mine, least)), done)
@@ -183,8 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON values; the time of a stopped choice is None."""
-    times = {plan.label: [s if s < inf else None for s in of.values()] for plan, of in verdict.found.items()}
+    """Return a verdict as JSON values; a stopped choice has None for its time."""
+    times = {
+        plan.label: [s if s < inf else None for s in by_round.values()] for plan, by_round in verdict.times_s.items()
+    }
     return {
         "epochs": verdict.job.epochs,
         "access": verdict.job.access,

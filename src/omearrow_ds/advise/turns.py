@@ -1,4 +1,4 @@
-"""`Turns`: rounds of measurements for all comparisons, with their noise, ties and certainty.
+"""`InterleavedRounds`: rounds of measurements for all comparisons, with their noise, ties and certainty.
 
 The load of a machine changes over time, and affects all measurements of a round alike. Values are therefore compared
 within a round, the order is reversed in every second round, and incomplete rounds after the first are discarded.
@@ -22,7 +22,7 @@ _NOISY = 0.5
 _DISSENT = 8  # One of this number of rounds may disagree.
 
 
-class Turns(Generic[Key, Figure]):
+class InterleavedRounds(Generic[Key, Figure]):
     """Values measured in rounds, by key and round number.
 
     ``is_over`` returns whether the time is up; each round still takes at least one measurement.
@@ -59,13 +59,11 @@ class Turns(Generic[Key, Figure]):
             pass
 
 
-def gain(one: Rounds, over: Rounds) -> float:
-    """Return the median of ``one`` divided by the median of ``over``."""
+def median_ratio(one: Rounds, over: Rounds) -> float:
     return median(one.values()) / median(over.values())
 
 
 def gains(one: Rounds, over: Rounds) -> list[float]:
-    """Return the values of ``one`` divided by those of ``over``, for each round in which both were measured."""
     return [one[number] / over[number] for number in sorted(one.keys() & over.keys())]
 
 
@@ -75,23 +73,23 @@ def noise(times_s: Iterable[float]) -> float:
     return median(times) / min(times) - 1 if 0 < min(times) < inf else 0.0
 
 
-def tie(rounds: int, *noises: float) -> float:
+def tie_ratio(rounds: int, *noises: float) -> float:
     """Return the ratio up to which two values count as equal, which grows with their mean noise."""
     return MOST_TIE if rounds < _FEW_ROUNDS else min(MOST_TIE, max(LEAST_TIE, 1 + mean(noises)))
 
 
-def agree(rounds: Iterable[bool]) -> bool:
+def mostly_agree(rounds: Iterable[bool]) -> bool:
     """Return whether almost all rounds are True; by chance, 3 are in 1 of 8 cases, 5 or more in at most 1 of 28."""
-    said = list(rounds)
-    return said.count(False) <= len(said) // _DISSENT
+    votes = list(rounds)
+    return votes.count(False) <= len(votes) // _DISSENT
 
 
 def is_clear(ratios: Sequence[float]) -> bool:
     """Return whether almost all ratios show a speedup, or almost all show none."""
-    return agree(each > 1.0 for each in ratios) or agree(each < LEAST_TIE for each in ratios)
+    return mostly_agree(ratio > 1.0 for ratio in ratios) or mostly_agree(ratio < LEAST_TIE for ratio in ratios)
 
 
-def doubt(rounds: int, noise: float) -> str:
+def uncertainty_note(rounds: int, noise: float) -> str:
     """Return why a result is uncertain, because of few rounds or noise above 50 %, or an empty string."""
     if rounds < _FEW_ROUNDS:
         return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"

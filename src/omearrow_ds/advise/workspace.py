@@ -51,13 +51,16 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
     return most_bytes
 
 
-def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
-    """Return an error text if ``n_bytes`` exceed the limit of ``room`` (memory or disk), else an empty string."""
-    return "" if n_bytes <= limit_bytes else f"takes {n_bytes:,} bytes of {room}, allowed are {limit_bytes:,} ({whose})"
+def over_limit_message(n_bytes: int, resource: str, limit_bytes: int, limit_name: str) -> str:
+    """Return an error text if ``n_bytes`` exceed the limit of a resource (memory or disk), else an empty string."""
+    return (
+        ""
+        if n_bytes <= limit_bytes
+        else f"takes {n_bytes:,} bytes of {resource}, allowed are {limit_bytes:,} ({limit_name})"
+    )
 
 
 def remove(path: Path) -> None:
-    """Remove the file or folder of a collection if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

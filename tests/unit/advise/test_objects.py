@@ -22,7 +22,7 @@ from omearrow_ds import (
     stats,
     write_images,
 )
-from omearrow_ds.advise.profile.candidates import Choice
+from omearrow_ds.advise.profile.candidates import CandidateFactory
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
 from omearrow_ds.advise.recommend.cells import Cells, in_turn
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
@@ -51,13 +51,13 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(("preload", "masked"), [(True, False), (False, True)])
 def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
-    monkeypatch.setattr(Choice, "_workers", lambda _: None)  # Workers take long to start.
+    monkeypatch.setattr(CandidateFactory, "_workers", lambda _: None)  # Workers take long to start.
     masks = path.with_name("m.arrow") if masked else None
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=preload, masks=masks)
-    found = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)
-    assert (found.images, found.sample_shape, found.preloaded) == (4, (2, 6, 4), preload)
-    assert {trial.note for trial in found.trials} <= {""}
-    stages = {stage.stage for stage in found.breakdown.stages if stage.program_s}
+    actual = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)
+    assert (actual.images, actual.sample_shape, actual.preloaded) == (4, (2, 6, 4), preload)
+    assert {trial.note for trial in actual.trials} <= {""}
+    stages = {stage.stage for stage in actual.breakdown.stages if stage.program_s}
     assert "normalize" in stages
 
 
@@ -208,7 +208,7 @@ def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objec
         sample = take_sample(source, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
         assert sample.images[0].shape == SHAPE
         assert sample.indices[0] in (0, 2)
-        crops = cells.among(sample.indices, ["other"])
+        crops = cells.remap_to_copies(sample.indices, ["other"])
         assert crops["objects"]["image_id"].to_pylist() == ["other"] * 2
         write_images(sample.images, path.with_name("part.arrow"), image_ids=["other"])
         part = OMEArrowDataset(path.with_name("part.arrow"), crop_size=(6, 4), **crops)

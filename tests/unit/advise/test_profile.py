@@ -32,7 +32,7 @@ from omearrow_ds import (
 from omearrow_ds.advise.profile import measure, opening
 from omearrow_ds.advise.profile.hooks import FOREIGN, find, hooks
 from omearrow_ds.advise.profile.loop import Duration, Loop
-from omearrow_ds.advise.profile.training import Counting, Training
+from omearrow_ds.advise.profile.training import NoStep, Training
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
 from tests.conftest import needs
@@ -294,7 +294,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
 # Samples
 
 
-class Keeping(Counting):
+class Keeping(NoStep):
     """A callable that keeps a copy of each batch."""
 
     def __init__(self):
@@ -373,7 +373,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
         profile_dataset(path, transform=failing, num_workers=workers, **QUICK)
     assert all_the_same(before)
 
-    class Interrupting(Counting):
+    class Interrupting(NoStep):
         calls = 0
 
         def __call__(self, batch):

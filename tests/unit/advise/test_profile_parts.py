@@ -13,7 +13,7 @@ from omearrow_ds.advise.profile import recorder as recorders
 from omearrow_ds.advise.profile import result
 from omearrow_ds.advise.profile.breakdown import break_down, differs
 from omearrow_ds.advise.profile.hooks import Patches
-from omearrow_ds.advise.profile.loop import Order, Recording, Run
+from omearrow_ds.advise.profile.loop import Recording, Run, SampleOrder
 from omearrow_ds.advise.profile.probe import WorkerCounts
 from omearrow_ds.advise.profile.recorder import ClockCost, Counts, Recorder
 from omearrow_ds.advise.profile.stages import COMPUTE, DATA, Stage
@@ -130,12 +130,12 @@ def test_patches_are_undone_last_first():
 
 @given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.lists(st.integers(1, 4), max_size=6))
 def test_a_run_that_is_cut_is_continued(count, batch_size, shuffle, cuts):
-    order, taken = Order(count, batch_size, shuffle=shuffle), []
+    order, taken = SampleOrder(count, batch_size, shuffle=shuffle), []
     for batches in cuts:
         order.limit(0.0, batches)
-        found = list(order)
-        assert len(found) <= batches * batch_size
-        taken += found
+        actual = list(order)
+        assert len(actual) <= batches * batch_size
+        taken += actual
     order.limit(float("inf"))
     taken += order if len(taken) % count or not taken else []
     for epoch in range(len(taken) // count):
@@ -215,7 +215,7 @@ def test_preloading_has_paid_after_so_many_epochs(setup_s, epoch_s, gain, least_
 
 
 @pytest.mark.parametrize(
-    ("epochs", "gains", "said"),
+    ("epochs", "gains", "text"),
     [
         (1, [1.4, 1.2], "1 epoch"),
         (1200, [1.1], "1,200 epochs"),
@@ -223,9 +223,9 @@ def test_preloading_has_paid_after_so_many_epochs(setup_s, epoch_s, gain, least_
         (None, [1.3, 0.9, 1.2], "not clear"),
     ],
 )
-def test_it_says_when_preloading_pays(epochs, gains, said):
+def test_it_says_when_preloading_pays(epochs, gains, text):
     way = replace(trial("preload", 1.2), break_even_epochs=epochs, clear=is_clear(gains))
-    assert result._pays(way) == said
+    assert result._break_even_text(way) == text
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,21 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise import workspace
 from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
-from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
-from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
-from omearrow_ds.advise.recommend.link import Fetched, Link, OverLink
-from omearrow_ds.advise.recommend.loaders import Scanned, Settings
-from omearrow_ds.advise.recommend.report import Looked
+from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
+from omearrow_ds.advise.recommend.estimate import (
+    CLOSE,
+    LayoutMeasurement,
+    LayoutTiming,
+    PlanCost,
+    ReadBudget,
+    choose,
+    confidence,
+    ranked,
+    rows_of,
+)
+from omearrow_ds.advise.recommend.link import NetworkLink, RemoteCost, RemoteEstimate
+from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings
+from omearrow_ds.advise.recommend.report import SampleCoverage
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.options import SampleSettings
@@ -46,8 +56,8 @@ from tests.support.strategies import RAGGED, TABLES
 
 BY_NAME = {fmt.name: fmt for fmt in FORMATS}
 TIFF, ARROW, PARQUET = (BY_NAME[name] for name in ("tiff", "arrow", "parquet"))
-AS_IT_IS = Layout(TIFF, as_it_is=True)
-ROOMY = Task(epochs=10, decoded_bytes=1000, memory_bytes=10**6, disk_bytes=10**6)
+AS_IT_IS = StorageLayout(TIFF, as_it_is=True)
+ROOMY = ReadBudget(epochs=10, decoded_bytes=1000, memory_bytes=10**6, disk_bytes=10**6)
 
 
 def numbered(count, shape=(1, 1, 1, 16, 16), dtype="uint16"):
@@ -125,18 +135,18 @@ def planted(monkeypatch):
 
 
 def turn(number=0, convert_s=0.0, open_s=0.0, preload_s=0.0, epoch_s=1.0, preloaded_s=1.0, batch_s=0.0):
-    return Turn(number, convert_s, open_s, preload_s, epoch_s, preloaded_s, batch_s)
+    return LayoutTiming(number, convert_s, open_s, preload_s, epoch_s, preloaded_s, batch_s)
 
 
 def row(total_s, layout=AS_IT_IS, rounds=5, noise=0.0, size_bytes=10, preload=False, why_not=None, totals_s=None):
     totals = totals_s or dict.fromkeys(range(rounds), total_s)
-    return Row(Plan(layout, preload), size_bytes, total_s=total_s, rounds=rounds, noise=noise, totals_s=totals,
-               why_not=why_not)  # fmt: skip
+    plan = LoadingPlan(layout, preload)
+    return PlanCost(plan, size_bytes, total_s=total_s, rounds=rounds, noise=noise, totals_s=totals, why_not=why_not)
 
 
 def test_a_total_is_conversion_opening_and_every_epoch():
     turns = (turn(0, 5, 1, 3, 2, 0.5), turn(1, 4, 2, 4, 3, 0.25))
-    on_demand, preloaded = rows_of(Measured(Layout(ARROW), 10, turns, 8), ROOMY)
+    on_demand, preloaded = rows_of(LayoutMeasurement(StorageLayout(ARROW), 10, turns, 8), ROOMY)
     assert on_demand.total_s == 4 + 1 + 10 * 2
     assert on_demand.totals_s == {0: 5 + 1 + 20, 1: 4 + 2 + 30}
     assert preloaded.total_s == 4 + 3 + 10 * 0.25
@@ -146,7 +156,7 @@ def test_a_total_is_conversion_opening_and_every_epoch():
 
 
 def test_a_plan_beyond_a_budget_is_ruled_out_and_says_both_figures():
-    large = Measured(Layout(ARROW), 2_000_000, (turn(),))
+    large = LayoutMeasurement(StorageLayout(ARROW), 2_000_000, (turn(),))
     task = replace(ROOMY, memory_bytes=999)
     on_demand, preloaded = rows_of(large, task)
     assert "2,000,000" in on_demand.why_not
@@ -160,9 +170,9 @@ def test_a_plan_beyond_a_budget_is_ruled_out_and_says_both_figures():
 @given(epochs=st.integers(1, 1000), convert_s=st.floats(0, 100), slow_s=st.floats(0.01, 10), fast_s=st.floats(0.01, 10))
 def test_a_conversion_is_chosen_just_where_epochs_pay_for_it(epochs, convert_s, slow_s, fast_s):
     task = replace(ROOMY, epochs=epochs, memory_bytes=0)
-    stays = Measured(AS_IT_IS, 10, tuple(turn(n, epoch_s=slow_s) for n in range(3)))
-    moves = Measured(Layout(ARROW), 10, tuple(turn(n, convert_s, epoch_s=fast_s) for n in range(3)))
-    chosen = choose([each for found in (stays, moves) for each in rows_of(found, task)])
+    stays = LayoutMeasurement(AS_IT_IS, 10, tuple(turn(n, epoch_s=slow_s) for n in range(3)))
+    moves = LayoutMeasurement(StorageLayout(ARROW), 10, tuple(turn(n, convert_s, epoch_s=fast_s) for n in range(3)))
+    chosen = choose([item for actual in (stays, moves) for item in rows_of(actual, task)])
     stay_s, move_s = epochs * slow_s, convert_s + epochs * fast_s
     assert (chosen.plan.layout is moves.layout) == (stay_s > move_s * 1.03)
 
@@ -171,7 +181,14 @@ ROWS = st.lists(
     st.builds(
         row,
         st.floats(0.1, 10),
-        st.sampled_from([AS_IT_IS, Layout(ARROW, compression="none"), Layout(ARROW, "list", "none"), Layout(PARQUET)]),
+        st.sampled_from(
+            [
+                AS_IT_IS,
+                StorageLayout(ARROW, compression="none"),
+                StorageLayout(ARROW, "list", "none"),
+                StorageLayout(PARQUET),
+            ]
+        ),
         noise=st.floats(0, 1),
         size_bytes=st.integers(1, 5),
         preload=st.booleans(),
@@ -204,11 +221,11 @@ def test_a_choice_is_possible_near_the_best_and_the_simplest_of_those(rows, rand
 
 
 def test_ties_go_to_what_is_there_then_to_the_default_then_to_the_smaller():
-    default, other = Layout(ARROW, compression="none"), Layout(ARROW, compression="zstd")
+    default, other = StorageLayout(ARROW, compression="none"), StorageLayout(ARROW, compression="zstd")
     assert choose([row(1.0, default), row(1.02)]).plan.layout is AS_IT_IS
     assert choose([row(1.0, default), row(1.2)]).plan.layout is default
     assert choose([row(1.0, other, size_bytes=1), row(1.02, default)]).plan.layout is default
-    assert choose([row(1.0, default, size_bytes=9), row(1.01, Layout(PARQUET), size_bytes=5)]).size_bytes == 5
+    assert choose([row(1.0, default, size_bytes=9), row(1.01, StorageLayout(PARQUET), size_bytes=5)]).size_bytes == 5
     noisy = row(1.0, default, noise=0.2)
     assert choose([noisy, row(1.07, noise=0.2)]).plan.layout is AS_IT_IS
 
@@ -216,13 +233,16 @@ def test_ties_go_to_what_is_there_then_to_the_default_then_to_the_smaller():
 @pytest.mark.parametrize(
     ("looked", "text"),
     [
-        (Looked(1, 10, 1, 10, 1.0), "1 image (10 bytes decoded)"),
-        (Looked(3, 30, 3, 30, 1.0), "all 3 images (30 bytes decoded)"),
+        (SampleCoverage(1, 10, 1, 10, 1.0), "1 image (10 bytes decoded)"),
+        (SampleCoverage(3, 30, 3, 30, 1.0), "all 3 images (30 bytes decoded)"),
         (
-            Looked(3, 10, 3, 30, 1.0, cut=True),
+            SampleCoverage(3, 10, 3, 30, 1.0, cut=True),
             "3 images, large ones cut to their middle, 10 bytes of 30 bytes decoded; ",
         ),
-        (Looked(1, 10, 3, 30, 1.0), "1 of 3 images, 10 bytes of 30 bytes decoded; the figures below are scaled to all"),
+        (
+            SampleCoverage(1, 10, 3, 30, 1.0),
+            "1 of 3 images, 10 bytes of 30 bytes decoded; the figures below are scaled to all",
+        ),
     ],
 )
 def test_it_says_how_much_was_looked_at(looked, text):
@@ -231,10 +251,10 @@ def test_it_says_how_much_was_looked_at(looked, text):
 
 
 def test_it_says_how_sure_it_is():
-    chosen, far = row(1.0), row(2.0, Layout(ARROW))
+    chosen, far = row(1.0), row(2.0, StorageLayout(ARROW))
     assert confidence(chosen, [chosen, far]).level == "sure"
     assert "100%" in confidence(chosen, [chosen, far]).why
-    near = row(1.0 + CLOSE / 2, Layout(ARROW))
+    near = row(1.0 + CLOSE / 2, StorageLayout(ARROW))
     close = confidence(chosen, [chosen, near, far])
     assert (close.level, close.rivals) == ("close", (near.plan,))
     assert "5% more" in close.why
@@ -243,7 +263,7 @@ def test_it_says_how_sure_it_is():
     assert "--seconds" in confidence(few, [few, far]).why
     noisy = row(1.0, noise=0.9)
     assert "noisy" in confidence(noisy, [noisy, far]).why
-    flips = row(1.5, Layout(ARROW), totals_s={0: 0.5, 1: 0.5, 2: 2.0, 3: 2.0, 4: 2.0})
+    flips = row(1.5, StorageLayout(ARROW), totals_s={0: 0.5, 1: 0.5, 2: 2.0, 3: 2.0, 4: 2.0})
     assert confidence(chosen, [chosen, flips]).level == "unsure"
     assert "2 of 5 rounds" in confidence(chosen, [chosen, flips]).why
     assert confidence(chosen, [chosen, replace(far, why_not="over the budget")]).level == "sure"
@@ -251,15 +271,15 @@ def test_it_says_how_sure_it_is():
 
 def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
     def found(workers, ratio, batch_size=16):
-        return Scanned(Settings(workers, batch_size, 2 if workers else None), ratio, 0.1, 3, ratio)
+        return LoaderTiming(Settings(workers, batch_size, 2 if workers else None), ratio, 0.1, 3, ratio)
 
     assert loaders.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
     assert loaders.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
     # They start in 0.1 s, and save a fifth of the work.
     assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
     assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
-    assert {each.num_workers for each in loaders.grid(16, 6)} == {0, 1, 2, 4, 6}
-    assert {each.num_workers for each in loaders.grid(16, 1)} == {0}
+    assert {item.num_workers for item in loaders.grid(16, 6)} == {0, 1, 2, 4, 6}
+    assert {item.num_workers for item in loaders.grid(16, 1)} == {0}
     settings = Settings(2, 16, 4, "spawn")
     assert settings.keywords == {"num_workers": 2, "prefetch_factor": 4, "multiprocessing_context": "spawn"}
 
@@ -371,40 +391,40 @@ VORTEX, LANCE = BY_NAME["vortex"], BY_NAME["lance"]
 
 
 def test_an_epoch_over_a_link_is_the_slower_of_link_and_decoding():
-    link = Link.of("8Mb", "10ms")  # 1 MB/s.
+    link = NetworkLink.parse("8Mb", "10ms")  # 1 MB/s.
     assert (link.bytes_s, link.latency_s) == (1e6, 0.01)
-    on_demand = Row(Plan(Layout(ARROW), preload=False), 2_000_000, epoch_s=0.5)
-    found = Fetched.over(link, on_demand, 10 * 2**26)  # Ten parts, fetched four at a time.
-    assert found.fetch_s == pytest.approx(2.0 + 0.01 * (2 + 3))
-    assert (found.epoch_s, found.later_s, found.limit) == (found.fetch_s, 0.5, "link")
-    assert found.total_s(3) == pytest.approx(found.fetch_s + 2 * 0.5)
-    slow = Fetched.over(link, replace(on_demand, epoch_s=5.0), 10)
+    on_demand = PlanCost(LoadingPlan(StorageLayout(ARROW), preload=False), 2_000_000, epoch_s=0.5)
+    actual = RemoteCost.over(link, on_demand, 10 * 2**26)  # Ten parts, fetched four at a time.
+    assert actual.fetch_s == pytest.approx(2.0 + 0.01 * (2 + 3))
+    assert (actual.epoch_s, actual.later_s, actual.limit) == (actual.fetch_s, 0.5, "link")
+    assert actual.total_s(3) == pytest.approx(actual.fetch_s + 2 * 0.5)
+    slow = RemoteCost.over(link, replace(on_demand, epoch_s=5.0), 10)
     assert (slow.epoch_s, slow.limit) == (5.0, "decoding")
-    preloaded = Row(Plan(Layout(ARROW), preload=True), 2_000_000, open_s=3.0, epoch_s=0.1)
-    assert Fetched.over(link, preloaded, 10).epoch_s == pytest.approx(3.0 + 0.1)
+    preloaded = PlanCost(LoadingPlan(StorageLayout(ARROW), preload=True), 2_000_000, open_s=3.0, epoch_s=0.1)
+    assert RemoteCost.over(link, preloaded, 10).epoch_s == pytest.approx(3.0 + 0.1)
 
 
 def over_link(bandwidth, rows, epochs=10, *, on_server=False):
-    link, task = Link.of(bandwidth, None), replace(ROOMY, epochs=epochs)
-    return OverLink.choose(link, rows, task, lambda plan: f"convert to {plan.label}", on_server=on_server)
+    link, task = NetworkLink.parse(bandwidth, None), replace(ROOMY, epochs=epochs)
+    return RemoteEstimate.choose(link, rows, task, lambda plan: f"convert to {plan.label}", on_server=on_server)
 
 
 def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
-    large = row(1.0, Layout(ARROW, compression="none"), size_bytes=2_000_000)
-    small = row(2.0, Layout(VORTEX), size_bytes=1_000_000)
-    rows = [replace(large, epoch_s=0.05), replace(small, epoch_s=0.1), row(9.0), row(0.1, Layout(LANCE))]
+    large = row(1.0, StorageLayout(ARROW, compression="none"), size_bytes=2_000_000)
+    small = row(2.0, StorageLayout(VORTEX), size_bytes=1_000_000)
+    rows = [replace(large, epoch_s=0.05), replace(small, epoch_s=0.1), row(9.0), row(0.1, StorageLayout(LANCE))]
     thin, wide = over_link("1MB", rows), over_link("1GB", rows)
     assert (thin.chosen.row.plan.layout.format, thin.chosen.limit) == (VORTEX, "link")
     assert thin.rows[1].epoch_s / thin.chosen.epoch_s == pytest.approx(2.0)
     assert thin.command == "convert to Vortex, on demand"
     assert (wide.chosen.row.plan.layout.format, wide.chosen.limit) == (ARROW, "decoding")
-    assert [each.row.plan.layout.as_it_is for each in thin.rows] == [False, False]  # The existing file is not in parts.
+    assert [item.row.plan.layout.as_it_is for item in thin.rows] == [False, False]  # The existing file is not in parts.
     assert thin.absent == (TIFF.label, LANCE.label)
-    said = "\n".join(thin.as_lines())
-    assert "over 1 MB/s (8 Mbit/s)" in said
-    assert "There: Vortex, on demand, an epoch in 1 s; the link is the limit, decoding takes 100 ms" in said
-    assert "For 10 epochs" not in said
-    packed = row(3.0, Layout(ARROW, compression="zstd"), size_bytes=1_500_000)
+    text = "\n".join(thin.as_lines())
+    assert "over 1 MB/s (8 Mbit/s)" in text
+    assert "There: Vortex, on demand, an epoch in 1 s; the link is the limit, decoding takes 100 ms" in text
+    assert "For 10 epochs" not in text
+    packed = row(3.0, StorageLayout(ARROW, compression="zstd"), size_bytes=1_500_000)
     table = over_link("1MB", [*rows, replace(packed, epoch_s=0.2)]).as_lines()[2:6]
     assert [line[2:11] for line in table[1:]] == ["Vortex, o", "Arrow IPC", "Arrow IPC"]  # The best, and the default.
     often = over_link("1MB", rows, epochs=1000)
@@ -412,9 +432,14 @@ def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
     assert often.in_all.row.plan.layout.format == ARROW
     takes = "Arrow IPC, uncompressed, on demand takes 49% less"
     assert f"For 1,000 epochs whose parts all stay in the cache {takes}." in "\n".join(often.as_lines())
-    there = [*rows, row(9.0, Layout(ARROW, as_it_is=True))]
-    assert [len(over_link("1MB", there, on_server=on).rows) for on in (False, True)] == [2, 3]
-    assert over_link("1MB", [row(1.0), row(1.0, Layout(LANCE)), row(1.0, Layout(ARROW), why_not="too large")]) is None
+    target = [*rows, row(9.0, StorageLayout(ARROW, as_it_is=True))]
+    assert [len(over_link("1MB", target, on_server=on).rows) for on in (False, True)] == [2, 3]
+    assert (
+        over_link(
+            "1MB", [row(1.0), row(1.0, StorageLayout(LANCE)), row(1.0, StorageLayout(ARROW), why_not="too large")]
+        )
+        is None
+    )
 
 
 @given(ROWS, st.floats(1e3, 1e9), st.integers(1, 100))
@@ -430,27 +455,27 @@ def test_what_is_chosen_over_a_link_is_near_the_best(rows, bytes_s, epochs):
 
 
 @pytest.mark.parametrize(
-    ("said", "bytes_s"),
+    ("text", "bytes_s"),
     [("1Gb", 125e6), ("1Gbit", 125e6), ("1 Gbit/s", 125e6), ("100MB", 1e8), ("2.5MB/s", 2.5e6), ("8kbps", 1e3), (5, 5)],
 )
-def test_bits_and_bytes_are_told_apart(said, bytes_s):
-    assert Link.of(said, "20ms") == Link(bytes_s, 0.02)
+def test_bits_and_bytes_are_told_apart(text, bytes_s):
+    assert NetworkLink.parse(text, "20ms") == NetworkLink(bytes_s, 0.02)
 
 
 @pytest.mark.parametrize("wrong", ["1gb", "1GBIT", "1G", "100", "Gb", "-1Gb", "1KB", "1Gb/h", "0Gb", "nanGb", 0, inf])
 def test_a_bandwidth_without_a_clear_unit_is_refused(wrong):
     with raises(ArgumentError, option="bandwidth", mentions=("1Gb", "1Gbit")):
-        Link.of(wrong, None)
+        NetworkLink.parse(wrong, None)
 
 
 def test_a_latency_is_a_time_beside_a_bandwidth():
-    assert [Link.of("1Gb", said).latency_s for said in ("0.5s", "0ms", 0.25, None)] == [0.5, 0.0, 0.25, 0.0]
+    assert [NetworkLink.parse("1Gb", text).latency_s for text in ("0.5s", "0ms", 0.25, None)] == [0.5, 0.0, 0.25, 0.0]
     for wrong in ("20", "20 m", "-1ms", -1.0, inf):
         with raises(ArgumentError, option="latency", mentions="20ms"):
-            Link.of("1Gb", wrong)
+            NetworkLink.parse("1Gb", wrong)
     with raises(ArgumentError, option="latency", mentions="bandwidth="):
-        Link.of(None, "20ms")
-    assert Link.of(None, None) is None
+        NetworkLink.parse(None, "20ms")
+    assert NetworkLink.parse(None, None) is None
 
 
 # Whole runs.
@@ -461,7 +486,7 @@ def test_what_is_fastest_over_all_epochs_is_recommended_and_its_lines_run(folder
     batch_s |= {"tiff": 0.05, "arrow": 0.001}
     options = {"formats": ("parquet", "arrow"), "work_dir": work, "clock": clock, "seconds": 100, "batch_size": 4}
     few = recommend(folder, epochs=1, **options)
-    assert few.chosen.plan == Plan(AS_IT_IS, preload=False)
+    assert few.chosen.plan == LoadingPlan(AS_IT_IS, preload=False)
     assert few.command == ""
     assert "nothing to convert" in few.as_text()
     assert f"OMEArrowDataset({str(folder)!r}, preload=False)" in few.python
@@ -469,7 +494,7 @@ def test_what_is_fastest_over_all_epochs_is_recommended_and_its_lines_run(folder
     many = recommend(folder, epochs=100_000, **options)
     assert (many.chosen.plan.layout.format, many.chosen.plan.preload) == (ARROW, False)
     assert many.chosen.plan.layout.is_default
-    epochs = {each.plan.label: each.epoch_s for each in many.rows if each.rounds > 1}
+    epochs = {item.plan.label: item.epoch_s for item in many.rows if item.rounds > 1}
     assert epochs["OME-TIFF, as it is, on demand"] == pytest.approx(10 * 0.05, rel=0.01)
     assert list(work.iterdir()) == []
 
@@ -565,10 +590,12 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
 
 def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
     with open_images(folder) as source:
-        found = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+        actual = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
     use = trials.Use("random", 4, SampleSettings(), 1.0, Clock())
     for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
-        trial = trials.WrittenTrial(Layout(BY_NAME["duckdb"], "bytes", compression), found, use, work / compression)
+        trial = trials.WrittenTrial(
+            StorageLayout(BY_NAME["duckdb"], "bytes", compression), actual, use, work / compression
+        )
         assert trial.growth == growth
 
 
@@ -576,13 +603,13 @@ def test_a_stored_trial_is_the_sample(folder, work):
     with open_images(folder) as source:
         sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
     use = trials.Use("random", 4, SampleSettings(), 1.0, time.perf_counter)
-    trial = trials.WrittenTrial(Layout(TIFF, compression="none"), sample, use, work / "trial")
-    found = trial.turn(0, read_s=7.0, preloaded_s=None)
+    trial = trials.WrittenTrial(StorageLayout(TIFF, compression="none"), sample, use, work / "trial")
+    actual = trial.turn(0, read_s=7.0, preloaded_s=None)
     files = sorted(trial.path.glob("*.tif"))
     for image, file in zip(sample.images, files, strict=True):
         np.testing.assert_array_equal(image.squeeze(), tifffile.imread(file))
-    assert found.convert_s > 7.0
-    assert trial.size_bytes == 4 * 512 * sum(each.stat().st_blocks for each in (trial.path, *trial.path.iterdir()))
+    assert actual.convert_s > 7.0
+    assert trial.size_bytes == 4 * 512 * sum(item.stat().st_blocks for item in (trial.path, *trial.path.iterdir()))
 
 
 @pytest.mark.parametrize("opening_s", [0.1, 5.0])
@@ -591,12 +618,12 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
     make = trials.Use.dataset
 
     def dataset(use, path, name, *, preload, **opening):
-        made = make(use, path, name, preload=preload, **opening)
+        created = make(use, path, name, preload=preload, **opening)
         if not preload:
             clock.now_s += opening_s if path == folder else 0.0
             opened.append(path)
-            monkeypatch.setattr(made.source, "close", lambda: closed.append(path))
-        return made
+            monkeypatch.setattr(created.source, "close", lambda: closed.append(path))
+        return created
 
     monkeypatch.setattr(trials.Use, "dataset", dataset)
     use = trials.Use("random", 4, SampleSettings(), 1.0, clock)
@@ -605,13 +632,13 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
         whole = trials.Whole(source, np.full(40, 512))
         stored, written = (
             trials.StoredTrial(AS_IT_IS, whole, sample, use),
-            trials.WrittenTrial(Layout(ARROW), sample, use, work / "trial"),
+            trials.WrittenTrial(StorageLayout(ARROW), sample, use, work / "trial"),
         )
         for number in range(3):
-            found = stored.turn(number, read_s=7.0, preloaded_s=1.0)
+            actual = stored.turn(number, read_s=7.0, preloaded_s=1.0)
             written.turn(number, read_s=7.0, preloaded_s=1.0)
-            assert found.open_s >= opening_s
-            assert found.convert_s == 0.0
+            assert actual.open_s >= opening_s
+            assert actual.convert_s == 0.0
     assert opened.count(folder) == (1 if opening_s > 1 else 3)
     assert closed.count(folder) == (0 if opening_s > 1 else 3)
     assert closed.count(written.path) == opened.count(written.path) == 3

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from omearrow_ds import ArgumentError, Storage, convert, open_images, write_images
 from omearrow_ds.advise.recommend import report
-from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
 from omearrow_ds.advise.recommend.loaders import Settings
 from omearrow_ds.cli import failures, main, options
 from omearrow_ds.cli.parts import target_storage, tell_share
@@ -73,7 +73,7 @@ def url(server):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def cache_options(tmp_path):
     return ["--part-cache", tmp_path / "cache", "--part-cache-bytes", "20MB"]
 
 
@@ -118,56 +118,60 @@ def test_info_of_a_damaged_manifest_is_an_error(server, url, outline):
     assert MANIFEST in run("info", url, code=1).stderr
 
 
-def test_commands_take_urls(server, url, tmp_path, kept):
+def test_commands_take_urls(server, url, tmp_path, cache_options):
     local = server.folder / "bucket" / "plate.parts"
-    run("convert", url, tmp_path / "copy.parquet", *kept)
+    run("convert", url, tmp_path / "copy.parquet", *cache_options)
     with open_images(tmp_path / "copy.parquet", verify=True) as copy:
         for index, image in enumerate(copy.take(range(12))):
             np.testing.assert_array_equal(image, IMAGES[index])
         assert copy.columns["well"].to_pylist() == [f"A{index // 4}" for index in range(12)]
-    told = json.loads(run("convert", url, tmp_path / "again.arrow", "--json", *kept).stdout)
-    assert told["src"] == url
-    there, here = (run("stats", path, "--by", "well", "--json", *more) for path, more in ((url, kept), (local, [])))
-    assert {**json.loads(there.stdout), "path": ""} == {**json.loads(here.stdout), "path": ""}
-    run("show", url, "--out", tmp_path / "a.png", "--sample", 4, *kept)
+    reported = json.loads(run("convert", url, tmp_path / "again.arrow", "--json", *cache_options).stdout)
+    assert reported["src"] == url
+    target, folder = (
+        run("stats", path, "--by", "well", "--json", *more) for path, more in ((url, cache_options), (local, []))
+    )
+    assert {**json.loads(target.stdout), "path": ""} == {**json.loads(folder.stdout), "path": ""}
+    run("show", url, "--out", tmp_path / "a.png", "--sample", 4, *cache_options)
     run("show", local, "--out", tmp_path / "b.png", "--sample", 4)
     assert (tmp_path / "a.png").stat().st_size > 0
     with open_images(local) as source:
         cells = pa.table({"image_id": list(source.image_ids), "y": [9.0] * 12, "x": [8.0] * 12})
     pa.csv.write_csv(cells, tmp_path / "cells.csv")
-    run("crops", url, tmp_path / "cells.csv", tmp_path / "crops.arrow", "--crop", 7, "--center", "y,x", *kept)
+    run("crops", url, tmp_path / "cells.csv", tmp_path / "crops.arrow", "--crop", 7, "--center", "y,x", *cache_options)
     with open_images(tmp_path / "crops.arrow") as crops:
         np.testing.assert_array_equal(crops.read(7), IMAGES[7][..., 6:13, 5:12])
     assert set(asked_for_parts(server).values()) == {1}  # Over all of these commands.
 
 
-def test_profile_and_recommend_take_urls(server, url, tmp_path, kept):
-    found = json.loads(run("profile", url, "--seconds", 0.1, "--no-trials", "--json", *kept).stdout)
-    assert (found["path"], found["images"]) == (url, 12)
-    words = ["recommend", url, "--formats", "arrow", "--seconds", 1, "--epochs", 1000, *kept]
-    found = json.loads(run(*words, "--json", "--bandwidth", "1Gb").stdout)
-    assert (found["path"], found["looked_at"]["images"]) == (url, 12)
-    assert {each["format"] for each in found["over_link"]["rows"]} == {"arrow"}
+def test_profile_and_recommend_take_urls(server, url, tmp_path, cache_options):
+    actual = json.loads(run("profile", url, "--seconds", 0.1, "--no-trials", "--json", *cache_options).stdout)
+    assert (actual["path"], actual["images"]) == (url, 12)
+    words = ["recommend", url, "--formats", "arrow", "--seconds", 1, "--epochs", 1000, *cache_options]
+    actual = json.loads(run(*words, "--json", "--bandwidth", "1Gb").stdout)
+    assert (actual["path"], actual["looked_at"]["images"]) == (url, 12)
+    assert {item["format"] for item in actual["over_link"]["rows"]} == {"arrow"}
     assert "Recommended:" in run(*words).stdout
 
 
-def test_options_say_how_a_server_is_reached(server, tmp_path, kept):
+def test_options_say_how_a_server_is_reached(server, tmp_path, cache_options):
     reach = ["--anonymous", "--endpoint", server.url, "--region", "eu-west-1"]
-    found = json.loads(run("info", "s3://bucket/plate.parts", "--json", *reach).stdout)
-    assert (found["path"], found["images"]) == ("s3://bucket/plate.parts", 12)
+    actual = json.loads(run("info", "s3://bucket/plate.parts", "--json", *reach).stdout)
+    assert (actual["path"], actual["images"]) == ("s3://bucket/plate.parts", 12)
     run("verify", "s3://bucket/plate.parts", *reach)
     storage = Storage(anonymous=True, endpoint=server.url, region="eu-west-1")
-    plan = Plan(Layout(get_format("arrow")), preload=False)
-    said = report.command_for(url_of("s3://bucket/plate.parts"), tmp_path / "b.arrow", plan, {"storage": storage})
-    run(*said.split()[1:], *kept)
-    here = replace(plan, layout=replace(plan.layout, as_it_is=True))
-    given = ("arrow", {"storage": storage, "part_cache": str(tmp_path / "cache")})
-    path = report.target_of(url_of("s3://bucket/plate.parts"), here)
-    code = report.python_for(path, here, Settings(0, 4), "random", SampleSettings(), *given, cells=None, ragged=False)
+    plan = LoadingPlan(StorageLayout(get_format("arrow")), preload=False)
+    text = report.command_for(url_of("s3://bucket/plate.parts"), tmp_path / "b.arrow", plan, {"storage": storage})
+    run(*text.split()[1:], *cache_options)
+    folder = replace(plan, layout=replace(plan.layout, as_it_is=True))
+    passed = ("arrow", {"storage": storage, "part_cache": str(tmp_path / "cache")})
+    path = report.target_of(url_of("s3://bucket/plate.parts"), folder)
+    code = report.python_for(
+        path, folder, Settings(0, 4), "random", SampleSettings(), *passed, cells=None, ragged=False
+    )
     names = {}
     exec(code, names)
     assert len(names["dataset"]) == 12
-    assert report.free_beside(url_of("s3://bucket/plate.parts"), ".arrow") == Path("plate.arrow")
+    assert report.unused_path_near(url_of("s3://bucket/plate.parts"), ".arrow") == Path("plate.arrow")
     assert not (tmp_path / "home").exists()
 
 

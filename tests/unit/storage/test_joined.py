@@ -30,7 +30,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
 from omearrow_ds.advise.recommend.report import target_of
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.parts import OPEN_PARTS
@@ -333,7 +333,7 @@ def test_any_parts_are_what_they_were_written_of(tmp_path_factory: pytest.TempPa
 
 def test_what_recommend_writes_stands_beside_the_folder(tmp_path: Path) -> None:
     put(tmp_path / "plate" / "a.parquet", [0])
-    plan = Plan(Layout(get_format("arrow"), "bytes", "none"), preload=False)
+    plan = LoadingPlan(StorageLayout(get_format("arrow"), "bytes", "none"), preload=False)
     for path in (tmp_path / "plate", tmp_path / "plate" / "*.parquet"):
         assert target_of(path, plan) == tmp_path / "plate.arrow"
 

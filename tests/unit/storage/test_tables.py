@@ -37,7 +37,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.recommend import recommend
-from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
 from omearrow_ds.advise.recommend.report import command_for, tiles_for
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
@@ -426,13 +426,13 @@ def test_all_that_takes_a_path_takes_what_opening_takes():
 
 def test_profile_and_recommend_pass_it_on(cyto):
     path, _ = cyto("parquet")
-    found = profile_dataset(path, image_column="mask", nulls="skip", num_workers=0, epochs=1, trials=False)
-    assert found.images == len(MASKED)
+    actual = profile_dataset(path, image_column="mask", nulls="skip", num_workers=0, epochs=1, trials=False)
+    assert actual.images == len(MASKED)
     dataset = OMEArrowDataset(path, image_column="mask", nulls="skip")
     with raises(ArgumentError, option="image_column"):
         profile_dataset(dataset, image_column="mask")
     opening = {"image_column": ("a b", "c"), "nulls": "skip"}
-    plan = Plan(Layout(get_format("arrow"), "bytes", "none"), preload=False)
+    plan = LoadingPlan(StorageLayout(get_format("arrow"), "bytes", "none"), preload=False)
     words = "omearrow-ds convert x.parquet y.arrow --image-column 'a b' --image-column c --nulls skip"
     assert command_for(Path("x.parquet"), Path("y.arrow"), plan, opening) == words
     tiles = tiles_for(Path("x.parquet"), Path("y.arrow"), plan, 8, opening)

@@ -92,21 +92,20 @@ class Breakdown:
     remarks: tuple[str, ...] = ()
 
     def __getitem__(self, stage: str) -> StageTime:
-        """Return the stage with this name."""
-        return next(each for each in self.stages if each.stage == stage)
+        return next(row for row in self.stages if row.stage == stage)
 
 
 def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] = ()) -> Breakdown:
     """Return the wall time of a recording per stage; the time that the clocks took has its own row."""
     run = recording.run
     program, clocks_s = cost.taken_off(recording.program)
-    workers = [(each, cost.taken_off(each.counts)[0]) for each in recording.workers]
+    workers = [(worker, cost.taken_off(worker.counts)[0]) for worker in recording.workers]
     in_workers = [0.0 if stage is Stage.WAIT else sum(net[stage] for _, net in workers) for stage in Stage]
     wait_s, program[Stage.WAIT] = program[Stage.WAIT], 0.0
     program[Stage.OTHER] += run.wall_s - clocks_s - wait_s - sum(program)
     attributed = _attributed(wait_s, in_workers)
     ceilings = _ceilings(program, wait_s, in_workers, len(workers))
-    calls = [sum(each.counts.calls[stage] for each, _ in workers) for stage in Stage]
+    calls = [sum(worker.counts.calls[stage] for worker, _ in workers) for stage in Stage]
 
     def row(stage: Stage) -> StageTime:
         total_s = program[stage] + attributed[stage]
@@ -118,7 +117,7 @@ def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] =
     note = "what measuring took; it is in no stage"
     share, per_sample_s = clocks_s / run.wall_s, clocks_s / run.samples
     rows.append(StageTime(CLOCKS, clocks_s, share, per_sample_s, None, clocks_s, 0.0, 0, note))
-    times = [WorkerTime(each.pid, sum(net) - net[Stage.WAIT], net[Stage.WAIT]) for each, net in workers]
+    times = [WorkerTime(worker.pid, sum(net) - net[Stage.WAIT], net[Stage.WAIT]) for worker, net in workers]
     return Breakdown(tuple(rows), run.wall_s, run.samples, run.batches, wait_s, tuple(times), remarks)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from omearrow_ds.advise.profile.breakdown import Breakdown
 from omearrow_ds.advise.profile.loop import Loop
-from omearrow_ds.advise.profile.opening import Opened, memory_problem
+from omearrow_ds.advise.profile.opening import ProfiledDataset, memory_problem
 from omearrow_ds.advise.profile.stages import Stage
-from omearrow_ds.advise.profile.trials import Candidate, Made, Trial
+from omearrow_ds.advise.profile.trials import Candidate, PreparedLoop, Trial
 from omearrow_ds.advise.profile.variants import converted, on_demand, part_preloaded, preloaded
-from omearrow_ds.advise.workspace import misfit
+from omearrow_ds.advise.workspace import over_limit_message
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.text import as_flags, as_keywords, duration
@@ -26,7 +26,7 @@ _LARGER = 4
 _STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORMALIZE)
 
 
-def decode_s(opened: Opened, breakdown: Breakdown) -> float:
+def decode_s(opened: ProfiledDataset, breakdown: Breakdown) -> float:
     """Return the seconds of decoding all pixels: measured if they were preloaded, else estimated from the stages."""
     if opened.preload_s is not None:
         return opened.preload_s
@@ -35,11 +35,11 @@ def decode_s(opened: Opened, breakdown: Breakdown) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CandidateFactory:
     """Current settings of the profiled loop, from which each candidate differs in one setting."""
 
     # The profiled dataset, and the loop over it.
-    opened: Opened
+    opened: ProfiledDataset
     plain: Loop
     # Seconds of decoding all pixels, and the maximum for candidates that decode all of them.
     decode_s: float
@@ -48,9 +48,9 @@ class Choice:
 
     def candidates(self) -> list[Candidate]:
         """Return the settings to try, in increasing order of costs other than time, such as memory or disk space."""
-        held = self._on_demand() if self.opened.dataset.preloaded else self._preload()
-        possible = (held, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
-        return [each for each in possible if each is not None]
+        pixel_candidate = self._on_demand() if self.opened.dataset.preloaded else self._preload()
+        possible = (pixel_candidate, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
+        return [candidate for candidate in possible if candidate is not None]
 
     @property
     def _workers_in_memory(self) -> int:
@@ -60,7 +60,7 @@ class Choice:
     def _on_demand(self) -> Candidate:
         demand = on_demand(self.opened.demand)
         trial = Trial(ON_DEMAND, "--preload no", "OMEArrowDataset(path, preload=False)", "Read on demand")
-        return Candidate(trial, lambda: Made(self.plain.like(demand)))
+        return Candidate(trial, lambda: PreparedLoop(self.plain.like(demand)))
 
     def _preload(self) -> Candidate:
         demand, workers = self.opened.demand, self._workers_in_memory
@@ -70,20 +70,20 @@ class Choice:
             PRELOAD, "--preload yes", code, advice, held_bytes=demand.preload_bytes, room="memory", note=problem
         )
 
-        def make() -> Made:
+        def make() -> PreparedLoop:
             if self.decode_s <= self.limit_s:
-                return Made(self.plain.like(preloaded(demand), workers))
+                return PreparedLoop(self.plain.like(preloaded(demand), workers))
             part = part_preloaded(demand, self.limit_s / 4)
             loop = self.plain.like(part, workers, batch_size=min(self.plain.batch_size, len(part)))
             note = f"estimated from the first {len(part):,} images" if len(part) < len(demand) else ""
-            return Made(loop, len(demand) / len(part), note)
+            return PreparedLoop(loop, len(demand) / len(part), note)
 
         return Candidate(trial, make)
 
     def _on_disk(self, name: str, options: str, code: str, advice: str) -> Trial:
         """Return a trial that writes all pixels to disk, with a note if that takes too much space or time."""
         needed, free = self.opened.demand.preload_bytes, shutil.disk_usage(self.folder).free
-        note = misfit(needed, "disk", free, f"what is free in {self.folder.parent}")
+        note = over_limit_message(needed, "disk", free, f"what is free in {self.folder.parent}")
         if not note and self.decode_s > self.limit_s:
             note = f"not tried: decoding all takes about {duration(self.decode_s)}; allow it with a longer seconds="
         return Trial(name, options, code, advice, held_bytes=needed, room="disk", note=note)
@@ -92,7 +92,7 @@ class Choice:
         code = "OMEArrowDataset(path, preload=True, cache_dir=FOLDER)"
         trial = self._on_disk(CACHE_DIR, code, code, "Keep decoded pixels in a mapped file (cache_dir=)")
         demand, workers = self.opened.demand, self._workers_in_memory
-        return Candidate(trial, lambda: Made(self.plain.like(preloaded(demand, self.folder), workers)))
+        return Candidate(trial, lambda: PreparedLoop(self.plain.like(preloaded(demand, self.folder), workers)))
 
     def _arrow(self) -> Candidate | None:
         """Return the conversion to Arrow IPC, which is memory-mapped, or None if the pixels are already mapped."""
@@ -103,7 +103,7 @@ class Choice:
         command = " ".join(["omearrow-ds convert PATH", name, *map(shlex.quote, as_flags(opening))])
         code = f"convert({', '.join(['path', repr(name), *as_keywords(opening)])})"
         trial = self._on_disk(ARROW, command, code, "Convert to Arrow IPC")
-        return Candidate(trial, lambda: Made(self.plain.like(converted(demand, self.folder / name, _IN_PLACE))))
+        return Candidate(trial, lambda: PreparedLoop(self.plain.like(converted(demand, self.folder / name, _IN_PLACE))))
 
     def _workers(self) -> Candidate | None:
         dataset, now = self.opened.dataset, self.plain.num_workers
@@ -115,7 +115,7 @@ class Choice:
         )
         code = f"OMEArrowDataLoader(dataset, {self.plain.batch_size}, num_workers={number})"
         trial = Trial("workers", f"--workers {number}", code, advice)
-        return Candidate(trial, lambda: Made(self.plain.like(dataset, number)))
+        return Candidate(trial, lambda: PreparedLoop(self.plain.like(dataset, number)))
 
     def _larger_batches(self) -> Candidate | None:
         dataset, size = self.opened.dataset, self.plain.batch_size * _LARGER
@@ -123,4 +123,4 @@ class Choice:
             return None
         code, advice = f"OMEArrowDataLoader(dataset, {size})", "Make larger batches, if the training allows it"
         trial = Trial("batch", f"--batch-size {size}", code, advice)
-        return Candidate(trial, lambda: Made(self.plain.like(dataset, self.plain.num_workers, batch_size=size)))
+        return Candidate(trial, lambda: PreparedLoop(self.plain.like(dataset, self.plain.num_workers, batch_size=size)))

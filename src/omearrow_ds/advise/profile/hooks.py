@@ -26,7 +26,6 @@ class Patches(ExitStack):
     """Attributes replaced during a measurement and restored at its end, in reverse order."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a module, a class or an instance."""
         before = vars(owner).get(name, _ABSENT)
         undo = (delattr, owner, name) if before is _ABSENT else (setattr, owner, name, before)
         self.callback(*undo)
@@ -34,8 +33,6 @@ class Patches(ExitStack):
 
 
 class Hook(NamedTuple):
-    """Module, qualified name and stage of a function to be timed."""
-
     module: str
     name: str
     stage: Stage
@@ -56,13 +53,12 @@ def hooks() -> list[Hook]:
     wrapped = [hook for hook in FOREIGN if hook.module in sys.modules]
     for name, module in list(sys.modules.items()):
         if name.startswith("omearrow_ds.") or name in registered:
-            told = vars(module).get("STAGES", {}).items()
-            wrapped += [Hook(name, function, Stage.labelled(label, f"{name}.STAGES")) for function, label in told]
+            stages = vars(module).get("STAGES", {}).items()
+            wrapped += [Hook(name, function, Stage.labelled(label, f"{name}.STAGES")) for function, label in stages]
     return wrapped
 
 
 def install(patches: Patches, recorder: Recorder) -> None:
-    """Wrap every function of `hooks` in a clock."""
     for hook in hooks():
         owner, name = find(hook)
         patches.replace(owner, name, recorder.timed(vars(owner)[name], hook.stage))
@@ -76,7 +72,7 @@ def find(hook: Hook) -> tuple[Any, str]:
 
 def install_dataset(dataset: Dataset[Any], patches: Patches, recorder: Recorder) -> None:
     """Wrap ``__getitems__`` and the transform of a dataset in clocks."""
-    owner = next((each for each in type(dataset).__mro__ if "__getitems__" in vars(each)), None)
+    owner = next((cls for cls in type(dataset).__mro__ if "__getitems__" in vars(cls)), None)
     if owner is not None:
         patches.replace(owner, "__getitems__", recorder.timed(vars(owner)["__getitems__"], Stage.OTHER))
     transform = vars(dataset).get("_transform")

@@ -14,28 +14,23 @@ from omearrow_ds.advise.profile.hooks import Patches, install, install_dataset
 from omearrow_ds.advise.profile.probe import Probe, WorkerCounts
 from omearrow_ds.advise.profile.recorder import Counts, Recorder
 from omearrow_ds.advise.profile.stages import COMPUTE, Stage
-from omearrow_ds.advise.profile.training import Counting
+from omearrow_ds.advise.profile.training import NoStep
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 
 _ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
 
 
 class Run(NamedTuple):
-    """Number of samples, number of batches and wall time of one run of a loop."""
-
     samples: int
     batches: int
     wall_s: float
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second."""
         return self.samples / self.wall_s
 
 
 class Recording(NamedTuple):
-    """Result of a run with clocks, with the recorded counts of the main process and of each worker."""
-
     run: Run
     program: Counts
     workers: list[WorkerCounts]
@@ -49,7 +44,7 @@ class Duration(NamedTuple):
     epochs: int | None = None
 
 
-class Order(Sampler[int]):
+class SampleOrder(Sampler[int]):
     """Sampler whose order spans many epochs: each run begins after the last sample of the previous run.
 
     Otherwise, each short run would read the same images, which are in the page cache after the first run. Runs are cut
@@ -92,12 +87,12 @@ class Loop:
         batch_size: int,
         num_workers: Any,
         device: torch.device | str | None,
-        step: Counting,
+        step: NoStep,
         *,
         shuffle: bool = True,
         probe: bool = False,
     ) -> None:
-        self._order = Order(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
+        self._order = SampleOrder(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
         self._probe = Probe(num_workers) if probe and num_workers else None
         extra: dict[str, Any] = {} if self._probe is None else {"worker_init_fn": self._probe}
         self.dataset, self.batch_size, self.step = dataset, batch_size, step
@@ -116,13 +111,11 @@ class Loop:
 
     @property
     def device(self) -> torch.device | None:
-        """Device on which the loader returns batches, or None for the CPU."""
         device: torch.device | None = self.loader.device
         return device
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of the loader."""
         return self.loader.num_workers
 
     def warm_up(self) -> Any:
@@ -137,7 +130,6 @@ class Loop:
         return first
 
     def run(self, duration: Duration) -> Run:
-        """Iterate over the loader within the limits of ``duration``, call the step per batch, and return the counts."""
         samples = batches = 0
         start = perf_counter()
         self._order.limit(start + duration.most_s)
@@ -178,7 +170,6 @@ class Loop:
         patches.replace(queue, waits, recorder.timed(getattr(queue, waits), Stage.WAIT))
 
     def close(self) -> None:
-        """End the worker processes of the loader."""
         batches = self.loader._iterator  # noqa: SLF001  # torch ends them only when the loader is collected
         if batches is not None:
             self.loader._iterator = None  # noqa: SLF001

@@ -16,15 +16,15 @@ from torch import nn
 from tqdm import tqdm
 
 from omearrow_ds.advise.profile.breakdown import Breakdown, break_down, differs
-from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, Choice, decode_s
+from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, CandidateFactory, decode_s
 from omearrow_ds.advise.profile.loop import Duration, Loop, Run
-from omearrow_ds.advise.profile.opening import Opened, check_batches, open_samples, ragged, remarks
+from omearrow_ds.advise.profile.opening import ProfiledDataset, check_batches, open_samples, ragged, remarks
 from omearrow_ds.advise.profile.recorder import ClockCost
 from omearrow_ds.advise.profile.result import Profile
-from omearrow_ds.advise.profile.training import Counting, Optimizer, Training, as_model, check_optimizer
-from omearrow_ds.advise.profile.trials import Trial, set_up
+from omearrow_ds.advise.profile.training import NoStep, Optimizer, Training, as_model, check_optimizer
+from omearrow_ds.advise.profile.trials import Trial, prepare_loops
 from omearrow_ds.advise.profile.verdict import Headroom, judge
-from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, noise
+from omearrow_ds.advise.turns import InterleavedRounds, Rounds, gains, median_ratio, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
@@ -134,20 +134,22 @@ def profile_dataset(
         opened = open_samples(data, format, samples, preload, opening, progress=progress)
         check_batches(opened.dataset, batch_size)
         plain = stack.enter_context(
-            Loop(opened.dataset, batch_size, num_workers, device, Counting(None), shuffle=shuffle)
+            Loop(opened.dataset, batch_size, num_workers, device, NoStep(None), shuffle=shuffle)
         )
         plain.step = _step(opened.dataset, model, optimizer, plain.device)
         start = perf_counter()
         batch = _first_batch(plain, opened.dataset)
         first_batch_s = perf_counter() - start
         _next(bar, "stages")
-        found = _stages(opened.dataset, plain, duration)
+        breakdown = _stages(opened.dataset, plain, duration)
         _next(bar, "trials: setting up")
         ready: list[tuple[Trial, Loop | None]] = []
         if trials:
             folder = stack.enter_context(workspace(work_dir))
             limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
-            ready = set_up(Choice(opened, plain, decode_s(opened, found), limit_s, folder).candidates(), stack)
+            ready = prepare_loops(
+                CandidateFactory(opened, plain, decode_s(opened, breakdown), limit_s, folder).candidates(), stack
+            )
         _next(bar, "trials: taking turns")
         loops = {_NOW: plain.run, **({} if model is None else {_CACHED: _Cached(plain.step, batch).run})}
         loops |= {trial.name: loop.run for trial, loop in ready if loop is not None}
@@ -156,11 +158,11 @@ def profile_dataset(
     dataset, now = opened.dataset, turns.figures[_NOW]
     count = len(dataset)
     measured = [trial.measured(turns.figures[trial.name], now, count) if loop else trial for trial, loop in ready]
-    held = _held(opened, measured, turns.figures)
-    measured = [next((way for way in held if way.name == trial.name), trial) for trial in measured]
+    ways = _held(opened, measured, turns.figures)
+    measured = [next((way for way in ways if way.name == trial.name), trial) for trial in measured]
     cached = turns.figures.get(_CACHED)
-    headroom = None if cached is None else Headroom(gain(cached, now), gains(cached, now))
-    rate, unquiet = median(now.values()), noise(1 / each for each in now.values())
+    headroom = None if cached is None else Headroom(median_ratio(cached, now), gains(cached, now))
+    rate, unquiet = median(now.values()), noise(1 / rate_per_s for rate_per_s in now.values())
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
@@ -182,10 +184,10 @@ def profile_dataset(
         samples_per_s=rate,
         noise=unquiet,
         rounds=turns.rounds,
-        breakdown=replace(found, remarks=(*found.remarks, *differs(found, rate))),
-        verdict=judge(found, headroom, measured, tried=trials, noise=unquiet),
+        breakdown=replace(breakdown, remarks=(*breakdown.remarks, *differs(breakdown, rate))),
+        verdict=judge(breakdown, headroom, measured, tried=trials, noise=unquiet),
         trials=tuple(measured),
-        preloading=tuple(held),
+        preloading=tuple(ways),
     )
 
 
@@ -210,14 +212,14 @@ def _duration(seconds: float | None, epochs: int | None) -> Duration:
     return Duration(_LEAST_S, _MOST_S) if seconds is None else Duration(seconds, seconds)
 
 
-def _next(bar: Any, what: str) -> None:
+def _next(bar: Any, description: str) -> None:
     bar.update()
-    bar.set_description(what)
+    bar.set_description(description)
 
 
-def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torch.device | None) -> Counting:
+def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torch.device | None) -> NoStep:
     if model is None:
-        return Counting(device)
+        return NoStep(device)
     sample = dataset[0]
     image = sample[0] if isinstance(sample, tuple | list) else sample
     return Training(as_model(model, tuple(np.shape(image))), optimizer, device)
@@ -246,11 +248,10 @@ def _stages(dataset: StoredSamples, plain: Loop, duration: Duration) -> Breakdow
 class _Cached:
     """Repeated steps on one batch that is already loaded."""
 
-    def __init__(self, step: Counting, batch: Any) -> None:
+    def __init__(self, step: NoStep, batch: Any) -> None:
         self._step, self._batch = step, batch
 
     def run(self, duration: Duration) -> Run:
-        """Call the step for ``duration`` and return the counts."""
         samples = batches = 0
         start = perf_counter()
         while batches == 0 or perf_counter() - start < duration.least_s:
@@ -260,23 +261,23 @@ class _Cached:
         return Run(samples, batches, perf_counter() - start)
 
 
-def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Duration) -> Turns[str, float]:
+def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Duration) -> InterleavedRounds[str, float]:
     turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
-    turn, turns = Duration(turn_s, turn_s), Turns[str, float]()
+    turn, turns = Duration(turn_s, turn_s), InterleavedRounds[str, float]()
     turns.run(loops, lambda name: loops[name](turn).samples_per_s, _ROUNDS)
     return turns
 
 
-def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
+def _held(opened: ProfiledDataset, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
     """Return the ways to keep the pixels, including the current one, with their break-even epochs."""
     name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
-    bytes_held = opened.dataset.preload_bytes if room else 0
-    at_hand = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=bytes_held, room=room)
+    used_bytes = opened.dataset.preload_bytes if room else 0
+    current = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=used_bytes, room=room)
     now, images = figures[_NOW], len(opened.dataset)
-    ways = {each.name: each for each in (at_hand.measured(now, now, images), *measured)}
+    ways = {way.name: way for way in (current.measured(now, now, images), *measured)}
     rates = {**figures, name: now}
     demand = rates.get(ON_DEMAND)
     for other in HELD[1:]:
         if demand is not None and other in rates:
             ways[other] = ways[other].paid(rates[other], demand, images)
-    return [ways[each] for each in HELD if each in ways]
+    return [ways[way] for way in HELD if way in ways]

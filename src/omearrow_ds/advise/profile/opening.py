@@ -1,4 +1,4 @@
-"""`Opened`: a collection or dataset that is opened and checked for profiling."""
+"""`ProfiledDataset`: a collection or dataset that is opened and checked for profiling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
-from omearrow_ds.advise.workspace import misfit
+from omearrow_ds.advise.workspace import over_limit_message
 from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.options import make_dataset
 from omearrow_ds.dataset.samples import StoredSamples
@@ -23,7 +23,7 @@ _AGAIN_S = 1.0  # Faster openings are repeated, as the first one in a process in
 
 
 @dataclass(frozen=True)
-class Opened:
+class ProfiledDataset:
     """The profiled dataset, and a variant of it that reads images on demand; both may be one object.
 
     ``open_s`` and ``preload_s`` are the seconds of opening and of decoding (None if nothing was decoded). ``opening``
@@ -45,7 +45,7 @@ def open_samples(
     opening: OpenOptions,
     *,
     progress: bool,
-) -> Opened:
+) -> ProfiledDataset:
     """Open the data to profile; raise an error if it has no images, exceeds memory, or is a dataset with options."""
     if preload not in (None, True, False, "auto"):
         raise ArgumentError(option="preload", value=preload, allowed="True, False or 'auto'")
@@ -56,30 +56,30 @@ def open_samples(
     start = perf_counter()
     if isinstance(data, StoredSamples):
         if options.chosen or format_name is not None:
-            raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
+            raise ArgumentError("a dataset already has its format, axes and transform; pass these only with a path")
         refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
         len(demand.source)  # Opens the source, which is lazy.
-        wanted = data.preloaded if preload is None else preload
+        is_preloaded = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
-        raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
+        raise ArgumentError(f"{type(data).__name__}: it cannot be profiled; pass a path or a dataset of this package")
     else:
         demand = make_dataset(options, data, format_name, preload=False, **opening)
         if perf_counter() - start < _AGAIN_S:
             start = perf_counter()
             demand = make_dataset(options, data, format_name, preload=False, **opening)
-        wanted = False if preload is None else preload
+        is_preloaded = False if preload is None else preload
     open_s = perf_counter() - start
     if not len(demand):
-        raise ArgumentError("holds no images, so there is no epoch to profile", path=demand.path)
+        raise ArgumentError("holds no images to profile", path=demand.path)
     problem = memory_problem(demand)
-    if not wanted or (wanted == "auto" and problem):
-        return Opened(demand, demand, open_s, None, opening)
+    if not is_preloaded or (is_preloaded == "auto" and problem):
+        return ProfiledDataset(demand, demand, open_s, None, opening)
     if problem:
-        raise MemoryLimitError(f"{demand.path}: preloading {problem}; leave it out, or let it be 'auto'")
+        raise MemoryLimitError(f"{demand.path}: preloading {problem}; pass preload=False or preload='auto'")
     start = perf_counter()
     dataset = preloaded(demand, progress=progress)
-    return Opened(demand, dataset, open_s, perf_counter() - start, opening)
+    return ProfiledDataset(demand, dataset, open_s, perf_counter() - start, opening)
 
 
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
@@ -103,17 +103,17 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 def memory_problem(dataset: StoredSamples) -> str:
     """Return why the decoded pixels exceed half of the available memory, or an empty string if they fit."""
-    return misfit(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now")
+    return over_limit_message(
+        dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now"
+    )
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
-    """Raise `AxesError` if samples differ in shape and no transform of the user may give them one shape."""
     if dataset.shape is None and batch_size > 1 and not dataset._has_user_code:
         raise AxesError(ragged(dataset))
 
 
 def ragged(dataset: StoredSamples) -> str:
-    """Return the error message for samples that differ in shape."""
     height, width = (int(size) for size in dataset.source.shapes[:, 3:].min(axis=0))
     remedy = f"crop_size=({height}, {width}) or smaller"
     if dataset.objects is not None:

@@ -26,8 +26,6 @@ _FIELDS = 3 * len(Stage) + 3  # Counts, seconds and calls of transfers, process 
 
 
 class WorkerCounts(NamedTuple):
-    """Counts and process id of one worker."""
-
     pid: int
     counts: Counts
 
@@ -45,7 +43,6 @@ class Probe:
         return self._block.bytes.view(np.float64).reshape(self._num_workers, _FIELDS)
 
     def __call__(self, worker_id: int) -> None:
-        """Start counting; called in each worker."""
         for module in self._modules:
             importlib.import_module(module)
         info = get_worker_info()

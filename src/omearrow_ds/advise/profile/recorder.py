@@ -26,7 +26,6 @@ class Counts(NamedTuple):
 
     @classmethod
     def zero(cls) -> Counts:
-        """Return counts that are all zero."""
         return cls([0.0] * len(Stage), [0] * len(Stage), [0] * len(Stage))
 
 
@@ -46,7 +45,6 @@ class Recorder:
         self._finish, self._finished = finish, finished
 
     def start(self) -> None:
-        """Begin to record the time of the calling thread."""
         self._thread = get_ident()
         self._since = perf_counter()
 
@@ -92,7 +90,6 @@ class ClockCost(NamedTuple):
 
     @classmethod
     def measure(cls) -> ClockCost:
-        """Measure the cost of a recorded call on this machine."""
         return min((cls._trial() for _ in range(_TRIALS)), key=sum)
 
     @classmethod

@@ -89,7 +89,7 @@ class Profile:
         values = asdict(self)
         breakdown = values.pop("breakdown")
         stages = breakdown.pop("stages")
-        workers = [each._asdict() for each in self.breakdown.workers]
+        workers = [worker._asdict() for worker in self.breakdown.workers]
         plain: dict[str, Any] = _plain(
             {**values, "epoch_s": self.epoch_s, **breakdown, "workers": workers, "stages": stages}
         )
@@ -102,9 +102,9 @@ class Profile:
 def _plain(value: Any) -> Any:
     """Return a value with lists instead of tuples, and Python numbers instead of NumPy scalars."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value
 
 
@@ -117,7 +117,7 @@ def _as_text(profile: Profile) -> str:
 
 def _head(profile: Profile) -> str:
     shape = "of several shapes" if profile.sample_shape is None else f"of {' x '.join(map(str, profile.sample_shape))}"
-    held = "preloaded" if profile.preloaded else "on demand"
+    access = "preloaded" if profile.preloaded else "on demand"
     model = f", {profile.model}" if profile.model else ""
     once = [f"open {duration(profile.open_s)}", f"first batch {duration(profile.first_batch_s)}"]
     rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} turns, half of them within {profile.noise:.0%})"
@@ -126,7 +126,7 @@ def _head(profile: Profile) -> str:
     return "\n".join(
         [
             f"{profile.path}",
-            f"{count(profile.images, 'sample')} {shape}, {', '.join(profile.dtypes)}, {profile.format}, {held}",
+            f"{count(profile.images, 'sample')} {shape}, {', '.join(profile.dtypes)}, {profile.format}, {access}",
             f"batch {profile.batch_size}, {count(profile.num_workers, 'worker')}, {profile.device}{model}",
             f"{rate}, an epoch {duration(profile.epoch_s)}; once: {', '.join(once)}",
         ]
@@ -141,7 +141,7 @@ def _stages(profile: Profile) -> str:
             total = [duration(stage.total_s), f"{stage.share:.1%}", duration(stage.per_sample_s)]
             ceiling = "" if stage.ceiling is None or stage.stage == CLOCKS else f"{stage.ceiling:.2f}x"
             rows.append([stage.stage, *total, ceiling, duration(stage.worker_s) if stage.worker_s else "", stage.note])
-    busy_s, total_s = (sum(each.busy_s for each in workers), sum(each.total_s for each in breakdown.stages))
+    busy_s, total_s = (sum(worker.busy_s for worker in workers), sum(stage.total_s for stage in breakdown.stages))
     rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
     about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, with clocks in it."
     if workers:
@@ -180,12 +180,12 @@ def _preloading(profile: Profile) -> str:
             rows.append([way.name, way.note])
             continue
         once = "-" if way.setup_s is None else duration(way.setup_s)
-        rows.append([way.name, once, duration(way.epoch_s), _pays(way), _room(way)])
+        rows.append([way.name, once, duration(way.epoch_s), _break_even_text(way), _memory_text(way)])
     needed, free = size(profile.decoded_bytes), size(profile.available_bytes)
     return "\n".join([f"Does preloading pay? {needed} decoded; {free} of memory are free.", "", *table(rows)])
 
 
-def _pays(way: Trial) -> str:
+def _break_even_text(way: Trial) -> str:
     if way.name == "on demand":
         return ""
     if way.break_even_epochs is None:
@@ -193,7 +193,7 @@ def _pays(way: Trial) -> str:
     return count(way.break_even_epochs, "epoch")
 
 
-def _room(way: Trial) -> str:
+def _memory_text(way: Trial) -> str:
     return f"{size(way.held_bytes)} of {way.room}" if way.room else ""
 
 

@@ -29,20 +29,18 @@ class Stage(IntEnum):
 
     @property
     def label(self) -> str:
-        """Name of the stage in tables and in JSON."""
         return _LABELS.get(self, self.name.lower().replace("_", "-"))
 
     @classmethod
-    def labelled(cls, label: str, where: str) -> Stage:
+    def labelled(cls, label: str, origin: str) -> Stage:
         """Return the stage with this label; ``where`` names the source of the label in an error."""
         known = {stage.label: stage for stage in cls}
         if label not in known:
-            raise ArgumentError(f"{where}: {label!r} is no stage; there are {', '.join(known)}")
+            raise ArgumentError(f"{origin}: {label!r} is not a stage; choose one of {', '.join(known)}")
         return known[label]
 
     @property
     def note(self) -> str:
-        """Description of the stage, or an empty string if its name needs no explanation."""
         return _NOTES.get(self, "")
 
 

@@ -18,7 +18,7 @@ from omearrow_ds.errors import ArgumentError
 Optimizer = Literal["sgd", "adam", "none"]
 
 
-class Counting:
+class NoStep:
     """A step that only counts samples; ``device`` is the device of the batches, ``None`` for the CPU."""
 
     parts: ClassVar[Mapping[str, Stage]] = MappingProxyType({})  # Method names and their stages.
@@ -28,16 +28,14 @@ class Counting:
         self.asynchronous = device is not None and device.type == "cuda"
 
     def __call__(self, batch: Any) -> int:
-        """Return the number of samples in the batch."""
         return len(images_of(batch))
 
     def finish(self) -> None:
-        """Wait until the device has completed all pending work."""
         if self.asynchronous:
             torch.cuda.synchronize(self._device)
 
 
-class Training(Counting):
+class Training(NoStep):
     """Forward, backward and an optimizer step; with ``optimizer="none"``, only forward without gradients.
 
     The loss is the sum of the means of all floating-point tensors that the model returns. The learning rate is 0, so
@@ -50,15 +48,14 @@ class Training(Counting):
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device | None) -> None:
         super().__init__(device)
         self.model = copy.deepcopy(model).to(device or torch.device("cpu"))
-        weights = [each for each in self.model.parameters() if each.requires_grad]
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer != "none" and weights:
-            chosen = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
-            self.optimizer = chosen(weights, lr=0.0, **({"momentum": 0.9} if optimizer == "sgd" else {}))
+            optimizer_class = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+            self.optimizer = optimizer_class(weights, lr=0.0, **({"momentum": 0.9} if optimizer == "sgd" else {}))
         self.model.train(self.optimizer is not None)
 
     def __call__(self, batch: Any) -> int:
-        """Train with a batch, and return its number of samples."""
         images = images_of(batch)
         if self.optimizer is None:
             with torch.inference_mode():
@@ -69,20 +66,17 @@ class Training(Counting):
         return len(images)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Run the model on a batch and return its loss."""
-        parts = [each.mean() for each in tensors_of(self.model(images)) if each.is_floating_point()]
-        if not parts:
+        means = [tensor.mean() for tensor in tensors_of(self.model(images)) if tensor.is_floating_point()]
+        if not means:
             raise ArgumentError(
                 "it returned no tensor of floating point, of which a loss could be made", option="model"
             )
-        return torch.stack(parts).sum()
+        return torch.stack(means).sum()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def optimize(self) -> None:
-        """Update the weights by one step of the optimizer."""
         assert self.optimizer is not None
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -93,15 +87,14 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_of(each)
+        for item in value.values():
+            yield from tensors_of(item)
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_of(each)
+        for item in value:
+            yield from tensors_of(item)
 
 
 def images_of(batch: Any) -> torch.Tensor:
-    """Return the images of a batch: its first tensor."""
     images = next(tensors_of(batch), None)
     if images is None or not images.ndim:
         raise ArgumentError(
@@ -110,20 +103,20 @@ def images_of(batch: Any) -> torch.Tensor:
     return images
 
 
-def named(name: str, what: str) -> Any:
+def named(name: str, option: str) -> Any:
     """Import and return the object ``"module:name"``."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise ArgumentError(
-            option=what, value=name, remedy="write it as module:name, e.g. my_package.models:make_model"
+            option=option, value=name, remedy="write it as module:name, e.g. my_package.models:make_model"
         )
     try:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ArgumentError(f"there is no module {error.name!r} to import", option=what, value=name) from error
+        raise ArgumentError(f"the module {error.name!r} does not exist", option=option, value=name) from error
     for part in path.split("."):
         if not hasattr(thing, part):
-            raise ArgumentError(f"{module_name} has no {path!r}", option=what, value=name)
+            raise ArgumentError(f"{module_name} has no {path!r}", option=option, value=name)
         thing = getattr(thing, part)
     return thing
 
@@ -133,21 +126,28 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
 
     A function is called without arguments, or with the shape of a sample if it requires an argument.
     """
-    made = named(model, "model") if isinstance(model, str) else model
-    if not isinstance(made, nn.Module):
-        if not callable(made):
+    result = named(model, "model") if isinstance(model, str) else model
+    if not isinstance(result, nn.Module):
+        if not callable(result):
             raise ArgumentError(
                 option="model", value=model, allowed="a torch.nn.Module, or a callable that returns one"
             )
-        given = inspect.signature(made).parameters.values()
-        positional = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-        made = made(sample_shape) if any(each.default is each.empty for each in positional) else made()
-    if not isinstance(made, nn.Module):
-        raise ArgumentError(f"it returned a {type(made).__name__}, not a torch.nn.Module", option="model", value=model)
-    return made
+        parameters = inspect.signature(result).parameters.values()
+        positional = [
+            parameter
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        result = (
+            result(sample_shape) if any(parameter.default is parameter.empty for parameter in positional) else result()
+        )
+    if not isinstance(result, nn.Module):
+        raise ArgumentError(
+            f"it returned a {type(result).__name__}, not a torch.nn.Module", option="model", value=model
+        )
+    return result
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Raise `ArgumentError` for an unknown optimizer."""
     if optimizer not in get_args(Optimizer):
         raise ArgumentError(option="optimizer", value=optimizer, allowed=f"one of {', '.join(get_args(Optimizer))}")

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from omearrow_ds.advise.profile.loop import Loop
-from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gain, gains, is_clear
+from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gains, is_clear, median_ratio
 from omearrow_ds.errors import OMEArrowDSError
 
 
@@ -71,7 +71,7 @@ class Trial:
         return replace(
             self,
             samples_per_s=rate,
-            gain=gain(rates, now),
+            gain=median_ratio(rates, now),
             least_gain=min(by_turn),
             most_gain=max(by_turn),
             epoch_s=images / rate,
@@ -82,11 +82,11 @@ class Trial:
         if self.setup_s is None:
             return self
         by_turn, epoch_s = gains(rates, demand), images / median(demand.values())
-        epochs = break_even_epochs(self.setup_s, epoch_s, gain(rates, demand), min(by_turn))
+        epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(rates, demand), min(by_turn))
         return replace(self, break_even_epochs=epochs, clear=is_clear(by_turn))
 
 
-class Made(NamedTuple):
+class PreparedLoop(NamedTuple):
     """A loop ready to run. For a loop over a part of the images, ``factor`` scales its setup time to all images."""
 
     loop: Loop
@@ -98,10 +98,10 @@ class Candidate(NamedTuple):
     """Settings to try, and the function that creates their loop; it is not called if ``trial.note`` is not empty."""
 
     trial: Trial
-    make: Callable[[], Made]
+    make: Callable[[], PreparedLoop]
 
 
-def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
+def prepare_loops(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
     """Return each trial with its loop, or with None if the trial has a note. ``stack`` closes the loops."""
     ready: list[tuple[Trial, Loop | None]] = []
     for trial, make in candidates:
@@ -110,14 +110,14 @@ def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Tria
             continue
         start = perf_counter()
         try:
-            made = make()
-            loop = stack.enter_context(made.loop)
-            setup_s = (perf_counter() - start) * made.factor if trial.room else None
+            prepared = make()
+            loop = stack.enter_context(prepared.loop)
+            setup_s = (perf_counter() - start) * prepared.factor if trial.room else None
             loop.warm_up()
         except (OMEArrowDSError, OSError) as error:
             ready.append((replace(trial, note=f"could not be set up: {error}"), None))
         else:
-            ready.append((replace(trial, setup_s=setup_s, note=made.note), loop))
+            ready.append((replace(trial, setup_s=setup_s, note=prepared.note), loop))
     return ready
 
 

@@ -16,7 +16,6 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 
 def on_demand(dataset: Samples) -> Samples:
-    """Return a copy of the dataset that opens its files again and reads images on demand."""
     masks = dataset._mask_collection
     return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
 
@@ -29,7 +28,6 @@ def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = 
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
-    """Convert the images to ``file`` in the format ``name``, and return a dataset that reads them from it on demand."""
     convert(dataset.source, file, name)
     return dataset._with_reader(dataset._collection.on_demand(open_source(file, name)))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from omearrow_ds.advise.profile.breakdown import Breakdown, StageTime
 from omearrow_ds.advise.profile.stages import DATA, Stage
 from omearrow_ds.advise.profile.trials import Trial
-from omearrow_ds.advise.turns import LEAST_TIE, agree, doubt
+from omearrow_ds.advise.turns import LEAST_TIE, mostly_agree, uncertainty_note
 
 _COMPUTE_BOUND = 0.15  # Maximum part of the time that faster data work could save.
 _DATA_BOUND = 0.4
@@ -74,13 +74,13 @@ def judge(
 ) -> Verdict:
     """Return the bottleneck of the loop, the certainty of this result, and the setting to try first.
 
-    ``headroom`` is None without a model, ``tried`` is whether trials were requested, and ``noise`` is the noise of the
-    rounds of the loop.
+    ``headroom`` has the value None without a model, ``tried`` is whether trials were requested, and ``noise`` is the
+    noise of the rounds of the loop.
     """
     ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
     kind = _kind(ratio)
     names = [stage.label for stage in (*DATA, Stage.OTHER)]
-    largest = max((breakdown[name] for name in names), key=lambda each: each.total_s)
+    largest = max((breakdown[name] for name in names), key=lambda stage: stage.total_s)
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
     best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by costs other than time.
@@ -114,13 +114,13 @@ def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
 
 def _sure(kind: str, headroom: Headroom, noise: float) -> tuple[bool, str]:
     """Return whether the rounds agree on the kind, and a sentence about their range."""
-    kinds, count = [_kind(each) for each in headroom.turns], len(headroom.turns)
+    kinds, count = [_kind(ratio) for ratio in headroom.turns], len(headroom.turns)
     between = f"{count} turns gave {min(headroom.turns):.2f}x to {max(headroom.turns):.2f}x"
-    if not agree(each == kind for each in kinds):
-        others = [each for each in kinds if each != kind]
+    if not mostly_agree(ratio == kind for ratio in kinds):
+        others = [ratio for ratio in kinds if ratio != kind]
         words = f"Not sure: the {between}, and by {len(others)} of them it is {' or '.join(sorted(set(others)))}. "
         return False, f"{words}Let it run for longer, or where nothing else runs."
-    why = doubt(count, noise)
+    why = uncertainty_note(count, noise)
     return not why, f"All {between}{f'; {why}' if why else ''}."
 
 

@@ -14,15 +14,15 @@ from tqdm import tqdm
 
 from omearrow_ds.advise.recommend import report
 from omearrow_ds.advise.recommend.cells import Cells
-from omearrow_ds.advise.recommend.choices import Plan, layouts
-from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence, ranked, rows_of
-from omearrow_ds.advise.recommend.link import Link, OverLink
-from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
-from omearrow_ds.advise.recommend.report import Looked, Recommendation
+from omearrow_ds.advise.recommend.choices import LoadingPlan, layouts
+from omearrow_ds.advise.recommend.estimate import PlanCost, ReadBudget, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.link import NetworkLink, RemoteEstimate
+from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings, best, scan
+from omearrow_ds.advise.recommend.report import Recommendation, SampleCoverage
 from omearrow_ds.advise.recommend.resemblance import resemblance
-from omearrow_ds.advise.recommend.rounds import Contest
+from omearrow_ds.advise.recommend.rounds import LayoutElimination
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
-from omearrow_ds.advise.recommend.trials import Access, Use, Whole
+from omearrow_ds.advise.recommend.trials import Access, AccessPattern, OriginalCollection
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
@@ -134,12 +134,12 @@ def recommend(
     _check_sizes(budget_bytes=budget_bytes, memory_bytes=memory_bytes)
     if access not in ("random", "sequential"):
         raise ArgumentError(option="access", value=access, allowed="'random' or 'sequential'")
-    given = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
-    crops = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
+    values = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
+    crops = cast(CropOptions, {name: value for name, value in values.items() if value is not None})
     _refuse_apart(crops, tile)
     on = None if objects is None else on_of_objects(opening)
     types = types_with_objects(opening, objects)
-    link = Link.of(bandwidth, latency)
+    network_link = NetworkLink.parse(bandwidth, latency)
     if not seconds > 0:
         raise ArgumentError(option="seconds", value=seconds, allowed="a number above 0")
     start_s = clock()
@@ -153,32 +153,38 @@ def recommend(
         pixel_range = PixelRange.measure(sample.images)
         normalize = (pixel_range is not None and pixel_range.normalize) or True
         samples = SampleSettings(axes=sample.axes, crop_size=crop_size, normalize=normalize)
-        use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
+        use = AccessPattern(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
-        whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
-        contest = Contest(whole, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
-        with tqdm(disable=not progress, unit="turn", leave=False) as shown:
-            contest.run(tried, shown)
-            rows = [row for found in contest.measured for row in rows_of(found, task)]
+        original = OriginalCollection(source, image_bytes(source.shapes, source.dtypes), opening)
+        elimination = LayoutElimination(original, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
+        with tqdm(disable=not progress, unit="turn", leave=False) as bar:
+            elimination.run(tried, bar)
+            rows = [row for measurement in elimination.measured for row in rows_of(measurement, task)]
             deadline_s = max(start_s + seconds, clock())
-            row, scanned, settings, rows = _scanned(rows, contest, deadline_s, shown, start_methods)
+            row, scanned, settings, rows = _scanned(rows, elimination, deadline_s, bar, start_methods)
         settings = settings or Settings(0, batch_size)
         of_whole = (sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut)
-        looked = Looked(len(sample.images), sample.size_bytes, *of_whole)
-        absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in contest.absent.items()]
+        coverage = SampleCoverage(len(sample.images), sample.size_bytes, *of_whole)
+        absent = [
+            PlanCost(LoadingPlan(layout, preload=False), why_not=why) for layout, why in elimination.absent.items()
+        ]
         target = report.target_of(source.path, row.plan)
-        in_parts = report.free_beside(source.path, SUFFIX)
+        in_parts = report.unused_path_near(source.path, SUFFIX)
 
         of_fields = opening if cells is None else cells.opening_of_fields(opening)
 
-        def command_of(plan: Plan) -> str:
+        def command_of(plan: LoadingPlan) -> str:
             return "" if tile is not None else report.command_for(source.path, in_parts, plan, of_fields)
 
         on_server = source.parted is not None and source.parted.window is not None
-        over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
+        over_link = (
+            None
+            if network_link is None
+            else RemoteEstimate.choose(network_link, rows, task, command_of, on_server=on_server)
+        )
         pixels = [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
-        notes = [*_notes(row, rows, contest, source, looked), *pixels]
-        if link is not None and over_link is None:
+        notes = [*_notes(row, rows, elimination, source, coverage), *pixels]
+        if network_link is not None and over_link is None:
             notes.append("Nothing can be said of the link: no format was measured whose parts are a file each.")
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
         of_one_size = crop_size is not None or resize is not None
@@ -189,7 +195,7 @@ def recommend(
             path=source.path,
             task=task,
             access=access,
-            looked=looked,
+            looked=coverage,
             rows=(*ranked(rows), *absent),
             chosen=row,
             settings=settings,
@@ -237,17 +243,21 @@ def _limits(seconds: float, size_bytes: int) -> Limits:
     return Limits(max(32, int(Limits.images * part)), max(1, int(size_bytes * part)), seconds * _SAMPLE_PART)
 
 
-def _task(source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None) -> Task:
-    here = Path.cwd() if isinstance(source.path, Url) else source.path.parent
-    free_bytes = shutil.disk_usage(here).free
-    disk = (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, Task.disk_why)
+def _task(
+    source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None
+) -> ReadBudget:
+    folder = Path.cwd() if isinstance(source.path, Url) else source.path.parent
+    free_bytes = shutil.disk_usage(folder).free
+    disk = (
+        (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, ReadBudget.disk_why)
+    )
     memory = preload_limit_bytes() if memory_bytes is None else memory_bytes
-    return Task(epochs, sample.whole_bytes, memory, *disk)
+    return ReadBudget(epochs, sample.whole_bytes, memory, *disk)
 
 
 def _scanned(
-    rows: list[Row], contest: Contest, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
-) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
+    rows: list[PlanCost], contest: LayoutElimination, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
+) -> tuple[PlanCost, list[LoaderTiming], Settings | None, list[PlanCost]]:
     """Scan loader settings of the first choice and of plans that workers may make faster; return the final choice."""
     chosen = choose(rows)
     if chosen is None:
@@ -261,12 +271,12 @@ def _scanned(
     few = [row for row in others if row is not chosen][: _MOST_FINALISTS - 1]
     finalists = [chosen, *(few if available_cores() > 1 else [])]
     use, task = contest.use, contest.task
-    scans: dict[Plan, list[Scanned]] = {}
-    for place, row in enumerate(finalists):
+    scans: dict[LoadingPlan, list[LoaderTiming]] = {}
+    for position, row in enumerate(finalists):
         now_s = use.clock()
-        share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
+        share_s = max(0.0, deadline_s - now_s) / (len(finalists) - position)
         trial = contest.trial_for(row.plan)
-        if trial is None or (place and share_s <= 0):
+        if trial is None or (position and share_s <= 0):
             continue
         dataset = trial.dataset(preload=row.plan.preload)
         deadline = now_s + share_s
@@ -280,7 +290,7 @@ def _scanned(
     return again, scans.get(again.plan, []), settings, rows
 
 
-def _with(row: Row, scanned: Scanned, task: Task) -> Row:
+def _with(row: PlanCost, scanned: LoaderTiming, task: ReadBudget) -> PlanCost:
     if not scanned.settings.num_workers or scanned.ratio is None:
         return row
     gained_s = task.epochs * row.epoch_s * (1 - scanned.ratio) - scanned.start_s
@@ -290,8 +300,9 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     )
 
 
-def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:
-    """Return remarks on the choice and on properties that were not measured."""
+def _notes(
+    row: PlanCost, rows: Sequence[PlanCost], contest: LayoutElimination, source: BaseSource, looked: SampleCoverage
+) -> list[str]:
     notes = []
     cells = contest.cells
     if cells is not None:

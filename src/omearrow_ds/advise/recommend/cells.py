@@ -32,7 +32,7 @@ class Cells:
 
     Attributes
     ----------
-    given
+    dataset_options
         Keywords of a dataset of the source.
     fields
         (n,) int64, image index per sample.
@@ -60,9 +60,9 @@ class Cells:
         if not len(self._objects.rows):
             raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
         file = table_file(table, "objects")
-        chosen = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
-        self.given = cast(
-            CropOptions, {**options, **{name: value for name, value in chosen.items() if value is not None}}
+        extra_options = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
+        self.dataset_options = cast(
+            CropOptions, {**options, **{name: value for name, value in extra_options.items() if value is not None}}
         )
         self.fields = self._objects.fields
 
@@ -73,7 +73,7 @@ class Cells:
         """Return the sorted indices of the objects that are in ``images``."""
         return np.flatnonzero(np.isin(self.fields, np.asarray(images, np.int64)))
 
-    def among(self, images: Sequence[int], image_ids: Sequence[str]) -> CropOptions:
+    def remap_to_copies(self, images: Sequence[int], image_ids: Sequence[str]) -> CropOptions:
         """Return the dataset keywords that crop around the objects of ``images`` in copies named ``image_ids``."""
         part = self._objects.keep(self.within(images))
         new_id = dict(zip(images, image_ids, strict=True))
@@ -81,26 +81,26 @@ class Cells:
         assert values is not None
         ids = pa.array([new_id[field] for field in part.fields.tolist()], pa.string())
         table = pa.table({IMAGE_ID: ids, **dict(zip(names, map(pa.array, values.T), strict=True))})
-        placed = {"objects": table, ("center" if part.boxes is None else "box"): names}
-        kept = {name: value for name, value in self.given.items() if name in ("pad", "resize")}
-        return cast(CropOptions, {**placed, **kept})
+        position_options = {"objects": table, ("center" if part.boxes is None else "box"): names}
+        kept_options = {name: value for name, value in self.dataset_options.items() if name in ("pad", "resize")}
+        return cast(CropOptions, {**position_options, **kept_options})
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
         """Return the options that open only the images: ``opening`` without column types of the objects' table."""
-        given: Any = self.given
-        own = set(given.get("column_types", ())) - set(self._source_columns)
+        options: Any = self.dataset_options
+        own = set(options.get("column_types", ())) - set(self._source_columns)
         types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in own}
         return {**opening, "column_types": types or None}
 
     def as_keywords(self, opening: OpenOptions) -> list[str]:
-        """Return the options in `given` as Python code, without those in ``opening``.
+        """Return the options in `dataset_options` as Python code, without those in ``opening``.
 
         An in-memory table is named ``objects``.
         """
-        given: dict[str, Any] = {name: value for name, value in self.given.items() if name not in opening}
-        objects = given.pop("objects")
+        options: dict[str, Any] = {name: value for name, value in self.dataset_options.items() if name not in opening}
+        objects = options.pop("objects")
         path = repr(os.fspath(objects)) if isinstance(objects, str | os.PathLike) else "objects"
-        return [f"objects={path}", *as_keywords(given)]
+        return [f"objects={path}", *as_keywords(options)]
 
 
 def in_turn(numbers: Array, fields: Array, random: np.random.Generator) -> list[int]:

@@ -1,4 +1,4 @@
-"""`Layout` and `Plan`: combinations of format, encoding, compression and preloading."""
+"""`StorageLayout` and `LoadingPlan`: combinations of format, encoding, compression and preloading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALL: Encoding = "list"
 
 
 @dataclass(frozen=True)
-class Layout:
+class StorageLayout:
     """Format, encoding and compression of stored images; ``as_it_is`` is True for the existing files."""
 
     format: Format
@@ -30,7 +30,6 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """Name of the layout in reports."""
         if self.as_it_is:
             return f"{self.format.label}, as it is"
         words = [self.format.label]
@@ -46,7 +45,6 @@ class Layout:
         return self.encoding == _EVERY_DTYPE and self.compression in (None, self.format.compressions[0])
 
     def as_flags(self) -> list[str]:
-        """Return the flags of ``omearrow-ds convert`` that select this encoding and compression."""
         if self.is_default:
             return []
         encoding = [] if self.encoding == _EVERY_DTYPE else ["--encoding", self.encoding]
@@ -54,19 +52,15 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A layout, and whether pixels are preloaded or read in each epoch."""
-
-    layout: Layout
+class LoadingPlan:
+    layout: StorageLayout
     preload: bool
 
     @property
     def label(self) -> str:
-        """Name of the plan in reports."""
         return f"{self.layout.label}, {'preloaded' if self.preload else 'on demand'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
         layout = self.layout
         return {
             "format": layout.format.name,
@@ -78,23 +72,23 @@ class Plan:
         }
 
 
-def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
+def layouts(names: Sequence[str] | None, stored: Format) -> list[StorageLayout]:
     """Return the layouts to try: the existing files, the default of each format of ``names``, then other layouts."""
     formats = all_formats() if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
     ways = [list(_ways(fmt)) for fmt in formats]
-    first = [each[0] for each in ways]
-    others = [layout for each in ways for layout in each[1:]]
+    first = [layouts_of_format[0] for layouts_of_format in ways]
+    others = [layout for layouts_of_format in ways for layout in layouts_of_format[1:]]
     others.sort(key=lambda layout: layout.encoding != _EVERY_DTYPE)  # Compressions are chosen more often.
-    return [Layout(stored, as_it_is=True), *first, *others]
+    return [StorageLayout(stored, as_it_is=True), *first, *others]
 
 
-def _ways(fmt: Format) -> Iterator[Layout]:
+def _ways(fmt: Format) -> Iterator[StorageLayout]:
     """Yield the layouts of a format, its default first; encoding ``"list"`` only with the default compression."""
     if fmt.missing_backend:
-        yield Layout(fmt)
+        yield StorageLayout(fmt)
         return
     for compression in fmt.compressions:
-        yield Layout(fmt, compression=compression)
+        yield StorageLayout(fmt, compression=compression)
     if fmt.kind == "table":
-        yield Layout(fmt, compression=CHUNK_COMPRESSIONS[0])
-        yield Layout(fmt, _SMALL, fmt.compressions[0])
+        yield StorageLayout(fmt, compression=CHUNK_COMPRESSIONS[0])
+        yield StorageLayout(fmt, _SMALL, fmt.compressions[0])

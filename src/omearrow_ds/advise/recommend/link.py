@@ -1,4 +1,4 @@
-"""`OverLink`: estimated epochs with parts in a bucket, the longer of transfer and decoding."""
+"""`RemoteEstimate`: estimated epochs with parts in a bucket, the longer of transfer and decoding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omearrow_ds.advise.recommend.choices import Plan
-from omearrow_ds.advise.recommend.estimate import Row, Task, simplicity, tie_of
+from omearrow_ds.advise.recommend.choices import LoadingPlan
+from omearrow_ds.advise.recommend.estimate import PlanCost, ReadBudget, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.remote_parts import AHEAD
 from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
@@ -17,14 +17,14 @@ _OPENING = 2  # Number of sequential requests before the first part.
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """Bandwidth in bytes/s and latency in seconds of the link to an object store."""
 
     bytes_s: float
     latency_s: float = 0.0
 
     @classmethod
-    def of(cls, bandwidth: str | float | None, latency: str | float | None) -> Link | None:
+    def parse(cls, bandwidth: str | float | None, latency: str | float | None) -> NetworkLink | None:
         """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth.
 
         Raises `ArgumentError` if a value is invalid, or if ``latency`` is passed without ``bandwidth``.
@@ -50,16 +50,15 @@ class Link:
 
     @property
     def text(self) -> str:
-        """Bandwidth and latency in human-readable units."""
         latency = f" with a latency of {duration(self.latency_s)}" if self.latency_s else ""
         return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s){latency}"
 
 
 @dataclass(frozen=True)
-class Fetched:
+class RemoteCost:
     """Estimated times of a plan whose parts are fetched from an object store."""
 
-    row: Row  # Measurement from a local disk.
+    row: PlanCost  # Measurement from a local disk.
     fetch_s: float  # Seconds of fetching all parts.
     decode_s: float  # Seconds of decoding meanwhile: an epoch on demand, or preloading.
     # Seconds of the first epoch, and of each later one with all parts in the cache or pixels in memory.
@@ -67,7 +66,7 @@ class Fetched:
     later_s: float
 
     @classmethod
-    def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
+    def over(cls, link: NetworkLink, row: PlanCost, decoded_bytes: int) -> RemoteCost:
         """Return the times of the plan of ``row`` if parts are fetched over ``link`` while others are decoded."""
         fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, row.plan.layout.format.part_bytes)
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
@@ -84,57 +83,63 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class OverLink:
+class RemoteEstimate:
     """Estimated times of the measured plans if their files are fetched over a link."""
 
-    link: Link
-    rows: tuple[Fetched, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
+    link: NetworkLink
+    rows: tuple[RemoteCost, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
     absent: tuple[str, ...]  # Labels of formats that cannot be, as their parts are folders.
     # chosen: the plan with the least total time among those tied for the fastest first epoch. in_all: the plan with the
     # least total time.
-    chosen: Fetched
-    in_all: Fetched
+    chosen: RemoteCost
+    in_all: RemoteCost
     # Number of epochs, and the command that writes the parts.
     epochs: int
     command: str
 
     @classmethod
     def choose(
-        cls, link: Link, rows: Sequence[Row], task: Task, command_of: Callable[[Plan], str], *, on_server: bool
-    ) -> OverLink | None:
+        cls,
+        link: NetworkLink,
+        rows: Sequence[PlanCost],
+        task: ReadBudget,
+        command_of: Callable[[LoadingPlan], str],
+        *,
+        on_server: bool,
+    ) -> RemoteEstimate | None:
         """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
 
         ``on_server`` is whether the existing collection consists of parts on a server.
         """
         measured = [row for row in rows if row.why_not is None]
         absent = dict.fromkeys(row.plan.layout.format.label for row in measured if row.plan.layout.format.in_folder)
-        found = [
-            Fetched.over(link, row, task.decoded_bytes)
+        costs = [
+            RemoteCost.over(link, row, task.decoded_bytes)
             for row in measured
             if not row.plan.layout.format.in_folder and (on_server or not row.plan.layout.as_it_is)
         ]
-        if not found:
+        if not costs:
             return None
-        found.sort(key=lambda each: each.epoch_s)
-        tied = [each for each in found if each.epoch_s <= found[0].epoch_s * tie_of(found[0].row, each.row)]
+        costs.sort(key=lambda cost: cost.epoch_s)
+        tied = [cost for cost in costs if cost.epoch_s <= costs[0].epoch_s * tie_of(costs[0].row, cost.row)]
         chosen, in_all = (
-            min(some, key=lambda each: (each.total_s(task.epochs), simplicity(each.row))) for some in (tied, found)
+            min(some, key=lambda cost: (cost.total_s(task.epochs), simplicity(cost.row))) for some in (tied, costs)
         )
-        return cls(link, tuple(found), tuple(absent), chosen, in_all, task.epochs, command_of(chosen.row.plan))
+        return cls(link, tuple(costs), tuple(absent), chosen, in_all, task.epochs, command_of(chosen.row.plan))
 
     def as_lines(self) -> list[str]:
         """Return a table of the best plan and the best default plan per format, and the recommendation."""
-        shown: dict[tuple[str, bool], Fetched] = {}
-        for each in (self.chosen, *self.rows):
-            layout = each.row.plan.layout
-            shown.setdefault((layout.format.name, False), each)
+        best_costs: dict[tuple[str, bool], RemoteCost] = {}
+        for cost in (self.chosen, *self.rows):
+            layout = cost.row.plan.layout
+            best_costs.setdefault((layout.format.name, False), cost)
             if layout.is_default:
-                shown.setdefault((layout.format.name, True), each)
+                best_costs.setdefault((layout.format.name, True), cost)
         rows = [["", "stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit"]]
-        for each in (each for each in self.rows if each in shown.values()):
-            name = f"{'>' if each is self.chosen else ' '} {each.row.plan.label}"
-            times = map(duration, (each.fetch_s, each.decode_s, each.epoch_s, each.later_s))
-            rows.append([name, size(each.row.size_bytes), *times, each.limit])
+        for cost in (cost for cost in self.rows if cost in best_costs.values()):
+            name = f"{'>' if cost is self.chosen else ' '} {cost.row.plan.label}"
+            times = map(duration, (cost.fetch_s, cost.decode_s, cost.epoch_s, cost.later_s))
+            rows.append([name, size(cost.row.size_bytes), *times, cost.limit])
         lines = [
             f"In parts on a server, over {self.link.text}, each format's best and its default:",
             "",
@@ -151,24 +156,23 @@ class OverLink:
         return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all estimates as JSON values."""
         return {
             "bandwidth_bytes_s": self.link.bytes_s,
             "latency_s": self.link.latency_s,
             "recommended": {**_as_json(self.chosen, self.epochs), "command": self.command},
             "least_in_all": _as_json(self.in_all, self.epochs),
-            "rows": [_as_json(each, self.epochs) for each in self.rows],
+            "rows": [_as_json(cost, self.epochs) for cost in self.rows],
             "not_on_servers": list(self.absent),
         }
 
 
-def _why(fetched: Fetched) -> str:
+def _why(fetched: RemoteCost) -> str:
     if fetched.limit == "link":
         return f"the link is the limit, decoding takes {duration(fetched.decode_s)}"
     return f"decoding is the limit, the link takes {duration(fetched.fetch_s)}"
 
 
-def _as_json(fetched: Fetched, epochs: int) -> dict[str, Any]:
+def _as_json(fetched: RemoteCost, epochs: int) -> dict[str, Any]:
     return {
         **fetched.row.plan.as_dict(),
         "size_bytes": fetched.row.size_bytes,

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.trials import Use
-from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, Turns
+from omearrow_ds.advise.recommend.trials import AccessPattern
+from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, InterleavedRounds
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
@@ -44,7 +44,6 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """Description of the settings for reports."""
         words = [count(self.num_workers, "worker"), f"batches of {self.batch_size}"]
         if self.num_workers:
             words.append(f"prefetch {self.prefetch_factor or 2}")
@@ -53,7 +52,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Scanned:
+class LoaderTiming:
     """Loader settings and their fastest round in seconds per sample; None if only the start of workers was timed.
 
     ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
@@ -78,12 +77,12 @@ def grid(batch_size: int, cores: int) -> list[Settings]:
 def scan(
     dataset: OMEArrowDataset,
     indices: Sequence[int],
-    use: Use,
+    use: AccessPattern,
     deadline_s: float,
     progress: tqdm,
     start_methods: Sequence[str] = (),
     fields: Array | None = None,
-) -> list[Scanned]:
+) -> list[LoaderTiming]:
     """Time an epoch of ``indices`` per loader setting, in rounds until the deadline; then time other start methods.
 
     ``fields`` are the image indices of crops, None for images. ``start_methods`` are names of multiprocessing, tried
@@ -97,49 +96,49 @@ def scan(
     order = _order(dataset, indices, use, fields)
     loaders: dict[Settings, OMEArrowDataLoader] = {}
     starts_s: dict[Settings, float] = {}
-    for each in settings:
+    for setting in settings:
         if loaders and use.clock() - start_s > (deadline_s - start_s) / 2:
             break
-        loaders[each], starts_s[each] = _started(dataset, order, use, each)
+        loaders[setting], starts_s[setting] = _started(dataset, order, use, setting)
         progress.update()
-    turns: Turns[Settings, float] = Turns(lambda: turns.rounds > 0 and use.clock() > deadline_s)
-    turns.run(loaders, lambda each: _timed(loaders[each], use) / len(order), _MOST_ROUNDS)
+    turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and use.clock() > deadline_s)
+    turns.run(loaders, lambda setting: _timed(loaders[setting], use) / len(order), _MOST_ROUNDS)
     loaders.clear()  # Ends their workers.
-    least_s = {each: min(times_s.values()) for each, times_s in turns.figures.items()}
+    least_s = {setting: min(times_s.values()) for setting, times_s in turns.figures.items()}
     scanned = [
-        Scanned(each, sample_s, starts_s[each], turns.rounds, sample_s / least_s[settings[0]])
-        for each, sample_s in least_s.items()
+        LoaderTiming(setting, sample_s, starts_s[setting], turns.rounds, sample_s / least_s[settings[0]])
+        for setting, sample_s in least_s.items()
     ]
     chosen = best(scanned)
     if chosen.settings.num_workers:
         for method in start_methods:
             other = replace(chosen.settings, start_method=method)
-            scanned.append(Scanned(other, None, _started(dataset, order, use, other)[1], 0, None))
+            scanned.append(LoaderTiming(other, None, _started(dataset, order, use, other)[1], 0, None))
     return scanned
 
 
-def best(scanned: Sequence[Scanned], work_s: float = inf) -> Scanned:
+def best(scanned: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
     """Return the settings with the fewest workers among the fastest ones that use the requested batch size.
 
     Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """
-    asked = scanned[0].settings.batch_size
+    batch_size = scanned[0].settings.batch_size
     open_to_choice = [
-        (each, each.ratio)
-        for each in scanned
-        if each.ratio is not None
-        and each.settings.batch_size == asked
-        and (not each.settings.num_workers or work_s * (1 - each.ratio) > each.start_s)
+        (timing, timing.ratio)
+        for timing in scanned
+        if timing.ratio is not None
+        and timing.settings.batch_size == batch_size
+        and (not timing.settings.num_workers or work_s * (1 - timing.ratio) > timing.start_s)
     ]
     least = min(ratio for _, ratio in open_to_choice)
     if least * WORTH_IT > 1:
         return scanned[0]
-    near = [each for each, ratio in open_to_choice if ratio <= least * MOST_TIE]
-    return min(near, key=lambda each: (each.settings.num_workers, each.settings.prefetch_factor or 0))
+    near = [timing for timing, ratio in open_to_choice if ratio <= least * MOST_TIE]
+    return min(near, key=lambda timing: (timing.settings.num_workers, timing.settings.prefetch_factor or 0))
 
 
 def _started(
-    dataset: OMEArrowDataset, order: Sequence[int], use: Use, settings: Settings
+    dataset: OMEArrowDataset, order: Sequence[int], use: AccessPattern, settings: Settings
 ) -> tuple[OMEArrowDataLoader, float]:
     """Return a loader after one epoch, and the seconds until its first batch."""
     start_s = use.clock()
@@ -153,24 +152,24 @@ def _started(
     return loader, first_s
 
 
-def _timed(loader: OMEArrowDataLoader, use: Use) -> float:
+def _timed(loader: OMEArrowDataLoader, use: AccessPattern) -> float:
     start_s = use.clock()
     for _ in loader:
         pass
     return use.clock() - start_s
 
 
-def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use, fields: Array | None) -> list[int]:
+def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: AccessPattern, fields: Array | None) -> list[int]:
     """Return sample indices for enough batches to measure; few samples are repeated."""
     once = use.order(indices, 0, fields)
     batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
     loader = use.loader(dataset, batch)
     batch_s = median(_timed(loader, use) for _ in range(3))
-    fewest, most = _BATCHES
-    wanted = use.batch_size * int(min(most, max(fewest, use.part_s / 2 / max(batch_s, 1e-6))))
+    min_batches, max_batches = _BATCHES
+    num_samples = use.batch_size * int(min(max_batches, max(min_batches, use.part_s / 2 / max(batch_s, 1e-6))))
     order: list[int] = []
-    number = 0
-    while len(order) < wanted:
-        order += use.order(indices, number, fields)
-        number += 1
-    return order[:wanted]
+    epoch = 0
+    while len(order) < num_samples:
+        order += use.order(indices, epoch, fields)
+        epoch += 1
+    return order[:num_samples]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from omearrow_ds.advise.recommend.cells import Cells
-from omearrow_ds.advise.recommend.choices import Plan
-from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
-from omearrow_ds.advise.recommend.link import OverLink
-from omearrow_ds.advise.recommend.loaders import Scanned, Settings
+from omearrow_ds.advise.recommend.choices import LoadingPlan
+from omearrow_ds.advise.recommend.estimate import Confidence, PlanCost, ReadBudget
+from omearrow_ds.advise.recommend.link import RemoteEstimate
+from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings
 from omearrow_ds.advise.recommend.resemblance import Resemblance
 from omearrow_ds.advise.recommend.trials import Access
 from omearrow_ds.options import SampleSettings
@@ -27,7 +27,7 @@ _VALUES = ("size_bytes", "convert_s", "open_s", "epoch_s", "batch_s", "total_s",
 
 
 @dataclass(frozen=True)
-class Looked:
+class SampleCoverage:
     """Size of the measured sample in images and decoded bytes; ``cut`` is True if large images were cropped."""
 
     images: int
@@ -39,7 +39,6 @@ class Looked:
 
     @property
     def text(self) -> str:
-        """Size of the sample in words."""
         whole = count(self.whole_count, "image")
         if self.whole:
             return f"{'' if self.whole_count == 1 else 'all '}{whole} ({size(self.whole_bytes)} decoded)"
@@ -51,7 +50,6 @@ class Looked:
 
     @property
     def whole(self) -> bool:
-        """Whether the sample is the whole collection."""
         return self.images == self.whole_count and not self.cut
 
 
@@ -90,19 +88,19 @@ class Recommendation:
     """
 
     path: Path
-    task: Task
+    task: ReadBudget
     access: Access
-    looked: Looked
-    rows: tuple[Row, ...]
-    chosen: Row
+    looked: SampleCoverage
+    rows: tuple[PlanCost, ...]
+    chosen: PlanCost
     settings: Settings
-    scanned: tuple[Scanned, ...]
+    scanned: tuple[LoaderTiming, ...]
     confidence: Confidence
     command: str
     python: str
     notes: tuple[str, ...]
     resembles: Resemblance | None
-    over_link: OverLink | None = None
+    over_link: RemoteEstimate | None = None
     pixel_range: PixelRange | None = None
 
     def as_text(self) -> str:
@@ -147,7 +145,7 @@ class Recommendation:
                 "rivals": [plan.as_dict() for plan in self.confidence.rivals],
             },
             "rows": [_row(row) for row in self.rows],
-            "settings": [asdict(each) for each in self.scanned],
+            "settings": [asdict(timing) for timing in self.scanned],
             "notes": list(self.notes),
             "resembles": None if self.resembles is None else self.resembles._asdict(),
             "over_link": None if self.over_link is None else self.over_link.as_dict(),
@@ -164,15 +162,17 @@ class Recommendation:
         if not self.scanned:
             return []
         rows = []
-        for each in self.scanned:
-            took = (
-                ("", "") if each.sample_s is None else (f"{duration(each.sample_s)} a sample", f"({each.ratio:.2f} x)")
+        for timing in self.scanned:
+            times = (
+                ("", "")
+                if timing.sample_s is None
+                else (f"{duration(timing.sample_s)} a sample", f"({timing.ratio:.2f} x)")
             )
-            rows.append([f"  {each.settings.label}", *took, f"first batch after {duration(each.start_s)}"])
+            rows.append([f"  {timing.settings.label}", *times, f"first batch after {duration(timing.start_s)}"])
         return [f"Loader settings, {self.chosen.plan.label}, in turns:", *table(rows), ""]
 
 
-def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> str:
+def command_for(path: Path, target: Path, plan: LoadingPlan, opening: OpenOptions) -> str:
     """Return the command that converts ``path``, or an empty string if no conversion is needed."""
     layout = plan.layout
     if layout.as_it_is:
@@ -182,10 +182,9 @@ def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> s
     return shlex.join(["omearrow-ds", "convert", *words])
 
 
-def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOptions) -> str:
-    """Return the Python lines that write the tiles of ``path``."""
+def tiles_for(path: Path, target: Path, plan: LoadingPlan, tile: int, opening: OpenOptions) -> str:
     layout = plan.layout
-    given = "" if layout.is_default else f", encoding={layout.encoding!r}, compression={layout.compression!r}"
+    write_options = "" if layout.is_default else f", encoding={layout.encoding!r}, compression={layout.compression!r}"
     return "\n".join(
         [
             f"from omearrow_ds import {'Storage, ' if opening.get('storage') else ''}open_images, write_images",
@@ -193,17 +192,17 @@ def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOpti
             "",
             f"with open_images({', '.join([repr(str(path)), *as_keywords(opening)])}) as source:",
             f"    tiles = tiles_of(map(source.read, range(len(source))), {tile})",
-            f"    write_images(tiles, {str(target)!r}{given})",
+            f"    write_images(tiles, {str(target)!r}{write_options})",
         ]
     )
 
 
-def target_of(path: Path, plan: Plan) -> Path:
+def target_of(path: Path, plan: LoadingPlan) -> Path:
     """Return the path that a plan reads: the existing path, or the target of the conversion."""
-    return path if plan.layout.as_it_is else free_beside(path, plan.layout.format.suffix)
+    return path if plan.layout.as_it_is else unused_path_near(path, plan.layout.format.suffix)
 
 
-def free_beside(path: Path, suffix: str) -> Path:
+def unused_path_near(path: Path, suffix: str) -> Path:
     """Return an unused path for the converted files: next to ``path``, or in the current folder if it is a URL."""
     if isinstance(path, Url):
         path = Path(path.name)
@@ -220,7 +219,7 @@ def free_beside(path: Path, suffix: str) -> Path:
 
 def python_for(
     target: Path,
-    plan: Plan,
+    plan: LoadingPlan,
     settings: Settings,
     access: Access,
     samples: SampleSettings,
@@ -230,12 +229,11 @@ def python_for(
     cells: Cells | None,
     ragged: bool,
 ) -> str:
-    """Return the Python lines that make the dataset and the loader."""
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
     dataset += as_keywords({"preload": plan.preload, **samples.chosen, **opening})
     dataset += [] if cells is None else cells.as_keywords(opening)
-    given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
-    loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]
+    loader_options = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
+    loader = ["dataset", *as_keywords(loader_options), *(["collate_fn=list"] if ragged else [])]
     names = ["OMEArrowDataLoader", "OMEArrowDataset", *(["Storage"] if opening.get("storage") else [])]
     return "\n".join(
         [
@@ -247,28 +245,28 @@ def python_for(
     )
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: PlanCost) -> dict[str, Any]:
     if not row.rounds or row.total_s == inf:
         return {**row.plan.as_dict(), "why_not": row.why_not}
     return {**row.plan.as_dict(), **{name: getattr(row, name) for name in _VALUES}}
 
 
-def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:
+def _shown(rows: Sequence[PlanCost], chosen: PlanCost) -> tuple[list[PlanCost], int]:
     """Return the rows to print (the first ones and the best per format), and the number of other rows."""
-    shown: list[Row] = []
+    printed: list[PlanCost] = []
     formats: set[str] = set()
     for row in rows:
         new = row.plan.layout.format.name not in formats
-        if len(shown) < _SHOWN or new or row is chosen or row.plan.layout.as_it_is:
-            shown.append(row)
+        if len(printed) < _SHOWN or new or row is chosen or row.plan.layout.as_it_is:
+            printed.append(row)
             formats.add(row.plan.layout.format.name)
-    return shown, len(rows) - len(shown)
+    return printed, len(rows) - len(printed)
 
 
-def _table(rows: Sequence[Row], chosen: Row) -> list[str]:
-    shown, left = _shown(rows, chosen)
+def _table(rows: Sequence[PlanCost], chosen: PlanCost) -> list[str]:
+    printed, num_omitted = _shown(rows, chosen)
     lines = [["", "size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images", ""]]
-    for row in shown:
+    for row in printed:
         name = f"{'>' if row is chosen else ' '} {row.plan.label}"
         if not row.rounds or row.total_s == inf:
             lines.append([name, row.why_not or ""])
@@ -278,4 +276,4 @@ def _table(rows: Sequence[Row], chosen: Row) -> list[str]:
         lines.append([name, size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}", ""])
         if row.why_not is not None:
             lines.append(["", f"ruled out: {row.why_not}"])
-    return [*table(lines), *([f"  ... and {left} more in --json (as_dict())"] if left else [])]
+    return [*table(lines), *([f"  ... and {num_omitted} more in --json (as_dict())"] if num_omitted else [])]

@@ -17,8 +17,6 @@ _CAMERAS = ((8, "cells-8bit"), (12, "cells-12bit"), (16, "cells-16bit"))
 
 
 class Resemblance(NamedTuple):
-    """A benchmark workload, and the reason for the match."""
-
     workload: str
     why: str
 
@@ -43,5 +41,5 @@ def resemblance(images: Sequence[Array]) -> Resemblance | None:
         return Resemblance("fields", "images are whole fields")
     if dtypes == {np.dtype(np.uint8)}:
         return Resemblance("cells-uint8", "pixels are uint8")
-    bits, name = next(each for each in _CAMERAS if len(levels) <= 2 ** each[0])
+    bits, name = next(camera for camera in _CAMERAS if len(levels) <= 2 ** camera[0])
     return Resemblance(name, f"pixels have {len(levels):,} of the 2^{bits} values of a camera of {bits} bits")

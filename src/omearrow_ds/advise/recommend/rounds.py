@@ -1,4 +1,4 @@
-"""`Contest`: rounds of measurements of all layouts, without those that cannot win."""
+"""`LayoutElimination`: rounds of measurements of all layouts, without those that cannot win."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.choices import Layout, Plan
-from omearrow_ds.advise.recommend.estimate import Measured, Task, Turn, rows_of
+from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
+from omearrow_ds.advise.recommend.estimate import LayoutMeasurement, LayoutTiming, ReadBudget, rows_of
 from omearrow_ds.advise.recommend.sample import Sample
-from omearrow_ds.advise.recommend.trials import LayoutTrial, StoredTrial, Use, Whole, WrittenTrial
-from omearrow_ds.advise.turns import Turns
+from omearrow_ds.advise.recommend.trials import (
+    AccessPattern,
+    LayoutTrial,
+    OriginalCollection,
+    StoredTrial,
+    WrittenTrial,
+)
+from omearrow_ds.advise.turns import InterleavedRounds
 from omearrow_ds.advise.workspace import remove
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.formats import Format
@@ -27,24 +33,32 @@ _FIRST_READS = 3
 _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
 
 
-class Contest:
+class LayoutElimination:
     """Measurements of layouts until ``deadline_s``; ``absent`` explains why a layout was not measured."""
 
-    def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
+    def __init__(
+        self,
+        whole: OriginalCollection,
+        sample: Sample,
+        use: AccessPattern,
+        task: ReadBudget,
+        folder: Path,
+        deadline_s: float,
+    ) -> None:
         self.use, self.task, self._whole, self._folder = use, task, whole, folder
         self.cells = sample.cells
         part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
         self._samples = (sample.part(part), sample) if part > 1 else (sample,)
         self._deadline_s = deadline_s
-        self._turns: Turns[Layout, Turn] = Turns(self._is_over)
-        self._measured: dict[Layout, Measured] = {}
+        self._turns: InterleavedRounds[StorageLayout, LayoutTiming] = InterleavedRounds(self._is_over)
+        self._measured: dict[StorageLayout, LayoutMeasurement] = {}
         self._read_s = inf  # Minimum so far; reading is the same part of every conversion.
-        self._took_s: dict[Layout, float] = {}
+        self._took_s: dict[StorageLayout, float] = {}
         self._warm: set[Format] = set()
-        self.trials: dict[Layout, LayoutTrial] = {}
-        self.absent: dict[Layout, str] = {}
+        self.trials: dict[StorageLayout, LayoutTrial] = {}
+        self.absent: dict[StorageLayout, str] = {}
 
-    def run(self, layouts: Sequence[Layout], progress: tqdm) -> None:
+    def run(self, layouts: Sequence[StorageLayout], progress: tqdm) -> None:
         """Measure every layout once; then measure the layouts that may still be the best, until the deadline.
 
         The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
@@ -61,18 +75,21 @@ class Contest:
             if self._round(number, live, sample, progress):
                 break
             live = self._going_on(live, number)
-            if number and self.use.clock() + sum(self._took_s[each] for each in live) > self._deadline_s:
+            if number and self.use.clock() + sum(self._took_s[layout] for layout in live) > self._deadline_s:
                 break
 
     @property
-    def measured(self) -> list[Measured]:
-        """Measurements of all layouts that could be measured."""
+    def measured(self) -> list[LayoutMeasurement]:
         return list(self._measured.values())
 
-    def trial_for(self, plan: Plan) -> LayoutTrial | None:
+    def trial_for(self, plan: LoadingPlan) -> LayoutTrial | None:
         """Return a trial to measure a plan; a preloaded plan can use any written trial, since all decode alike."""
         trial = self.trials.get(plan.layout)
-        written = (each for each in self.trials.values() if isinstance(each, WrittenTrial) and each.path.exists())
+        written = (
+            written_trial
+            for written_trial in self.trials.values()
+            if isinstance(written_trial, WrittenTrial) and written_trial.path.exists()
+        )
         if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
             return trial
         return next(written, None) if plan.preload else None
@@ -87,13 +104,13 @@ class Contest:
         self.trials.clear()
         self._turns.figures.clear()
 
-    def _round(self, number: int, live: Sequence[Layout], sample: Sample, progress: tqdm) -> list[Layout]:
+    def _round(self, number: int, live: Sequence[StorageLayout], sample: Sample, progress: tqdm) -> list[StorageLayout]:
         """Measure every layout once, and return those that time did not allow."""
         for _ in range(1 if number else _FIRST_READS):
             self._read_s = min(self._read_s, self._whole.read_s(sample, self.use))
         preloaded_s: float | None = None
 
-        def take(layout: Layout) -> Turn | None:
+        def take(layout: StorageLayout) -> LayoutTiming | None:
             nonlocal preloaded_s
             turn = self._turn(layout, number, sample, preloaded_s)
             progress.update()
@@ -109,10 +126,14 @@ class Contest:
                 turns[number] = turns[number]._replace(preloaded_s=inf if preloaded_s is None else preloaded_s)
                 known = self._measured.get(layout)
                 size_bytes = known.size_bytes if known and len(turns) > 1 else self.trials[layout].size_bytes
-                self._measured[layout] = Measured(layout, size_bytes, tuple(turns.values()), len(sample.images))
+                self._measured[layout] = LayoutMeasurement(
+                    layout, size_bytes, tuple(turns.values()), len(sample.images)
+                )
         return late
 
-    def _turn(self, layout: Layout, number: int, sample: Sample, preloaded_s: float | None) -> Turn | None:
+    def _turn(
+        self, layout: StorageLayout, number: int, sample: Sample, preloaded_s: float | None
+    ) -> LayoutTiming | None:
         trial = self.trials.get(layout) or self._made(layout, sample)
         try:
             if layout.format not in self._warm:
@@ -128,7 +149,7 @@ class Contest:
         self.trials[layout] = trial
         return turn
 
-    def _warm_up(self, layout: Layout, sample: Sample) -> None:
+    def _warm_up(self, layout: StorageLayout, sample: Sample) -> None:
         """Use the format once without a clock, as the first use of its library includes import and initialization."""
         self._warm.add(layout.format)
         few = sample.part(max(1, len(sample.images) // 2))
@@ -138,15 +159,15 @@ class Contest:
         finally:
             remove(trial.path.parent)
 
-    def _made(self, layout: Layout, sample: Sample) -> LayoutTrial:
+    def _made(self, layout: StorageLayout, sample: Sample) -> LayoutTrial:
         if layout.as_it_is:
             return StoredTrial(layout, self._whole, sample, self.use)
         words = (layout.format.name, layout.encoding, layout.compression or "")
         return WrittenTrial(layout, sample, self.use, self._folder / "-".join(words))
 
-    def _going_on(self, live: Sequence[Layout], number: int) -> list[Layout]:
+    def _going_on(self, live: Sequence[StorageLayout], number: int) -> list[StorageLayout]:
         """Return the layouts that may still win: those near the best within the budgets, and the existing files."""
-        costs: dict[Layout, float] = {}
+        costs: dict[StorageLayout, float] = {}
         for layout in live:
             rows = rows_of(self._measured[layout], self.task) if layout in self._measured else []
             open_to_choice = [row.total_s for row in rows if row.why_not is None]
@@ -154,20 +175,20 @@ class Contest:
                 costs[layout] = min(open_to_choice)
         order = sorted(costs, key=lambda layout: costs[layout])
         limit = costs[order[0]] * _KEPT[min(number, len(_KEPT) - 1)] if order else 0.0
-        kept = [layout for place, layout in enumerate(order) if place < _LEAST_KEPT or costs[layout] <= limit]
+        near = [layout for rank, layout in enumerate(order) if rank < _LEAST_KEPT or costs[layout] <= limit]
         if number == 0:
-            kept = self._affordable(kept)
-        going_on = [layout for layout in live if layout in kept or (layout.as_it_is and layout in self._measured)]
+            near = self._affordable(near)
+        going_on = [layout for layout in live if layout in near or (layout.as_it_is and layout in self._measured)]
         for layout, trial in self.trials.items():
             if layout not in going_on and not layout.as_it_is:
                 remove(trial.path)
         return going_on
 
-    def _affordable(self, order: Sequence[Layout]) -> list[Layout]:
+    def _affordable(self, order: Sequence[StorageLayout]) -> list[StorageLayout]:
         """Return the first layouts for which time allows the required number of rounds."""
         larger = len(self._samples[-1].images) / len(self._samples[0].images)
         left_s = (self._deadline_s - self.use.clock()) / _WANTED_ROUNDS
-        affordable: list[Layout] = []
+        affordable: list[StorageLayout] = []
         for layout in order:
             left_s -= self._took_s[layout] * larger
             if len(affordable) >= _LEAST_KEPT and left_s < 0:

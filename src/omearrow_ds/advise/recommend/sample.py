@@ -57,7 +57,6 @@ class Sample:
     cells: Cells | None = None
 
     def part(self, step: int) -> Sample:
-        """Return a smaller sample with every ``step``-th image of this sample."""
         rows = range(0, len(self.images), step)
         columns = self.columns.take(pa.array(rows)) if self.columns.num_columns else self.columns
         lists = {name: getattr(self, name)[::step] for name in ("images", "image_ids", "metadata", "indices")}
@@ -65,12 +64,10 @@ class Sample:
 
     @property
     def size_bytes(self) -> int:
-        """Decoded bytes of the sample."""
         return sum(image.nbytes for image in self.images)
 
     @property
     def complete(self) -> bool:
-        """Whether the sample is the whole collection."""
         return len(self.images) == self.whole_count and not self.cut
 
     @property
@@ -108,14 +105,14 @@ def take_sample(
     tiles = max(1, sum(corners_of) // len(source))
     candidates = _at_hand(source)
     if cells is not None:
-        held = np.unique(cells.fields)
-        near = np.intersect1d(candidates, held)
-        candidates = near if len(near) else held
+        fields_with_cells = np.unique(cells.fields)
+        near = np.intersect1d(candidates, fields_with_cells)
+        candidates = near if len(near) else fields_with_cells
     of_mean_size = int(limits.size_bytes / max(1.0, float(lengths.mean())))
     fitting = min(-(-limits.images // tiles), max(_LARGE_PART, of_mean_size))  # At least 8, as large ones are cut.
-    wanted = candidates[_spread(len(candidates), fitting)]
+    chosen = candidates[_spread(len(candidates), fitting)]
     least = None if cells is not None else crop_size or (tile or 0, tile or 0)
-    read = _read(source, wanted, lengths, limits, least, clock)
+    read = _read(source, chosen, lengths, limits, least, clock)
     indices = sorted(read)
     columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
     ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
@@ -132,7 +129,7 @@ def take_sample(
         columns, cut = pa.table({}), False
         if not images:
             raise ArgumentError("none of the images that were looked at holds such a tile", option="tile", value=tile)
-    axes = "".join(axis for place, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, place] > 1).any())
+    axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, row] > 1).any())
     return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut, cells)
 
 
@@ -169,16 +166,16 @@ def _refuse_small(source: ImageSource, crop_size: tuple[int, int] | None) -> Non
         raise AxesError(msg)
 
 
-def _spread(count: int, wanted: int) -> Array:
+def _spread(count: int, num_indices: int) -> Array:
     """Return ``wanted`` indices in random order, one random index per interval of equal length."""
     random = np.random.default_rng(0)
-    wanted = min(count, max(1, wanted))
-    edges = np.linspace(0, count, wanted + 1).astype(np.int64)
+    num_indices = min(count, max(1, num_indices))
+    edges = np.linspace(0, count, num_indices + 1).astype(np.int64)
     return random.permutation(random.integers(edges[:-1], edges[1:]))
 
 
 def _read(
-    source: ImageSource, wanted: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
+    source: ImageSource, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
     """Read images in the order of ``wanted`` until a limit is reached, each cut to an eighth of the sample size.
 
@@ -187,14 +184,14 @@ def _read(
     start_s, held_bytes = clock(), 0
     largest = max(1, limits.size_bytes // _LARGE_PART)
     read: dict[int, Array] = {}
-    at = 0
-    while at < len(wanted) and (not read or (held_bytes < limits.size_bytes and clock() - start_s < limits.seconds)):
-        step = _CHUNK if read and int(lengths[wanted[at : at + _CHUNK]].sum()) < limits.size_bytes else 1
-        chunk = wanted[at : at + step]
+    start = 0
+    while start < len(order) and (not read or (held_bytes < limits.size_bytes and clock() - start_s < limits.seconds)):
+        step = _CHUNK if read and int(lengths[order[start : start + _CHUNK]].sum()) < limits.size_bytes else 1
+        chunk = order[start : start + step]
         for index, image in zip(chunk.tolist(), source.take(chunk), strict=True):
             read[index] = image if least is None else _cut_down(image, largest, least)
             held_bytes += read[index].nbytes
-        at += step
+        start += step
     return read
 
 
@@ -208,7 +205,7 @@ def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
             break
         row_bytes = image.nbytes // image.shape[axis]
         fewest = max(_FEWEST_PIXELS, least[axis - 3]) if axis > 2 else 1
-        kept = min(image.shape[axis], max(fewest, most_bytes // max(1, row_bytes)))
-        first = (image.shape[axis] - kept) // 2
-        image = image.take(range(first, first + kept), axis=axis)
+        length = min(image.shape[axis], max(fewest, most_bytes // max(1, row_bytes)))
+        first = (image.shape[axis] - length) // 2
+        image = image.take(range(first, first + length), axis=axis)
     return image

@@ -11,8 +11,8 @@ from typing import Any, Literal, Unpack, cast
 import numpy as np
 
 from omearrow_ds.advise.recommend.cells import in_turn
-from omearrow_ds.advise.recommend.choices import Layout
-from omearrow_ds.advise.recommend.estimate import Turn
+from omearrow_ds.advise.recommend.choices import StorageLayout
+from omearrow_ds.advise.recommend.estimate import LayoutTiming
 from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.workspace import remove
 from omearrow_ds.dataset.dataset import OMEArrowDataset
@@ -32,7 +32,7 @@ _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 
 
 @dataclass(frozen=True)
-class Use:
+class AccessPattern:
     """Access pattern, batch size, sample settings and clock of a measurement.
 
     An epoch that takes longer than ``part_s`` is estimated from its first batches.
@@ -47,16 +47,14 @@ class Use:
     def dataset(
         self, path: Paths, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
     ) -> OMEArrowDataset:
-        """Open ``path`` as a dataset with the sample settings of this measurement."""
         limit = _NO_LIMIT_BYTES if preload else None
         return make_dataset(self.samples, path, format_name, preload=preload, max_bytes=limit, **opening)
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
-        """Return a loader that yields samples in ``order``, by default without workers."""
         if dataset.shape is None:
             settings["collate_fn"] = list  # Images of different shapes cannot be stacked.
-        given: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
-        return OMEArrowDataLoader(dataset, sampler=order, **given)
+        options: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
+        return OMEArrowDataLoader(dataset, sampler=order, **options)
 
     def order(self, indices: Sequence[int], number: int, fields: Array | None = None) -> list[int]:
         """Return the order of ``indices`` in an epoch; a random order is determined by the epoch ``number``.
@@ -72,22 +70,20 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The existing collection and the options used to open it."""
-
+class OriginalCollection:
     source: BaseSource
     decoded_bytes: Array
     opening: OpenOptions = field(default_factory=OpenOptions)
 
-    def read_s(self, sample: Sample, use: Use) -> float:
+    def read_s(self, sample: Sample, use: AccessPattern) -> float:
         """Return the estimated seconds to read all pixels and metadata for a conversion; only first images are read."""
         return self._scanned_s(sample, use, lambda index, _: self.source.metadata(index))
 
-    def decode_s(self, sample: Sample, use: Use) -> float:
+    def decode_s(self, sample: Sample, use: AccessPattern) -> float:
         """Return the estimated seconds to decode all pixels into memory; only the first images are decoded."""
         return self._scanned_s(sample, use, lambda _, image: np.array(image))
 
-    def _scanned_s(self, sample: Sample, use: Use, take: Callable[[int, Array], Any]) -> float:
+    def _scanned_s(self, sample: Sample, use: AccessPattern, take: Callable[[int, Array], Any]) -> float:
         start_s, seen_bytes = use.clock(), 0
         blocks = verified_where_stored(self.source).blocks()  # Like `convert` and preloading.
         for first, images in blocks:
@@ -109,45 +105,45 @@ class LayoutTrial:
 
     growth = 1.0  # Time per image on demand in the whole collection, as a multiple of that in the sample.
     _once = 1.0  # Time of one-time work for the whole collection, as a multiple of that for the sample.
-    _kept: OMEArrowDataset | None = None  # Stays open for the next round.
+    _open_dataset: OMEArrowDataset | None = None  # Stays open for the next round.
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StorageLayout,
         path: Path,
         opening: OpenOptions,
         indices: Sequence[int],
-        use: Use,
+        use: AccessPattern,
         factor: float,
         crops: CropOptions | None = None,
         fields: Array | None = None,
     ) -> None:
-        given: dict[str, Any] = dict(crops or {})
-        of_opening = {name: given.pop(name) for name in ("on", "column_types") if name in given}
+        sample_options: dict[str, Any] = dict(crops or {})
+        of_opening = {name: sample_options.pop(name) for name in ("on", "column_types") if name in sample_options}
         self.layout, self.path, self.indices = layout, path, indices
         self.opening = cast(OpenOptions, {**of_opening, **opening})
         self.fields, self._factor = fields, factor
-        self._use = replace(use, samples=replace(use.samples, **given))
+        self._use = replace(use, samples=replace(use.samples, **sample_options))
 
     @property
     def size_bytes(self) -> int:
         """Estimated bytes of the whole collection on disk."""
-        files = [each for each in self.path.rglob("*") if each.is_file()] if self.path.is_dir() else [self.path]
+        files = [file for file in self.path.rglob("*") if file.is_file()] if self.path.is_dir() else [self.path]
         return round(space_on_disk(self.path, files)[1] * self._once)
 
-    def turn(self, number: int, read_s: float, preloaded_s: float | None) -> Turn:
+    def turn(self, number: int, read_s: float, preloaded_s: float | None) -> LayoutTiming:
         """Measure all times of the layout once, in round ``number``.
 
         ``read_s`` are the seconds of reading the collection, a part of every conversion. ``preloaded_s`` is an epoch
-        from memory, which is measured if it is None. Raises `OMEArrowDSError` if the layout cannot store the images.
+        from memory, or None to measure it. Raises `OMEArrowDSError` if the layout cannot store the images.
         """
         convert_s = self._convert_s(read_s)
         opened_s, dataset = self._open()
         first_s, epoch_s, batch_s = self._epoch(dataset, number)
-        if dataset is not self._kept:
+        if dataset is not self._open_dataset:
             dataset.source.close()
         preload_s, memory_s = self._preload(number, opened_s, measure=preloaded_s is None)
-        return Turn(
+        return LayoutTiming(
             number,
             convert_s=convert_s,
             open_s=(opened_s + max(0.0, first_s - batch_s)) * self._once,
@@ -162,7 +158,6 @@ class LayoutTrial:
         raise NotImplementedError
 
     def _open(self) -> tuple[float, OMEArrowDataset]:
-        """Return the seconds of opening, and the dataset."""
         return self._dataset(preload=False)
 
     def _dataset(self, *, preload: bool) -> tuple[float, OMEArrowDataset]:
@@ -171,7 +166,6 @@ class LayoutTrial:
         return self._use.clock() - start_s, dataset
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Open the files of this layout as a dataset with the settings of the measurement."""
         return self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
@@ -200,12 +194,12 @@ class LayoutTrial:
 class WrittenTrial(LayoutTrial):
     """Trial that writes the sample in a layout, into a new folder per round, and reads it."""
 
-    def __init__(self, layout: Layout, sample: Sample, use: Use, folder: Path) -> None:
+    def __init__(self, layout: StorageLayout, sample: Sample, use: AccessPattern, folder: Path) -> None:
         path, cells = folder / f"images{layout.format.suffix}", sample.cells
         if cells is None:
             super().__init__(layout, path, OpenOptions(), range(len(sample.images)), use, sample.factor)
         else:
-            numbers, crops = cells.within(sample.indices), cells.among(sample.indices, sample.image_ids)
+            numbers, crops = cells.within(sample.indices), cells.remap_to_copies(sample.indices, sample.image_ids)
             factor, fields = len(cells) / len(numbers), cells.fields[numbers]
             super().__init__(layout, path, OpenOptions(), range(len(numbers)), use, factor, crops, fields)
         self._sample, self._once = sample, sample.factor
@@ -237,7 +231,7 @@ class WrittenTrial(LayoutTrial):
 class StoredTrial(LayoutTrial):
     """Trial that reads the sampled images from the existing collection, without writing."""
 
-    def __init__(self, layout: Layout, whole: Whole, sample: Sample, use: Use) -> None:
+    def __init__(self, layout: StorageLayout, whole: OriginalCollection, sample: Sample, use: AccessPattern) -> None:
         indices: Sequence[int] = sample.indices
         if use.access == "sequential":  # Neighbors, as in a whole epoch.
             first = (len(whole.source) - len(sample.indices)) // 2
@@ -247,18 +241,16 @@ class StoredTrial(LayoutTrial):
         if cells is not None:
             indices = cells.within(sample.indices if use.access == "random" else indices).tolist()
             indices = indices or cells.within(sample.indices).tolist()
-            factor, crops, fields = len(cells) / len(indices), cells.given, cells.fields[indices]
+            factor, crops, fields = len(cells) / len(indices), cells.dataset_options, cells.fields[indices]
         super().__init__(layout, whole.source.path, whole.opening, indices, use, factor, crops, fields)
         self._whole, self._sample = whole, sample
         self._opened_s = 0.0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the collection on disk."""
         return self._whole.source.stored_size()[2]
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Open the existing collection as a dataset with the settings of the measurement."""
         return self._use.dataset(self._whole.source.given, self.layout.format.name, preload=preload, **self.opening)
 
     def _convert_s(self, read_s: float) -> float:
@@ -266,10 +258,10 @@ class StoredTrial(LayoutTrial):
         return 0.0
 
     def _open(self) -> tuple[float, OMEArrowDataset]:
-        if self._kept is not None:
-            return self._opened_s, self._kept
+        if self._open_dataset is not None:
+            return self._opened_s, self._open_dataset
         self._opened_s, dataset = super()._open()
-        self._kept = dataset if self._opened_s >= _REOPENED_S else None
+        self._open_dataset = dataset if self._opened_s >= _REOPENED_S else None
         return self._opened_s, dataset
 
     def _preload(self, number: int, opened_s: float, *, measure: bool) -> tuple[float, float]:
