@@ -74,7 +74,6 @@ class Expected:
     odd_order: Array | None = None
 
     def where(self, row: int) -> str:
-        """Return the path and index of the image in ``row``, for error messages."""
         return f"{self.path}: image {int(self.indices[row])}"
 
 
@@ -239,17 +238,24 @@ class _Pieces:
         if not len(rows) or not chunks or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
         size_t, size_c, size_z, size_y, size_x = expected.shapes[rows].T
-        place = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
-        planes_before = np.cumsum(place["shape_z"]) - place["shape_z"]
+        positions = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
+        planes_before = np.cumsum(positions["shape_z"]) - positions["shape_z"]
         planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
-        good = (place["t"] * size_c + place["c"]) * size_z + place["z"] == planes_before
+        good = (positions["t"] * size_c + positions["c"]) * size_z + positions["z"] == planes_before
         for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # Or the products could overflow.
-            good &= (place[name] >= 0) & (place[name] < size)
-        good &= (place["shape_z"] > 0) & (place["shape_z"] <= size_z - place["z"])
-        good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
+            good &= (positions[name] >= 0) & (positions[name] < size)
+        good &= (positions["shape_z"] > 0) & (positions["shape_z"] <= size_z - positions["z"])
+        good &= (
+            (positions["y"] == 0)
+            & (positions["x"] == 0)
+            & (positions["shape_y"] == size_y)
+            & (positions["shape_x"] == size_x)
+        )
         good &= self._plain(pieces, rows, expected.dtypes, NO_COMPRESSION if codec is None else (codec,))
         planes = expected.shapes[:, :3].prod(axis=1)
-        good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # Equal sizes, and none is missing.
+        good &= (
+            positions["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]
+        )  # Equal sizes, and none is missing.
         placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
         placed |= planes == 0  # A null image has no pieces.
         return placed
@@ -266,7 +272,7 @@ class _Pieces:
         if "dtype" in self._names:
             kinds = set(dtypes)
             for dtype in kinds:
-                of_dtype = np.array([each == dtype for each in dtypes])[rows] if len(kinds) > 1 else slice(None)
+                of_dtype = np.array([other == dtype for other in dtypes])[rows] if len(kinds) > 1 else slice(None)
                 name = dtype.name if dtype.isnative else dtype.str
                 good[of_dtype] &= among(self._structs.field("dtype"), (name, None))[pieces[of_dtype]]
         return good

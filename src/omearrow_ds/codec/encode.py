@@ -35,7 +35,6 @@ class Image:
 
 
 def check_image(image: Image, encoding: str, subject: str) -> None:
-    """Raise `ImageError` if ``encoding`` cannot store the image losslessly."""
     pixels = image.pixels
     allowed = schema.LIST_DTYPES if encoding == "list" else schema.DTYPES
     if pixels.dtype not in allowed:
@@ -72,7 +71,7 @@ def encode_tables(
     """
     row, columns = 0, aligned(columns)
     for group in _groups(
-        images, _Limits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once, chunk_codec)
+        images, _GroupLimits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once, chunk_codec)
     ):
         count = len(group.images)
         rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
@@ -91,11 +90,11 @@ def aligned(columns: pa.Table) -> pa.Table:
 
     Arrow allows unaligned buffers, for example in memory-mapped files, but Rust libraries panic on them.
     """
-    for place, column in enumerate(columns.columns):
+    for index, column in enumerate(columns.columns):
         buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
         if any(buffer.address % _WIDEST_SCALAR for buffer in buffers):
             moved = column.take(pa.array(np.arange(len(column))))
-            columns = columns.set_column(place, columns.schema.field(place), moved)
+            columns = columns.set_column(index, columns.schema.field(index), moved)
     return columns
 
 
@@ -109,9 +108,7 @@ def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Tab
     return columns.append_column(schema.CHECKSUM_COLUMN, column)
 
 
-class _Limits(NamedTuple):
-    """Limits of a group of images, see `encode_tables`."""
-
+class _GroupLimits(NamedTuple):
     encoding: str
     max_rows: int
     max_bytes: int
@@ -123,7 +120,7 @@ class _Limits(NamedTuple):
         return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
 
 
-def _groups(images: Iterable[Image], limits: _Limits) -> Iterator[_Group]:
+def _groups(images: Iterable[Image], limits: _GroupLimits) -> Iterator[_Group]:
     group = _Group(limits)
     for image in images:
         if group.images and group.nbytes + image.pixels.nbytes > limits.max_bytes:
@@ -144,16 +141,15 @@ class _Group:
     group and is not fleeting, or is written before the next is requested, is not copied; then ``alone`` is True.
     """
 
-    def __init__(self, limits: _Limits) -> None:
+    def __init__(self, limits: _GroupLimits) -> None:
         self.images: list[Image] = []
         self.nbytes = 0
         self.alone = False
         self._limits = limits
         self._dtype = np.dtype(np.uint8 if limits.encoding == "bytes" else np.uint16)
-        self._room, self._used = np.empty(0, self._dtype), 0
+        self._buffer, self._used = np.empty(0, self._dtype), 0
 
     def add(self, image: Image) -> None:
-        """Add an image to the group."""
         stays = self._limits.written_at_once or not image.fleeting
         self.alone = not self.images and stays and self._limits.hold(image.pixels) == 1
         if not self.alone:
@@ -166,18 +162,18 @@ class _Group:
         as_bytes = self._limits.encoding == "bytes"
         size = pixels.nbytes if as_bytes else pixels.size
         start, self._used = self._used, self._used + size
-        if self._used > len(self._room):
+        if self._used > len(self._buffer):
             likely = min(size * self._limits.hold(pixels), _RESERVED)
-            room = np.empty(max(self._used, 2 * len(self._room) or likely), self._dtype)
-            room[:start] = self._room[:start]
-            self._room = room
-        place = self._room[start : self._used]
-        (place.view(pixels.dtype) if as_bytes else place).reshape(pixels.shape)[...] = pixels
+            buffer = np.empty(max(self._used, 2 * len(self._buffer) or likely), self._dtype)
+            buffer[:start] = self._buffer[:start]
+            self._buffer = buffer
+        target = self._buffer[start : self._used]
+        (target.view(pixels.dtype) if as_bytes else target).reshape(pixels.shape)[...] = pixels
 
     def encoded(self) -> pa.StructArray:
         """Return the images as an OME-Arrow struct array, with one chunk of all Z, Y and X per (t, c)."""
         encoding = self._limits.encoding
-        flat = self._room[: self._used]
+        flat = self._buffer[: self._used]
         if self.alone:
             flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
             flat = flat.view(self._dtype) if encoding == "bytes" else flat.astype(self._dtype, copy=False)
@@ -185,7 +181,6 @@ class _Group:
 
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
-    """Return images, whose pixels are contiguous in ``flat``, as an OME-Arrow struct array."""
     struct = schema.image_struct(encoding)
     shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
     children = {
@@ -227,25 +222,25 @@ def _encode_chunks(
     images: Sequence[Image], shapes: Array, encoding: str, flat: Array, chunk_codec: str | None
 ) -> pa.ListArray:
     counts = shapes[:, 0] * shapes[:, 1]
-    each = np.repeat(np.arange(len(images)), counts)
-    number = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = {
-        "t": number // shapes[each, 1],
-        "c": number % shapes[each, 1],
-        **dict.fromkeys("zyx", np.zeros(len(each), np.int64)),
-        **{f"shape_{axis}": shapes[each, position] for position, axis in enumerate("zyx", start=2)},
+    owners = np.repeat(np.arange(len(images)), counts)
+    planes = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positions = {
+        "t": planes // shapes[owners, 1],
+        "c": planes % shapes[owners, 1],
+        **dict.fromkeys("zyx", np.zeros(len(owners), np.int64)),
+        **{f"shape_{axis}": shapes[owners, position] for position, axis in enumerate("zyx", start=2)},
     }
     chunk = schema.CHUNKS[encoding].value_type
-    arrays = [pa.array(places[name], chunk.field(name).type) for name in schema.CHUNK_PLACE]
-    lengths = shapes[each, 2:].prod(axis=1)
+    arrays = [pa.array(positions[name], chunk.field(name).type) for name in schema.CHUNK_PLACE]
+    lengths = shapes[owners, 2:].prod(axis=1)
     if encoding == "bytes":
         names = [_NAMES[image.pixels.dtype] for image in images]
-        itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[each]
-        offsets, compressions = _offsets(lengths * itemsizes, np.int64), pa.nulls(len(each), pa.string())
+        itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[owners]
+        offsets, compressions = _offsets(lengths * itemsizes, np.int64), pa.nulls(len(owners), pa.string())
         if chunk_codec is not None:
-            compressions = pa.array([chunk_codec] * len(each), pa.string())
+            compressions = pa.array([chunk_codec] * len(owners), pa.string())
             offsets, flat = _compressed(flat, offsets, chunk_codec)
-        arrays += [pa.array([names[index] for index in each], pa.string()), compressions, binary(offsets, flat)]
+        arrays += [pa.array([names[index] for index in owners], pa.string()), compressions, binary(offsets, flat)]
     else:
         offsets = pa.array(_offsets(lengths, np.int32))
         arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))

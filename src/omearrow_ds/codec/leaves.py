@@ -120,15 +120,13 @@ def _decompresses_to_less(codec: pa.Codec, data: pa.Buffer, size_bytes: int) -> 
 
 
 class ListLeaf:
-    """Pixels as lists of numbers."""
-
-    def __init__(self, structs: pa.StructArray, where: str) -> None:
-        lists = child(structs, "pixels", where)
+    def __init__(self, structs: pa.StructArray, subject: str) -> None:
+        lists = child(structs, "pixels", subject)
         self._valid = None if lists.null_count == 0 else flags(lists.is_valid())
         self._scattered = is_list_view(lists.type)
-        self.starts, self.stops, values = list_bounds(lists, f"{where}: pixels")
+        self.starts, self.stops, values = list_bounds(lists, f"{subject}: pixels")
         self._nulls = flags(values.is_null()) if values.null_count else None
-        self._data = _numbers(values, where)
+        self._data = _numbers(values, subject)
 
     def has(self, piece: int) -> bool:
         """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
@@ -153,7 +151,6 @@ class ListLeaf:
         return self._data[self.starts[first] : self.starts[first] + count]
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
-        """Return the pixels of one piece."""
         del count, dtype
         bounds = slice(self.starts[piece], self.stops[piece])
         if self._nulls is not None and self._nulls[bounds].any():
@@ -183,7 +180,6 @@ def _numbers(values: pa.Array, subject: str) -> Array:
 
 
 def flags(values: pa.Array) -> Array:
-    """Return booleans without nulls as a new array."""
     return numbers(values.cast(pa.uint8())).astype(bool)
 
 
@@ -192,8 +188,8 @@ def among(column: pa.Array, texts: Collection[str | None]) -> Array:
     if not is_text(column.type):
         return np.zeros(len(column), bool)
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
-    wanted = {text if text is None else text.encode() for text in texts}
-    known = [text in wanted for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
+    encoded_texts = {text if text is None else text.encode() for text in texts}
+    known = [text in encoded_texts for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
     return np.array(known, bool)[numbers(encoded.indices)]
 
 

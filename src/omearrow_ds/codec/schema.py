@@ -168,9 +168,9 @@ def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: both.get(name) for name in METADATA_FIELDS} | {"channels": channels}
 
 
-def channel_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a channel with all fields of ome-arrow; missing ones are None."""
-    return _NO_CHANNEL | {name: value for name, value in given.items() if name in _NO_CHANNEL}
+def channel_of(channel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a channel with all fields of ome-arrow; None for a missing one."""
+    return _NO_CHANNEL | {name: value for name, value in channel.items() if name in _NO_CHANNEL}
 
 
 def pixel_dtype(name: str, subject: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:

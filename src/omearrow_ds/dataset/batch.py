@@ -83,8 +83,7 @@ def _whole(samples: Sequence[Any]) -> Any:
 
 
 def _are_planes(part: Sequence[Any]) -> bool:
-    """Whether all items of ``part`` are images or masks."""
-    return all(isinstance(each, torch.Tensor) and each.ndim >= 2 for each in part)
+    return all(isinstance(item, torch.Tensor) and item.ndim >= 2 for item in part)
 
 
 def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -97,8 +96,8 @@ def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
         )
     memory = batch_array((len(images), *shape, first.element_size()), np.dtype(np.uint8))
     out = torch.from_numpy(memory).view(first.dtype).view(len(images), *shape).zero_()
-    for place, image in zip(out, images, strict=True):
-        place[..., : image.shape[-2], : image.shape[-1]] = image
+    for index, image in zip(out, images, strict=True):
+        index[..., : image.shape[-2], : image.shape[-1]] = image
     return out
 
 
@@ -114,9 +113,9 @@ def _stack(
     samples: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
 ) -> torch.Tensor:
     first = samples[0]
-    if get_worker_info() is None or not all(_like(first, each) for each in samples):
-        if len({each.shape for each in samples}) > 1:
-            shapes = ", ".join(str(tuple(each.shape)) for each in samples[:_SHOWN])
+    if get_worker_info() is None or not all(_like(first, item) for item in samples):
+        if len({item.shape for item in samples}) > 1:
+            shapes = ", ".join(str(tuple(item.shape)) for item in samples[:_SHOWN])
             raise AxesError(
                 f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader, or "
                 f"crop_size= to the dataset (with box=, pad_to= or resize=)"
@@ -128,11 +127,11 @@ def _stack(
     return torch.stack(list(samples), out=out)
 
 
-def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
+def _like(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether both are ordinary tensors of one shape and dtype, with values to copy."""
-    ordinary = type(each) is torch.Tensor and each.layout == torch.strided and each.device.type == "cpu"
-    alike = ordinary and each.shape == first.shape and each.dtype == first.dtype
-    return alike and each.numel() > 0 and not each.requires_grad and not each.is_quantized
+    ordinary = type(other) is torch.Tensor and other.layout == torch.strided and other.device.type == "cpu"
+    alike = ordinary and other.shape == first.shape and other.dtype == first.dtype
+    return alike and other.numel() > 0 and not other.requires_grad and not other.is_quantized
 
 
 COLLATES = (default_collate, collate, collate_padded, collate_listed)  # They do not expose samples.

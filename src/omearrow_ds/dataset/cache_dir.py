@@ -36,22 +36,24 @@ _MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIGEST_BYTES = 32
 
 Build = Callable[[SharedBlock], None]
-Seen = list[tuple[str, int, int, int, int]]
+Fingerprint = list[tuple[str, int, int, int, int]]
 
 
-def look(path: Path) -> Seen:
+def collection_fingerprint(path: Path) -> Fingerprint:
     """Return the fingerprint of a collection's files, skipping missing ones; call it before opening."""
     path = path.resolve()
-    seen: Seen = []
-    for each in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
+    fingerprint: Fingerprint = []
+    for file in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
         try:
-            seen += _files(each, path)
+            fingerprint += _files(file, path)
         except FileNotFoundError:
             continue
-    return sorted(seen)
+    return sorted(fingerprint)
 
 
-def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
+def open_or_build(
+    folder: Path, source: BaseSource, fingerprint: Fingerprint, size_bytes: int, build: Build
+) -> SharedBlock:
     """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
 
     Raises `WriteError` if the folder is not writable or full; `FormatError` if the collection changed.
@@ -63,7 +65,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
     source
         The collection.
     seen
-        Result of `look` before ``source`` was opened.
+        Result of `collection_fingerprint` before ``source`` was opened.
     size_bytes
         Bytes that ``build`` fills.
     build
@@ -71,10 +73,10 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
-    seen = [*seen, *_elsewhere(source)]
+    fingerprint = [*fingerprint, *_elsewhere(source)]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        digest = _digest(source, seen)
+        digest = _digest(source, fingerprint)
         named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column, *source.variant]))
         stem = hashlib.blake2b(named, digest_size=8).hexdigest()
         file = folder / f"{source.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
@@ -83,7 +85,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
             with FileLock(folder / f".{stem}.lock", mode=0o600):
                 block = _mapped(file, size_bytes, digest)  # Built by the previous lock holder.
                 if block is None:
-                    _build(file, size_bytes, digest, build, source, seen)
+                    _build(file, size_bytes, digest, build, source, fingerprint)
                     for other in [*folder.glob(f"*-{stem}-*{_SUFFIX}"), *folder.glob(f"*-{stem}-*{_PARTIAL}")]:
                         if other != file:  # From an earlier version, or a killed process.
                             other.unlink(missing_ok=True)
@@ -96,11 +98,13 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         raise WriteError(msg) from error
     if block is None:
         raise FormatError(f"{file}: another process removed or changed the new file; pass another cache_dir")
-    _refuse_changed(source, seen)
+    _refuse_changed(source, fingerprint)
     return block
 
 
-def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, seen: Seen) -> None:
+def _build(
+    file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, fingerprint: Fingerprint
+) -> None:
     partial = file.with_suffix(_PARTIAL)
     partial.unlink(missing_ok=True)  # Left by a killed process: the lock excludes other builders.
     try:
@@ -110,7 +114,7 @@ def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: Bas
                 memory = mmap.mmap(stream.fileno(), size_bytes)
                 build(SharedBlock(memory, size_bytes))
                 memory.flush()
-            _refuse_changed(source, seen)
+            _refuse_changed(source, fingerprint)
             os.pwrite(stream.fileno(), digest, size_bytes)
             os.fsync(stream.fileno())
         partial.replace(file)
@@ -149,31 +153,31 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
         return None
 
 
-def _refuse_changed(source: BaseSource, seen: Seen) -> None:
-    if [*look(source.path), *_elsewhere(source)] != seen:
+def _refuse_changed(source: BaseSource, fingerprint: Fingerprint) -> None:
+    if [*collection_fingerprint(source.path), *_elsewhere(source)] != fingerprint:
         raise FormatError(f"{source.path}: the file changed while it was decoded; create the dataset again")
 
 
-def _elsewhere(source: BaseSource) -> Seen:
+def _elsewhere(source: BaseSource) -> Fingerprint:
     """Return the fingerprint of image files that a table refers to."""
     if source.path.is_dir():
         return []
     own = {source.path, *source.format.files_beside(source.path)}
-    return sorted(found for file in source.stored_files() if file not in own for found in _files(file, source.path))
+    return sorted(entry for file in source.stored_files() if file not in own for entry in _files(file, source.path))
 
 
-def _digest(source: BaseSource, seen: Seen) -> bytes:
+def _digest(source: BaseSource, fingerprint: Fingerprint) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
     version = (source.stamp or ())[1:]  # Not the device, whose number may change at a restart.
-    said = [_VERSION, sys.byteorder, source.format.name, str(path), seen, version]
+    identity = [_VERSION, sys.byteorder, source.format.name, str(path), fingerprint, version]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
     picked = [source.image_column, source.variant, source.rows.tolist()]
-    return hashlib.blake2b(json.dumps([said, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(json.dumps([identity, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _files(path: Path, base: Path) -> Iterator[tuple[str, int, int, int, int]]:
     """Yield path relative to ``base``, inode, size and times of a file, or of all files below a folder."""
-    for each in entries_below(path, linked=True) if path.is_dir() else [path]:
-        status = each.stat()
-        yield os.path.relpath(each, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    for file in entries_below(path, linked=True) if path.is_dir() else [path]:
+        status = file.stat()
+        yield os.path.relpath(file, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

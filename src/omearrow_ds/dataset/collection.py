@@ -13,17 +13,17 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.dataset.cache_dir import Seen, look
+from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.dark_images import warn_of_dark_images
-from omearrow_ds.dataset.gather import DecodedRows, in_shares
-from omearrow_ds.dataset.handover import Pool
+from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
+from omearrow_ds.dataset.handover import BatchBufferPool
 from omearrow_ds.dataset.image_cache import ImageCache
-from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes, kinds_of
+from omearrow_ds.dataset.preload import PixelCache, PreloadProgressBar, decoded_bytes, group_into_kinds
 from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.dataset.shared_block import SharedBlock
-from omearrow_ds.dataset.window_maker import Maker
-from omearrow_ds.dataset.windows import Layout, Scales
+from omearrow_ds.dataset.window_maker import DeviceCropper
+from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
 from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.page_requests import request_files
@@ -45,10 +45,10 @@ _MADE_ANEW = (
     *("rows", "_reader", "page_requests", "_in_memory", "_even"),
     *("recent", "pool", "cuts", "kinds", "_divisors"),
 )
-STAGES = {"Collection._fetch": "read", "scale": "normalize", "in_shares": "normalize"}
+STAGES = {"Collection._fetch": "read", "scale": "normalize", "fill_in_threads": "normalize"}
 
 
-class Held(NamedTuple):
+class PreloadOptions(NamedTuple):
     """Settings for caching, preloading and verifying decoded pixels."""
 
     # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
@@ -56,7 +56,7 @@ class Held(NamedTuple):
     cache_dir: Path | None = None
     progress: bool | None = None
     verify: bool | None = None
-    seen: Seen | None = None  # Result of `omearrow_ds.dataset.cache_dir.look` before opening.
+    fingerprint: Fingerprint | None = None  # `collection_fingerprint` before opening.
 
 
 class Collection:
@@ -67,9 +67,9 @@ class Collection:
     """
 
     def __init__(
-        self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illumination: Any = None
+        self, source: BaseSource, axes: SampleAxes, options: PreloadOptions, *, normalize: Any, illumination: Any = None
     ) -> None:
-        self._axes, self.held = axes, held
+        self._axes, self.held = axes, options
         self._source: BaseSource | None = source
         self._opening = b""  # Pickled source, to open in a process that unpickled this.
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
@@ -82,9 +82,9 @@ class Collection:
 
     def _plan(self) -> None:
         """Compute the cut of every distinct image shape; raise errors before any pixel is read."""
-        self.kinds = kinds_of(self.shapes, self.dtypes, *self._scalings.apart)
+        self.kinds = group_into_kinds(self.shapes, self.dtypes, *self._scalings.apart)
         cuts: dict[tuple[int, ...], Cut] = {}
-        made: dict[Any, Divisor] = {}
+        made_divisors: dict[Any, Divisor] = {}
         divisors: list[Divisor] = []
         shapes = [tuple(self.shapes[index].tolist()) for index in self.kinds.first]
         for index, shape in zip(self.kinds.first, shapes, strict=True):
@@ -92,15 +92,15 @@ class Collection:
                 cuts[shape] = self._cut_axes.cut(shape, f"{self.path}: image {index}")
         for index, shape in zip(self.kinds.first, shapes, strict=True):
             key, make = self._scalings.of(index, self.dtypes[index], shape, cuts[shape])
-            if key not in made:
-                made[key] = make()
-            divisors.append(made[key])
+            if key not in made_divisors:
+                made_divisors[key] = make()
+            divisors.append(made_divisors[key])
         self.cuts: list[Cut] = self.kinds.spread([cuts[shape] for shape in shapes])
         self._divisors: list[Divisor] = self.kinds.spread(divisors)
         dtypes = [self.dtypes[index] for index in self.kinds.first]
         kinds = {(cuts[shape].shape, self._sample_dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
-        self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made) == 1
+        self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made_divisors) == 1
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
@@ -114,7 +114,7 @@ class Collection:
             return
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            self._load(self.held.seen)
+            self._load(self.held.fingerprint)
             self._warn_if_dark()
             self.source.close()
         elif preload != "auto":
@@ -131,10 +131,10 @@ class Collection:
             first = enumerate(self.dtypes[:MAX_IMAGES])
             warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
 
-    def _load(self, seen: Seen | None) -> None:
+    def _load(self, fingerprint: Fingerprint | None) -> None:
         worth(self.nbytes)  # Starts an epoch of many images with compiled loops.
-        held = self.held
-        self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
+        options = self.held
+        self.cache = PixelCache.load(self.verified_source, options.cache_dir, fingerprint, progress=options.progress)
 
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         if not self._stored_alike:
@@ -143,23 +143,23 @@ class Collection:
                 path=self.path,
                 remedy="pass preload=True, and device='cuda' to the loader",
             )
-        (cut, divisors, groups), (window, pad, places) = self.uncut(), self._windowed()
-        beside_bytes = 0 if places is None else places.nbytes
-        check_room(self.path, device, self.nbytes + beside_bytes, max_bytes)
+        (cut, divisors, groups), (window, pad, boxes) = self.uncut(), self._windowed()
+        box_bytes = 0 if boxes is None else boxes.nbytes
+        check_room(self.path, device, self.nbytes + box_bytes, max_bytes)
         pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
         self.on_device = DeviceSamples(
-            pixels, cut, self.axes, divisors, groups, floating=self.floating, window=window, pad=pad, places=places
+            pixels, cut, self.axes, divisors, groups, floating=self.floating, window=window, pad=pad, boxes=boxes
         )
 
     def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
-        held, source = self.held, self.verified_source
-        if held.cache_dir is not None:
-            cache = PixelCache.load(source, held.cache_dir, held.seen, progress=held.progress)
+        options, source = self.held, self.verified_source
+        if options.cache_dir is not None:
+            cache = PixelCache.load(source, options.cache_dir, options.fingerprint, progress=options.progress)
             stack = cache.stack()
             assert stack is not None
             return sent([(0, stack)], shape, self.dtypes[0], device)
-        with Shown(source, held.progress) as shown:
-            return sent(_told(source.blocks(), shown.done), shape, self.dtypes[0], device)
+        with PreloadProgressBar(source, options.progress) as bar:
+            return sent(_told(source.blocks(), bar.done), shape, self.dtypes[0], device)
 
     def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
         """Return (height, width) of windows, padding, and (M, 3) image, top and left; None for whole images.
@@ -189,17 +189,14 @@ class Collection:
 
     @property
     def image_bytes(self) -> Array:
-        """Bytes of each decoded image, int64."""
         return image_bytes(self.shapes, self.dtypes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all decoded images, preloaded or not."""
         return decoded_bytes(self.shapes, self.dtypes, self.kinds)
 
     @property
     def axes(self) -> str:
-        """Axes of a sample, in its order."""
         return self._axes.axes
 
     @property
@@ -211,7 +208,6 @@ class Collection:
 
     @property
     def sample_ids(self) -> Sequence[str]:
-        """One id per sample."""
         return self.image_ids
 
     @property
@@ -221,7 +217,6 @@ class Collection:
 
     @property
     def noun(self) -> str:
-        """Noun for samples in messages."""
         return "images"
 
     @property
@@ -240,7 +235,6 @@ class Collection:
         return self._scalings.floating
 
     def fields_of(self, positions: Array) -> Array:
-        """Return the image index of each sample."""
         return positions
 
     @property
@@ -249,11 +243,9 @@ class Collection:
         return None if self._one_kind is None else self._one_kind[0]
 
     def shape_of(self, position: int) -> tuple[int, ...]:
-        """Return a sample's shape."""
         return self.cuts[position].shape
 
     def sample(self, position: int) -> Array:
-        """Return one sample as a new array."""
         rows = self.rows
         if rows is not None:
             return rows.sample(position)
@@ -295,7 +287,7 @@ class Collection:
                 image = images[position] if read is None or block is None else read(position, block)
                 scale(self.cuts[position](image), self._divisors[position], sample)
 
-        in_shares(fill, samples, threads)
+        fill_in_threads(fill, samples, threads)
         return samples
 
     @property
@@ -308,9 +300,9 @@ class Collection:
         """Function that reads images into one reused block of memory; None if images differ or are in memory."""
         return self.source.reader() if self._is_read_once and self._stored_alike else None
 
-    def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
+    def at(self, locations: Any, allocate: Allocate) -> Array | list[Array]:
         """Return the samples at locations that `windows` returned, stacked or as a list like `batch`."""
-        return self.batch(where, allocate)
+        return self.batch(locations, allocate)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         distinct = sorted(set(positions))
@@ -339,9 +331,9 @@ class Collection:
         return ImageCache(self.held.cache_bytes) if self.held.cache_bytes else None
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> BatchBufferPool:
         """Memory pool of large batches."""
-        return Pool()
+        return BatchBufferPool()
 
     @cached_property
     def rows(self) -> DecodedRows | None:
@@ -434,13 +426,13 @@ class Collection:
             keys.append([*made].index(key))
         return cut, [*made.values()], None if len(made) == 1 else np.asarray(self.kinds.spread(keys))
 
-    def maker(self, device: torch.device, shape: tuple[int, ...]) -> Maker:
+    def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
         """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
         _, (divisor,), _ = self.uncut()
-        if isinstance(divisor, Scaling) and not divisor.lit:
+        if isinstance(divisor, Scaling) and not divisor.has_illumination:
             divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
-        layout = Layout.of_samples(shape, self.axes)
-        return Maker(layout, Scales.of([divisor], None, layout.lengths, torch.float32, device), device)
+        layout = SampleLayout.of_samples(shape, self.axes)
+        return DeviceCropper(layout, DeviceScaling.of([divisor], None, layout.lengths, torch.float32, device), device)
 
     def early_scaling_reason(self, *, cleared: bool) -> str | None:
         """Return why pixels must be scaled when samples are created; None if they can be scaled later, per batch.
@@ -456,7 +448,6 @@ class Collection:
         return "some pixels are set to 0 once scaled" if cleared and isinstance(self._divisors[0], Scaling) else None
 
     def as_stored(self) -> Collection:
-        """Return a copy whose samples are not scaled."""
         other = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         vars(other).update(
@@ -466,7 +457,6 @@ class Collection:
         return other
 
     def apart(self) -> Collection:
-        """Return a copy with a separate cache of images."""
         other = object.__new__(type(self))
         vars(other).update({name: value for name, value in vars(self).items() if name != "recent"})
         return other
@@ -483,12 +473,12 @@ class Collection:
                 remedy="leave out num_workers, or create the dataset in the process that uses it",
             )
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
-        held = (False, None) if self.cache is None else (True, self.cache.block)
-        told = self.held._replace(progress=False, seen=None)
+        cache = (False, None) if self.cache is None else (True, self.cache.block)
+        options = self.held._replace(progress=False, fingerprint=None)
         opening = self._opening if self._source is None else pickle.dumps(self._source)
         if not any(self.shapes.strides):  # One broadcast row, which NumPy would pickle N times.
             state["shapes"] = self.shapes[:1], len(self.shapes)
-        return {**state, "_source": None, "_opening": opening, "cache": held, "held": told}
+        return {**state, "_source": None, "_opening": opening, "cache": cache, "held": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state["cache"]
@@ -497,7 +487,7 @@ class Collection:
             self.shapes = np.broadcast_to(self.shapes[0], (self.shapes[1], self.shapes[0].shape[1]))
         self._plan()
         if preloaded and block is None:  # The process of the block has ended.
-            self._load(None if self.held.cache_dir is None else look(self.path))
+            self._load(None if self.held.cache_dir is None else collection_fingerprint(self.path))
         elif preloaded:
             self.cache = PixelCache(self.shapes, self.dtypes, block)
 

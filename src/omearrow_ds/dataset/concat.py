@@ -28,21 +28,20 @@ class BatchedConcat(ConcatDataset[Any]):
         return BatchedConcat([self, other])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of ``indices`` in that order."""
         count = len(self)
         if not all(-count <= index < count for index in indices):
             return [self[index] for index in indices]  # Raises torch's error.
         by_child: dict[int, tuple[list[int], list[int]]] = {}
-        for place, index in enumerate(indices):
+        for sample_index, index in enumerate(indices):
             position = index + count if index < 0 else index
             child = bisect.bisect_right(self.cumulative_sizes, position)
-            places, of_child = by_child.setdefault(child, ([], []))
-            places.append(place)
+            sample_indices, of_child = by_child.setdefault(child, ([], []))
+            sample_indices.append(sample_index)
             of_child.append(position - (self.cumulative_sizes[child - 1] if child else 0))
         samples: list[Any] = [None] * len(indices)
-        for child, (places, of_child) in by_child.items():
-            for place, sample in zip(places, _samples(self.datasets[child], of_child), strict=True):
-                samples[place] = sample
+        for child, (sample_indices, of_child) in by_child.items():
+            for sample_index, sample in zip(sample_indices, _samples(self.datasets[child], of_child), strict=True):
+                samples[sample_index] = sample
         return samples
 
 
@@ -60,9 +59,9 @@ def batched(dataset: Dataset[Any]) -> Dataset[Any]:
     Subclasses of ``ConcatDataset`` are not replaced, since they may create their own samples.
     """
     if type(dataset) in CONCATS:
-        made = object.__new__(BatchedConcat)
-        vars(made).update(vars(dataset), datasets=[batched(each) for each in dataset.datasets])  # type: ignore[attr-defined]
-        return made
+        concatenated = object.__new__(BatchedConcat)
+        vars(concatenated).update(vars(dataset), datasets=[batched(part) for part in dataset.datasets])  # type: ignore[attr-defined]
+        return concatenated
     if type(dataset) is Subset:
         inner = batched(dataset.dataset)
         if inner is not dataset.dataset:

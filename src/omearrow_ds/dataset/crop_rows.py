@@ -26,7 +26,7 @@ class Fit(NamedTuple):
         """Write a crop to a sample, both (T, C, Z, Y, X); scaling is bilinear if ``smooth``, else by nearest pixel."""
         if not self.scaled:
             sample[...] = 0
-            top, left = ((to - of) // 2 for to, of in zip(self.size, crop.shape[3:], strict=True))
+            top, left = ((to - length) // 2 for to, length in zip(self.size, crop.shape[3:], strict=True))
             sample[..., top : top + crop.shape[3], left : left + crop.shape[4]] = crop
         elif smooth:
             stack = torch.from_numpy(crop.reshape(1, -1, *crop.shape[3:]))
@@ -34,13 +34,16 @@ class Fit(NamedTuple):
             sample[...] = scaled.numpy().reshape(sample.shape)
         else:
             sides = zip(self.size, crop.shape[3:], strict=True)
-            y, x = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in sides)  # Pixel centers.
+            y, x = ((2 * np.arange(to) + 1) * length // (2 * to) for to, length in sides)  # Pixel centers.
             sample[...] = crop[..., y, :][..., x]
 
     def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
         """Return the (row, column) in the sample to which a pixel of a crop of ``shape`` is mapped."""
         sides = zip(pixel, shape, self.size, strict=True)
-        y, x = ((2 * at + 1) * to // (2 * of) if self.scaled else at + (to - of) // 2 for at, of, to in sides)
+        y, x = (
+            (2 * coordinate + 1) * to // (2 * length) if self.scaled else coordinate + (to - length) // 2
+            for coordinate, length, to in sides
+        )
         return y, x
 
 
@@ -58,7 +61,6 @@ class CropRows(ColumnReader):
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
-        """One id per crop."""
         if self.objects is not None:
             return object_ids(self.objects, self._field_ids)
         corners = zip(self._places.fields.tolist(), *(starts.tolist() for starts in self._places.corners), strict=True)
@@ -66,7 +68,6 @@ class CropRows(ColumnReader):
 
     @property
     def own(self) -> pa.Table:
-        """Columns of the objects or tiles."""
         if self.objects is not None:
             return self.objects.table
         return pa.table(dict(zip(("crop_y", "crop_x"), self._places.corners, strict=True)))

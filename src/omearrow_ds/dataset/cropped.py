@@ -23,27 +23,27 @@ def cropped(
 
     Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _refuse(given, crop_size)
-    objects, pad = given.pop("objects", None), given.get("pad")
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse(chosen, crop_size)
+    objects, pad = chosen.pop("objects", None), chosen.get("pad")
     size = None if crop_size is None else checked_size(crop_size)
-    where, shapes = str(collection.path), collection.shapes
+    path, shapes = str(collection.path), collection.shapes
     if objects is None:
         assert size is not None
-        crop = given.get("crop", "center")
+        crop = chosen.get("crop", "center")
         if crop == "random":
-            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, where))
+            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, path))
         if crop == "center":
-            return CropCollection.of(collection, of_centres(shapes, size, pad, where))
-        places = of_grid(shapes, size, given.get("overlap", 0), pad, where)
-        return CropCollection.of(collection, places, CropRows(collection.source, places, None))
-    found = open_objects(
-        collection.source, objects, given.get("center"), given.get("box"), on, types=types, skip_nulls=nulls == "skip"
+            return CropCollection.of(collection, of_centres(shapes, size, pad, path))
+        windows = of_grid(shapes, size, chosen.get("overlap", 0), pad, path)
+        return CropCollection.of(collection, windows, CropRows(collection.source, windows, None))
+    object_table = open_objects(
+        collection.source, objects, chosen.get("center"), chosen.get("box"), on, types=types, skip_nulls=nulls == "skip"
     )
-    places, kept = of_objects(found, shapes, size, pad)
-    told = CropRows(collection.source, places, found.keep(kept))
+    windows, keep_mask = of_objects(object_table, shapes, size, pad)
+    metadata = CropRows(collection.source, windows, object_table.keep(keep_mask))
     fit = next(
-        (Fit(checked_size(given[name]), name == "resize") for name in ("resize", "pad_to") if name in given), None
+        (Fit(checked_size(chosen[name]), name == "resize") for name in ("resize", "pad_to") if name in chosen), None
     )
     if fit is not None and fit.scaled and not collection.floating:
         raise ArgumentError(
@@ -52,43 +52,45 @@ def cropped(
             remedy="leave out one of them",
         )
     if fit is not None and not fit.scaled:
-        _refuse_larger(places, told, fit)
-    return CropCollection.of(collection, places, told, fit)
+        _refuse_larger(windows, metadata, fit)
+    return CropCollection.of(collection, windows, metadata, fit)
 
 
-def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
-    """Raise `AxesError` if a box is larger than ``pad_to``."""
-    for position in range(len(places)):
-        height, width = places.size_of(position)
+def _refuse_larger(windows: Places, metadata: CropRows, fit: Fit) -> None:
+    for position in range(len(windows)):
+        height, width = windows.size_of(position)
         if height > fit.size[0] or width > fit.size[1]:
             raise AxesError(
-                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels but "
+                f"{metadata.path}: the box of {metadata.image_ids[position]!r} has {height} x {width} pixels but "
                 f"pad_to={fit.size}; raise pad_to, or pass resize= instead"
             )
 
 
-def _refuse(given: dict[str, Any], crop_size: Any) -> None:
-    """Raise `ArgumentError` for options that are invalid or conflict."""
-    crop, pad = given.get("crop", "center"), given.get("pad")
-    pads = PADS if "objects" in given else PADS[:3]
+def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
+    crop, pad = passed.get("crop", "center"), passed.get("pad")
+    pads = PADS if "objects" in passed else PADS[:3]
     if pad is not None:
-        check_choice("pad", pad, pads, ", or None" if "objects" in given else ", or None without objects=")
+        check_choice("pad", pad, pads, ", or None" if "objects" in passed else ", or None without objects=")
     needs: dict[str, list[str]] = {
-        "objects": [name for name in ("center", "box", "resize", "pad_to") if name in given and "objects" not in given],
-        "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
-        "box": [name for name in ("resize", "pad_to") if name in given and not given.get("box")],
+        "objects": [
+            name for name in ("center", "box", "resize", "pad_to") if name in passed and "objects" not in passed
+        ],
+        "crop='grid'": ["overlap"] if "overlap" in passed and crop != "grid" else [],
+        "box": [name for name in ("resize", "pad_to") if name in passed and not passed.get("box")],
     }
     for other, names in needs.items():
         for name in names:
-            what = other if "=" in other else f"{other}="
-            raise ArgumentError(f"needs {what}", option=name, value=given[name], remedy=f"pass {what} or leave it out")
-    if "objects" in given and crop != "center":
+            requirement = other if "=" in other else f"{other}="
+            raise ArgumentError(
+                f"needs {requirement}", option=name, value=passed[name], remedy=f"pass {requirement} or leave it out"
+            )
+    if "objects" in passed and crop != "center":
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
-    if crop_size is None and not given.get("box"):
-        remedy = "pass (height, width)" + (" or the columns of box=" if "objects" in given else "")
+    if crop_size is None and not passed.get("box"):
+        remedy = "pass (height, width)" + (" or the columns of box=" if "objects" in passed else "")
         raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
     sizes = [
-        name for name in ("crop_size", "resize", "pad_to") if {**given, "crop_size": crop_size}.get(name) is not None
+        name for name in ("crop_size", "resize", "pad_to") if {**passed, "crop_size": crop_size}.get(name) is not None
     ]
     if len(sizes) > 1:
         raise ArgumentError(f"{' and '.join(sizes)}: each sets the size of samples; pass only one of them")

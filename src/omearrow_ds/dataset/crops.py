@@ -13,7 +13,7 @@ import torch
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Allocate, Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
-from omearrow_ds.dataset.gather import in_shares
+from omearrow_ds.dataset.gather import fill_in_threads
 from omearrow_ds.dataset.places import Places, Windows
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import assemble, crops, places_of
@@ -29,7 +29,7 @@ STAGES = {
     "assemble": "normalize",
     "crops": "normalize",
     "scale": "normalize",
-    "in_shares": "normalize",
+    "fill_in_threads": "normalize",
 }
 
 
@@ -55,7 +55,6 @@ class _PlacedWindow(NamedTuple):
 
     @property
     def is_inside(self) -> bool:
-        """Whether all of the window is inside the image."""
         return self.target is None and isinstance(self.shown[0], slice)
 
 
@@ -71,17 +70,17 @@ class CropCollection(Collection):
 
     @classmethod
     def of(
-        cls, collection: Collection, places: Places, told: CropRows | None = None, fit: Fit | None = None
+        cls, collection: Collection, windows: Places, metadata: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
-        """Convert a collection of images into a collection of crops at ``places``; do not use the former afterwards.
+        """Convert a collection of images into a collection of crops at ``windows``; do not use the former afterwards.
 
-        Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``told`` has the ids and columns of
-        crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.
+        Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``metadata`` has the ids and columns
+        of crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.
         """
-        made = object.__new__(cls)
-        vars(made).update(vars(collection), places=places, told=told, fit=fit)
-        made._plan()
-        return made
+        crops = object.__new__(cls)
+        vars(crops).update(vars(collection), places=windows, told=metadata, fit=fit)
+        crops._plan()
+        return crops
 
     def _plan(self) -> None:
         axes, select = self._axes.axes, self._axes.select or {}
@@ -172,12 +171,12 @@ class CropCollection(Collection):
             if self.fit is None:
                 self._fill(windows, samples)
                 return samples
-        found = []
-        for field, height, width in zip(*(of.tolist() for of in (windows.fields, *windows[3:])), strict=True):
+        crops = []
+        for field, height, width in zip(*(values.tolist() for values in (windows.fields, *windows[3:])), strict=True):
             shape = self._shape(self.cuts[field].kept[:3], height, width)
-            found.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
-        self._fill(windows, found)
-        return found if self.fit is None else self._fitted(found, self.fit, samples)
+            crops.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
+        self._fill(windows, crops)
+        return crops if self.fit is None else self._fitted(crops, self.fit, samples)
 
     def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
         shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
@@ -212,7 +211,7 @@ class CropCollection(Collection):
             for position in sorted({*positions} - {*inside}):
                 self._fill_sample(placed[position], arrays[position], samples[position])
         else:
-            in_shares(lambda share: fill(positions[share]), samples, torch.get_num_threads())
+            fill_in_threads(lambda share: fill(positions[share]), samples, torch.get_num_threads())
 
     def _fill_from_memory(self, fields: Stacks, windows: Windows, batch: Array) -> None:
         def fill(turn: Array | slice, out: Array) -> None:
@@ -222,9 +221,9 @@ class CropCollection(Collection):
                 numbers, tops, lefts = (values[turn][share] for values in windows[:3])
                 crops(fields, numbers, tops, lefts, out[share], self._divisors[0], self.places.pad)
 
-            in_shares(fill_share, out, torch.get_num_threads())
+            fill_in_threads(fill_share, out, torch.get_num_threads())
 
-        if not (fields.many and fields.by_turns(windows.fields, batch, fill)):
+        if not (fields.many and fields.in_open_file_groups(windows.fields, batch, fill)):
             fill(slice(None), batch)
 
     def _fill_sample(self, window: _PlacedWindow, region: Array, sample: Array) -> None:
@@ -264,7 +263,7 @@ class CropCollection(Collection):
             return None
         if isinstance(divisor, Scaling):
             divisor = divisor.at(slice(0, 1), slice(0, 1))
-            return None if divisor.lit else (divisor,)
+            return None if divisor.has_illumination else (divisor,)
         return (divisor,)
 
     @cached_property
@@ -289,21 +288,21 @@ class CropCollection(Collection):
         return sample.transpose(self._order)[self._present]
 
     def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
-        size, places = self.places.size, self.places
+        size, windows = self.places.size, self.places
         if self.fit is not None or size is None:
             raise ArgumentError(
                 "preload on a device needs crops of one size but boxes differ in size",
                 path=self.path,
                 remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
             )
-        where = None if self.random else np.stack([places.fields, *places.corners], axis=1).astype(np.int64)
-        return size, places.pad, where
+        boxes = None if self.random else np.stack([windows.fields, *windows.corners], axis=1).astype(np.int64)
+        return size, windows.pad, boxes
 
     def early_scaling_reason(self, *, cleared: bool) -> str | None:
         size, divisor = self.places.size, self._divisors[0] if self._divisors else None
         if self.fit is not None or size is None:
             return "crops are scaled to one size, or differ in it"
-        if isinstance(divisor, Scaling) and divisor.lit:
+        if isinstance(divisor, Scaling) and divisor.has_illumination:
             return "crops are lit by where they lie"
         padded = self.places.pad == "constant" and self._alike and not self.places.within(self.cuts[0].kept[3:])
         return super().early_scaling_reason(cleared=cleared or padded)
@@ -345,9 +344,9 @@ class CropCollection(Collection):
 
 def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice, slice, slice], tuple[slice, ...]]:
     """Return slices of T, C and Z with positive steps for reading, and slices that reorder the result."""
-    rising = [each if each.step > 0 else slice(0, int(size), 1) for each, size in zip(slices, shape, strict=False)]
+    rising = [part if part.step > 0 else slice(0, int(size), 1) for part, size in zip(slices, shape, strict=False)]
     t, c, z = (
-        slice(each.start, int(size) if each.stop is None else each.stop, each.step)
-        for each, size in zip(rising, shape, strict=False)
+        slice(part.start, int(size) if part.stop is None else part.stop, part.step)
+        for part, size in zip(rising, shape, strict=False)
     )
-    return (t, c, z), tuple(slice(None) if each.step > 0 else each for each in slices)
+    return (t, c, z), tuple(slice(None) if part.step > 0 else part for part in slices)

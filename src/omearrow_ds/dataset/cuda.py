@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import Cut
-from omearrow_ds.dataset.handover import PinnedPool, Pool, batch_array
-from omearrow_ds.dataset.window_maker import Maker
-from omearrow_ds.dataset.windows import Layout, Scales, Windows, to
+from omearrow_ds.dataset.handover import BatchBufferPool, PinnedBufferPool, batch_array
+from omearrow_ds.dataset.window_maker import DeviceCropper
+from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
 from omearrow_ds.kernels.scaling import Divisor
 from omearrow_ds.storage.formats._base import Block
@@ -59,34 +59,34 @@ def device_of(preload: Any) -> torch.device | None:
 def free_bytes(device: torch.device) -> int:
     """Return the free bytes of a device, including unused memory that torch has reserved."""
     free, _ = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free) + int(kept)
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free) + int(reserved)
 
 
-def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
+def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
     """Raise `MemoryLimitError` if pixels exceed the free device memory or ``max_bytes``, by default half of it."""
     free = free_bytes(device)
-    limit, said = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
+    limit, limit_name = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:
-        limit, said = free, "the memory free there, less than max_bytes"
+        limit, limit_name = free, "the memory free there, less than max_bytes"
     if needed_bytes > limit:
         raise MemoryLimitError(
-            f"{where}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({said}); raise "
-            f"max_bytes, or pass preload=True, and device='cuda' to the loader"
+            f"{path}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({limit_name}); "
+            f"raise max_bytes, or pass preload=True, and device='cuda' to the loader"
         )
 
 
 class DeviceIndices(Sequence[int]):
     """Indices of a batch in CPU memory and on a device; the indices of an epoch were sent there in one transfer."""
 
-    def __init__(self, here: list[int], there: torch.Tensor) -> None:
-        self._here, self.there = here, there
+    def __init__(self, indices: list[int], device_indices: torch.Tensor) -> None:
+        self._indices, self.on_device = indices, device_indices
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._indices)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._here[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._indices[index]
 
 
 class DeviceSamples:
@@ -104,7 +104,7 @@ class DeviceSamples:
         Whether samples are float32 for every stored dtype.
     window, pad
         (height, width) of samples that are windows of images, and the padding beyond an edge.
-    places
+    boxes
         (M, 3) int64: image, top and left of each window; None for whole images and for random windows.
     """
 
@@ -119,29 +119,30 @@ class DeviceSamples:
         floating: bool,
         window: tuple[int, int] | None = None,
         pad: str = "constant",
-        places: Array | None = None,
+        boxes: Array | None = None,
     ) -> None:
         self.device, self._pixels, self._flat, self._pad = pixels.device, pixels, pixels.reshape(-1), pad
-        layout = Layout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
+        layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
         dtype = torch.float32 if floating else pixels.dtype
-        self._make = Maker(layout, Scales.of(divisors, groups, cut.kept, dtype, self.device), self.device)
-        self._places = None if places is None else to(places, self.device)
+        self._make = DeviceCropper(
+            layout, DeviceScaling.of(divisors, groups, cut.kept, dtype, self.device), self.device
+        )
+        self._places = None if boxes is None else to(boxes, self.device)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # Samples may be requested in another stream.
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pixels on the device."""
         return self._pixels.nbytes
 
     def batch(self, positions: torch.Tensor) -> torch.Tensor:
         """Return stacked samples; ``positions`` are int64 on the device, and must be in range."""
-        return self._make(self._flat, len(positions), Windows(positions, self._places, self._pad))
+        return self._make(self._flat, len(positions), DeviceCropBoxes(positions, self._places, self._pad))
 
-    def at(self, places: Array) -> torch.Tensor:
-        """Return stacked windows at ``places``, (n, 3) int64 of image, top and left."""
-        there = to(places, self.device)
-        return self._make(self._flat, len(there), Windows(None, there, self._pad))
+    def at(self, boxes: Array) -> torch.Tensor:
+        """Return stacked windows at ``boxes``, (n, 3) int64 of image, top and left."""
+        device_boxes = to(boxes, self.device)
+        return self._make(self._flat, len(device_boxes), DeviceCropBoxes(None, device_boxes, self._pad))
 
     def images(self, positions: Sequence[int]) -> list[Array]:
         """Return whole images (T, C, Z, Y, X) in CPU memory."""
@@ -154,20 +155,20 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
     Each piece is copied while the next one is decoded.
     """
     native = dtype.newbyteorder("=")
-    there = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, native)).dtype, device=device)
-    pool = PinnedPool() if device.type == "cuda" else Pool()
-    step = max(1, _PIECE_BYTES // max(1, there[:1].nbytes))
+    device_pixels = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, native)).dtype, device=device)
+    pool = PinnedBufferPool() if device.type == "cuda" else BatchBufferPool()
+    step = max(1, _PIECE_BYTES // max(1, device_pixels[:1].nbytes))
     for start, images in blocks:
         for first in range(0, len(images), step):
             part = images[first : first + step]
             piece = batch_array((len(part), *shape[1:]), native, pool)
-            for place, image in zip(piece, part, strict=True):
-                place[...] = image
-            here = torch.from_numpy(piece)
-            there[start + first : start + first + len(part)].copy_(here, non_blocking=True)
-            if isinstance(pool, PinnedPool):
-                pool.note(here, functools.partial(recorded, device))
-    return there
+            for target, image in zip(piece, part, strict=True):
+                target[...] = image
+            tensor = torch.from_numpy(piece)
+            device_pixels[start + first : start + first + len(part)].copy_(tensor, non_blocking=True)
+            if isinstance(pool, PinnedBufferPool):
+                pool.note(tensor, functools.partial(recorded, device))
+    return device_pixels
 
 
 def recorded(device: torch.device, event: torch.cuda.Event | None) -> torch.cuda.Event:

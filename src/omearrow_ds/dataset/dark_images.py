@@ -41,7 +41,6 @@ def has_warned() -> Event:
 
 
 def _is_main_process() -> bool:
-    """Whether this process is neither a worker nor a rank above 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0 and get_worker_info() is None
     return multiprocessing.parent_process() is None and all((os.environ.get(name) or "0") == "0" for name in _RANKS)

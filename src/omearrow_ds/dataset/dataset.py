@@ -243,15 +243,15 @@ class OMEArrowDataset(StoredSamples):
         as_they_are = self._transform is None and self._alone
         return images if as_they_are else self._finished(images, masks[0] if masks else None, positions, indices)
 
-    def _there(self, held: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
+    def _there(self, samples: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
         """Return stacked samples on the device of their pixels."""
         if isinstance(indices, DeviceIndices) and not self._collection.random:
             picked = self._picked_there
-            return held.batch(indices.there if picked is None else picked[indices.there])
+            return samples.batch(indices.on_device if picked is None else picked[indices.on_device])
         positions = self._positions(indices)
         if self._collection.random:
-            return held.at(np.stack(self._collection.windows(positions)[:3], axis=1))
-        return held.batch(torch.tensor(positions, dtype=torch.int64).to(held.device))
+            return samples.at(np.stack(self._collection.windows(positions)[:3], axis=1))
+        return samples.batch(torch.tensor(positions, dtype=torch.int64).to(samples.device))
 
     def _on_device(self, indices: Sequence[int], *, whole: bool) -> list[Any]:
         """Return samples of pixels on a device; if ``whole``, as one `CollatedBatch`."""
@@ -277,8 +277,8 @@ class OMEArrowDataset(StoredSamples):
         """Return complete samples: transformed images, with mask, target and id if requested."""
         finished: list[Any] = []
         try:
-            for place, position in enumerate(positions):
-                finished.append(self._sample(images[place], None if masks is None else masks[place], position))
+            for index, position in enumerate(positions):
+                finished.append(self._sample(images[index], None if masks is None else masks[index], position))
         except Exception as error:
             self._note(error, indices[len(finished) :][:1])
             raise

@@ -92,56 +92,53 @@ def write_embeddings(
 
     def fill(temporary: Path) -> None:
         first = next(tables)
-        with _told(target):
+        with _translate_errors(target):
             writer = pq.ParquetWriter(temporary, first.schema)
         try:
             for table in chain([first], tables):
-                with _told(target):
+                with _translate_errors(target):
                     writer.write_table(table)
         finally:
-            with _told(target):
+            with _translate_errors(target):
                 writer.close()
 
     publish(target, fill, overwrite=overwrite)
 
 
 class _Rows(NamedTuple):
-    """Columns and the row index of each id."""
-
     columns: pa.Table
     of_id: dict[str, int]
 
-    def of(self, image_ids: Sequence[str], where: str) -> pa.Table:
-        """Return the rows of ``image_ids`` in their order."""
+    def of(self, image_ids: Sequence[str], path: str) -> pa.Table:
         absent = next((image_id for image_id in image_ids if image_id not in self.of_id), None)
         if absent is not None:
-            raise MetadataError(f"{where}: columns= has no row with the id {absent!r}; pass the rows of all images")
+            raise MetadataError(f"{path}: columns= has no row with the id {absent!r}; pass the rows of all images")
         return self.columns.take([self.of_id[image_id] for image_id in image_ids])
 
 
-def _by_id(columns: Any, where: str) -> _Rows | None:
+def _by_id(columns: Any, path: str) -> _Rows | None:
     if columns is None:
         return None
     if isinstance(columns, StoredSamples):
         names = [_OF_IMAGE if name == _IDS else name for name in columns.columns.column_names]  # For objects.
-        table, ids = as_table(columns.columns.rename_columns(names), where), list(columns.image_ids)
+        table, ids = as_table(columns.columns.rename_columns(names), path), list(columns.image_ids)
     else:
-        table = as_table(columns, where)
+        table = as_table(columns, path)
         if table is None or _IDS not in table.column_names:
             raise MetadataError(
-                f"{where}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
+                f"{path}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
                 column=_IDS,
             )
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
     of_id = dict(zip(ids, range(len(ids)), strict=True))
     if len(of_id) < len(ids):
         twice = next(image_id for image_id, row in zip(ids, range(len(ids)), strict=True) if of_id[image_id] != row)
-        raise MetadataError(f"{where}: columns= has several rows with the id {twice!r}; remove duplicates")
+        raise MetadataError(f"{path}: columns= has several rows with the id {twice!r}; remove duplicates")
     return _Rows(pa.table({}) if table is None else table, of_id)
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
+def _translate_errors(target: Path) -> Iterator[None]:
     """Convert errors of writing to `WriteError`, but not errors that the caller's batches raise."""
     try:
         yield
@@ -149,79 +146,79 @@ def _told(target: Path) -> Iterator[None]:
         raise WriteError(f"{target}: writing failed and left no file: {error}") from error
 
 
-def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
+def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
     """Yield batches as float arrays (n, D) with equal D and dtype."""
     first: Array | None = None
     if not isinstance(embeddings, Iterable):
         raise ArgumentError(
-            f"{where}: embeddings are {type(embeddings).__name__}; pass an array of shape (N, D), or batches of them"
+            f"{path}: embeddings are {type(embeddings).__name__}; pass an array of shape (N, D), or batches of them"
         )
-    for number, given in enumerate(embeddings):
-        if isinstance(given, torch.Tensor):
-            given = given.detach().cpu()  # noqa: PLW2901
-            given = given.float() if given.dtype == torch.bfloat16 else given  # noqa: PLW2901  # NumPy has no bfloat16.
-        batch = np.asarray(given)
+    for number, batch_data in enumerate(embeddings):
+        if isinstance(batch_data, torch.Tensor):
+            batch_data = batch_data.detach().cpu()  # noqa: PLW2901
+            batch_data = batch_data.float() if batch_data.dtype == torch.bfloat16 else batch_data  # noqa: PLW2901  # NumPy has no bfloat16.
+        batch = np.asarray(batch_data)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
-            found = f"{batch.dtype} of shape {batch.shape}"
-            raise ArgumentError(f"{where}: batch {number} of embeddings is {found}; pass numbers of shape (N, D)")
+            problem = f"{batch.dtype} of shape {batch.shape}"
+            raise ArgumentError(f"{path}: batch {number} of embeddings is {problem}; pass numbers of shape (N, D)")
         kind = np.float64 if batch.dtype.kind != "f" else np.float32 if batch.dtype.itemsize < 4 else batch.dtype
         batch = batch.astype(kind, copy=False)
         if first is None:
             first = batch[:0]
         if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
-            found = (
+            problem = (
                 f"{batch.shape[1]} features of {batch.dtype} but earlier ones have {first.shape[1]} of {first.dtype}"
             )
-            raise ArgumentError(f"{where}: batch {number} has {found}; make them equal")
+            raise ArgumentError(f"{path}: batch {number} has {problem}; make them equal")
         yield batch
     if first is None:
-        raise ArgumentError(f"{where}: embeddings are empty; pass an array of shape (0, D) for an empty table")
+        raise ArgumentError(f"{path}: embeddings are empty; pass an array of shape (0, D) for an empty table")
 
 
-def _flat(image_ids: Any, where: str) -> Iterator[str]:
+def _flat(image_ids: Any, path: str) -> Iterator[str]:
     if isinstance(image_ids, str) or not isinstance(image_ids, Iterable):
-        raise MetadataError(f"{where}: image_ids is {image_ids!r}; pass a sequence of strings, one per embedding")
-    for each in image_ids:
-        for image_id in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+        raise MetadataError(f"{path}: image_ids is {image_ids!r}; pass a sequence of strings, one per embedding")
+    for ids in image_ids:
+        for image_id in [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else ids:
             if not isinstance(image_id, str):
-                raise MetadataError(f"{where}: image_ids has {image_id!r}; pass strings, or batches of strings")
+                raise MetadataError(f"{path}: image_ids has {image_id!r}; pass strings, or batches of strings")
             yield image_id
 
 
 def _tables(
-    batches: Iterator[Array], ids: Iterator[str], columns: _Rows | None, prefix: str, where: str
+    batches: Iterator[Array], ids: Iterator[str], columns: _Rows | None, prefix: str, path: str
 ) -> Iterator[pa.Table]:
     done, waiting = 0, []
     for batch in batches:
         waiting.append(batch)
         if sum(map(len, waiting)) >= _GROUP_ROWS:
-            yield _table(waiting, ids, columns, done, prefix, where)
+            yield _table(waiting, ids, columns, done, prefix, path)
             done += sum(map(len, waiting))
             waiting = []
     if waiting or not done:
-        yield _table(waiting, ids, columns, done, prefix, where)
+        yield _table(waiting, ids, columns, done, prefix, path)
         done += sum(map(len, waiting))
     left = sum(1 for _ in ids)
     if left:
         raise MetadataError(
-            f"{where}: there are {done + left:,} image_ids but {count(done, 'embedding')}; pass one id per embedding"
+            f"{path}: there are {done + left:,} image_ids but {count(done, 'embedding')}; pass one id per embedding"
         )
 
 
 def _table(
-    batches: list[Array], ids: Iterator[str], columns: _Rows | None, start: int, prefix: str, where: str
+    batches: list[Array], ids: Iterator[str], columns: _Rows | None, start: int, prefix: str, path: str
 ) -> pa.Table:
     features = np.ascontiguousarray(np.concatenate(batches).T)
     size = features.shape[1]
     own = list(islice(ids, size))
     if len(own) < size:
         raise MetadataError(
-            f"{where}: there are more embeddings than the {start + len(own):,} image_ids; pass one id per embedding"
+            f"{path}: there are more embeddings than the {start + len(own):,} image_ids; pass one id per embedding"
         )
-    beside = pa.table({}) if columns is None or not columns.columns.num_columns else columns.of(own, where)
+    extra = pa.table({}) if columns is None or not columns.columns.num_columns else columns.of(own, path)
     width = max(4, len(str(len(features) - 1)))
-    names = [_IDS, *beside.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
+    names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise MetadataError(f"{where}: duplicate columns {twice}; remove them from columns=, or choose another prefix=")
-    return pa.table([pa.array(own, pa.string()), *beside.columns, *map(pa.array, features)], names)
+        raise MetadataError(f"{path}: duplicate columns {twice}; remove them from columns=, or choose another prefix=")
+    return pa.table([pa.array(own, pa.string()), *extra.columns, *map(pa.array, features)], names)

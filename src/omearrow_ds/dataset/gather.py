@@ -19,7 +19,7 @@ _THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
 STAGES = {
     "scale": "normalize",
     "gather": "normalize",
-    "in_shares": "normalize",
+    "fill_in_threads": "normalize",
     "DecodedRows.sample": "select",
     "DecodedRows.batch": "select",
 }
@@ -41,7 +41,6 @@ class DecodedRows:
         self._flat = only.reshape(len(only), -1) if plain and only is not None and only.size else None
 
     def sample(self, position: int) -> Array:
-        """Return one sample as a new array."""
         sample, stacks = np.empty(self._shape, self._dtype), self.stacks
         if stacks.requests is not None:
             stacks.prepare(position)
@@ -57,7 +56,9 @@ class DecodedRows:
         """Write samples to ``samples`` (n, ...), divided among ``threads`` if they are large."""
         divisors, divisor, stacks = self._divisors, self._divisor, self.stacks
         indices = np.array(positions, np.int64)
-        if stacks.many and stacks.by_turns(indices, samples, lambda turn, out: self.batch(indices[turn], out, threads)):
+        if stacks.many and stacks.in_open_file_groups(
+            indices, samples, lambda turn, out: self.batch(indices[turn], out, threads)
+        ):
             return
         if stacks.requests is not None:
             stacks.prepare(indices)
@@ -72,15 +73,15 @@ class DecodedRows:
             for index, sample in zip(indices[share].tolist(), samples[share], strict=True):
                 scale(stacks[index], divisors[index], sample)
 
-        in_shares(fill, samples, threads)
+        fill_in_threads(fill, samples, threads)
 
 
-def loops_wanted() -> tuple[str, ...]:
+def pending_jit_loops() -> tuple[str, ...]:
     """Return the module that prepares compiled loops, if workers need them: saves 0.7 s and 90 MB per worker."""
     return ("omearrow_ds.kernels.ready",) if tally().worth else ()
 
 
-def in_shares(fill: Callable[[slice], None], samples: Array, threads: int) -> None:
+def fill_in_threads(fill: Callable[[slice], None], samples: Array, threads: int) -> None:
     """Call ``fill`` with slices that cover all positions, in ``threads`` if samples are large."""
     shares = 1 if samples.nbytes < _THREADED_BYTES else min(threads, len(samples))
     if shares <= 1:

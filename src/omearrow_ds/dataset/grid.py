@@ -68,7 +68,7 @@ def _legend(
     channels: Sequence[Mapping[str, Any]], font: FreeTypeFont | ImageFont, width: int
 ) -> list[tuple[int, int, str, str]]:
     """Return x position, line, text and color of the legend of each channel."""
-    places = []
+    positions = []
     x, line = _GAP, 0
     for number, channel in enumerate(channels):
         name = number if channel["name"] is None else channel["name"]
@@ -76,9 +76,9 @@ def _legend(
         wide = math.ceil(font.getlength(text)) + 16 + 3 * _GAP
         if x > _GAP and x + wide > width:
             x, line = _GAP, line + 1
-        places.append((x, line, text, str(channel["color"])))
+        positions.append((x, line, text, str(channel["color"])))
         x += wide
-    return places
+    return positions
 
 
 def _complain(pen: ImageDraw, font: FreeTypeFont | ImageFont, corner: tuple[int, int], problem: str) -> None:

@@ -37,7 +37,7 @@ _PINNED_BLOCKS = 8
 _LOST = "a worker exited unexpectedly and its batch is lost; look for its error above"
 
 
-def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = None) -> Array:
+def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: BatchBufferPool | None = None) -> Array:
     """Return an uninitialized array for a batch.
 
     In a loader's worker it is in memory that is transferred without a copy; elsewhere a large array is from ``pool``.
@@ -45,13 +45,13 @@ def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = 
     size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes <= _BY_VALUE_BYTES:
         return np.empty(shape, dtype)
-    blocks: _Blocks[Any] | None = pool if pool is not None and size_bytes > pool.from_bytes else None
+    blocks: _BufferPool[Any] | None = pool if pool is not None and size_bytes > pool.from_bytes else None
     if get_worker_info() is not None and sys.platform == "linux":
-        blocks = _blocks(os.getpid())
+        blocks = _worker_buffer_pool(os.getpid())
     return np.empty(shape, dtype) if blocks is None else blocks.take(size_bytes).view(dtype).reshape(shape)
 
 
-class _Lent:
+class _BufferLease:
     """Owner of memory in use, collected together with the last array, tensor, view or slice on it.
 
     NumPy shortens a chain of views to a reference to the owner, so the lifetime of an intermediate array does not show
@@ -66,37 +66,35 @@ class _Lent:
         self.__array_interface__ = data
 
 
-class _Block:
+class _ReusableBuffer:
     """Memory that is reused when no array on it is in use."""
 
     def __init__(self, size_bytes: int) -> None:
         self.capacity_bytes = _whole_pages(size_bytes)
         self._memory = self._map()
         self.address = int(self._memory.ctypes.data)
-        self._used: weakref.ref[_Lent] | None = None
+        self._used: weakref.ref[_BufferLease] | None = None
 
     def _map(self) -> Array:
         return np.empty(self.capacity_bytes, np.uint8)
 
     @property
     def free(self) -> bool:
-        """Whether no array, tensor or view uses the memory of the block."""
         return self._used is None or self._used() is None
 
     def take(self, size_bytes: int) -> Array:
-        """Return the first ``size_bytes`` of the block as an uninitialized array."""
-        lent = _Lent(self._memory, self.address, size_bytes)
-        self._used = weakref.ref(lent)
-        return np.asarray(lent)
+        lease = _BufferLease(self._memory, self.address, size_bytes)
+        self._used = weakref.ref(lease)
+        return np.asarray(lease)
 
 
-class _SharedBlock(_Block):
+class _SharedBuffer(_ReusableBuffer):
     """A memory-mapped anonymous file that receiving processes may use too."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
         self._marks = self._memory[self.capacity_bytes :]
-        self._given = 0
+        self._num_flags = 0
 
     def _map(self) -> Array:
         self.file_bytes = self.capacity_bytes + _MARKS_BYTES
@@ -108,27 +106,26 @@ class _SharedBlock(_Block):
     @property
     def free(self) -> bool:
         """Whether neither this process nor a receiving process uses the memory of the block."""
-        return super().free and bool(self._marks[: self._given].all())
+        return super().free and bool(self._marks[: self._num_flags].all())
 
     def take(self, size_bytes: int) -> Array:
-        """Return the first ``size_bytes`` of the block as an uninitialized array."""
-        self._marks[: self._given] = 0
-        self._given = 0
+        self._marks[: self._num_flags] = 0
+        self._num_flags = 0
         return super().take(size_bytes)
 
-    def hand_over(self) -> int | None:
+    def next_release_flag(self) -> int | None:
         """Return the index of the mark that the receiver sets to release the block, or None if all marks are used."""
-        number = self._given
+        number = self._num_flags
         if number == _MARKS_BYTES:
             return None
-        self._given += 1
+        self._num_flags += 1
         return number
 
 
-Block = TypeVar("Block", bound=_Block)
+Block = TypeVar("Block", bound=_ReusableBuffer)
 
 
-class _Blocks(Generic[Block]):
+class _BufferPool(Generic[Block]):
     """Blocks of one class, a few of them spare."""
 
     def __init__(self, kind: type[Block]) -> None:
@@ -141,15 +138,16 @@ class _Blocks(Generic[Block]):
         # A larger block is left for a larger batch. A few of the other free blocks are kept.
         with self._lock:
             free = [block for block in self.blocks if block.free]
-            fitting = [block for block in free if size_bytes <= block.capacity_bytes <= 4 * _whole_pages(size_bytes)]
-            block = min(fitting, key=lambda each: each.capacity_bytes) if fitting else self._kind(size_bytes)
-            used = [each for each in self.blocks if each not in free]
-            spare = [each for each in free if each is not block][:_SPARE_BLOCKS]
+            max_bytes = 4 * _whole_pages(size_bytes)
+            fitting = [block for block in free if size_bytes <= block.capacity_bytes <= max_bytes]
+            block = min(fitting, key=lambda block: block.capacity_bytes) if fitting else self._kind(size_bytes)
+            used = [other for other in self.blocks if other not in free]
+            spare = [other for other in free if other is not block][:_SPARE_BLOCKS]
             self.blocks = [*used, *spare, block]
             return block.take(size_bytes)
 
 
-class Pool(_Blocks[_Block]):
+class BatchBufferPool(_BufferPool[_ReusableBuffer]):
     """Memory of large batches that are used in the process that creates them.
 
     The system allocator unmaps and remaps memory above 32 MiB, and each page is cleared again: a batch of 64 at
@@ -160,10 +158,10 @@ class Pool(_Blocks[_Block]):
     from_bytes = 2**20
 
     def __init__(self) -> None:
-        super().__init__(_Block)
+        super().__init__(_ReusableBuffer)
 
 
-class _PinnedBlock(_Block):
+class _PinnedBuffer(_ReusableBuffer):
     """Memory from which a device copies asynchronously."""
 
     copied: Any = None  # Event after the last copy from the block.
@@ -178,7 +176,7 @@ class _PinnedBlock(_Block):
         return super().free and (self.copied is None or self.copied.query())
 
 
-class PinnedPool(Pool):
+class PinnedBufferPool(BatchBufferPool):
     """Pinned memory for batches that are copied to a CUDA device: alternating buffers, each with one event.
 
     Locking pages takes a millisecond or more, so a buffer is reused when the copy from it is complete. If all are in
@@ -187,8 +185,8 @@ class PinnedPool(Pool):
 
     from_bytes = _BY_VALUE_BYTES
 
-    def __init__(self, kind: type[_Block] = _PinnedBlock) -> None:
-        _Blocks.__init__(self, kind)
+    def __init__(self, kind: type[_ReusableBuffer] = _PinnedBuffer) -> None:
+        _BufferPool.__init__(self, kind)
 
     def take(self, size_bytes: int) -> Array:
         """Return ``size_bytes`` of a free pinned buffer, after waiting for pending copies if all buffers are in use."""
@@ -211,19 +209,19 @@ def _whole_pages(size_bytes: int) -> int:
 
 
 @functools.cache
-def _blocks(pid: int) -> _Blocks[_SharedBlock]:
+def _worker_buffer_pool(pid: int) -> _BufferPool[_SharedBuffer]:
     """Return the blocks of this worker, process ``pid``, and register them for pickling its tensors."""
     del pid
-    ForkingPickler.register(torch.Tensor, _reduce)
-    return _Blocks(_SharedBlock)
+    ForkingPickler.register(torch.Tensor, _reduce_tensor)
+    return _BufferPool(_SharedBuffer)
 
 
-def _block_of(tensor: torch.Tensor) -> _SharedBlock | None:
+def _block_of(tensor: torch.Tensor) -> _SharedBuffer | None:
     address = tensor.untyped_storage().data_ptr()
-    return next((block for block in _blocks(os.getpid()).blocks if block.address == address), None)
+    return next((block for block in _worker_buffer_pool(os.getpid()).blocks if block.address == address), None)
 
 
-class _Place(NamedTuple):
+class _SharedTensorRef(NamedTuple):
     """Location of a tensor: its file, the mark to set, and the part of the file."""
 
     path: str
@@ -235,13 +233,13 @@ class _Place(NamedTuple):
     offset: int
 
 
-def serve() -> None:
+def enable_shared_memory_transfer() -> None:
     """Make this worker process send all its tensors through this module instead of torch."""
     if sys.platform == "linux":
-        _blocks(os.getpid())
+        _worker_buffer_pool(os.getpid())
 
 
-def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Pickle a tensor for the loader's process: by its location in a block, by value if small, else by torch."""
     tensor = tensor.resolve_conj().resolve_neg()  # Torch does not send these bits.
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
@@ -252,15 +250,15 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
         if tensor.nbytes <= _BY_VALUE_BYTES:
             data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
             return _of_bytes, (data, tensor.dtype, tuple(tensor.shape))
-        memory = torch.from_numpy(_blocks(os.getpid()).take(tensor.nbytes))
+        memory = torch.from_numpy(_worker_buffer_pool(os.getpid()).take(tensor.nbytes))
         copied = memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return _reduce(copied)
-    mark = None if block is None else block.hand_over()
+        return _reduce_tensor(copied)
+    mark = None if block is None else block.next_release_flag()
     if block is None or mark is None:
         return _as_torch(tensor)
     path, identity = f"/proc/{os.getpid()}/fd/{block.descriptor}", file_identity(block.descriptor)
     part = tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-    return _received, (_Place(path, identity, mark, *part),)
+    return _rebuild_tensor, (_SharedTensorRef(path, identity, mark, *part),)
 
 
 def _as_torch(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -272,29 +270,29 @@ def _of_bytes(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-def _received(place: _Place) -> torch.Tensor:
+def _rebuild_tensor(reference: _SharedTensorRef) -> torch.Tensor:
     """Return the tensor at a location in another process, which reuses the block when no tensor uses it."""
     try:
-        descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(reference.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EMFILE:
             error.add_note("Each batch that is kept holds a file open: clone() what you keep, or raise ulimit -n")
             raise
-        raise RuntimeError(f"{place.path}: {_LOST}") from error
+        raise RuntimeError(f"{reference.path}: {_LOST}") from error
     try:
-        if file_identity(descriptor) != place.identity:
-            raise RuntimeError(f"{place.path}: {_LOST}")
-        *_, file_bytes = place.identity
+        if file_identity(descriptor) != reference.identity:
+            raise RuntimeError(f"{reference.path}: {_LOST}")
+        *_, file_bytes = reference.identity
         memory = np.frombuffer(mmap.mmap(descriptor, file_bytes), np.uint8)
     finally:
         os.close(descriptor)
-    lent = _Lent(memory, int(memory.ctypes.data), file_bytes - _MARKS_BYTES)
-    _leases(os.getpid()).add(lent, memory, file_bytes - _MARKS_BYTES + place.mark)
-    tensor = torch.from_numpy(np.asarray(lent)).view(place.dtype)
-    return tensor.as_strided(place.shape, place.strides, place.offset)
+    lease = _BufferLease(memory, int(memory.ctypes.data), file_bytes - _MARKS_BYTES)
+    _leases(os.getpid()).add(lease, memory, file_bytes - _MARKS_BYTES + reference.mark)
+    tensor = torch.from_numpy(np.asarray(lease)).view(reference.dtype)
+    return tensor.as_strided(reference.shape, reference.strides, reference.offset)
 
 
-class _Leases:
+class _ReceivedLeases:
     """Received memory that this process still uses."""
 
     def __init__(self) -> None:
@@ -302,12 +300,12 @@ class _Leases:
         self._numbers = itertools.count()
         os.register_at_fork(before=self._keep_all)
 
-    def add(self, lent: _Lent, memory: Array, mark: int) -> None:
-        """Register that ``mark`` in ``memory`` is set to 1 when ``lent`` is garbage-collected."""
+    def add(self, lease: _BufferLease, memory: Array, mark: int) -> None:
+        """Register that ``mark`` in ``memory`` is set to 1 when ``lease`` is garbage-collected."""
         number = next(self._numbers)
-        lease = weakref.finalize(lent, self._return, number, memory, mark)
-        lease.atexit = False
-        self._held[number] = lease
+        finalizer = weakref.finalize(lease, self._return, number, memory, mark)
+        finalizer.atexit = False
+        self._held[number] = finalizer
 
     def _return(self, number: int, memory: Array, mark: int) -> None:
         self._held.pop(number, None)
@@ -320,7 +318,6 @@ class _Leases:
 
 
 @functools.cache
-def _leases(pid: int) -> _Leases:
-    """Return the leases of this process, ``pid``."""
+def _leases(pid: int) -> _ReceivedLeases:
     del pid
-    return _Leases()
+    return _ReceivedLeases()

@@ -24,8 +24,8 @@ class CacheInfo(NamedTuple):
     @property
     def hit_rate(self) -> float:
         """Hits as a share of all requests; 0.0 without requests."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
+        requests = self.hits + self.misses
+        return self.hits / requests if requests else 0.0
 
 
 class ImageCache:

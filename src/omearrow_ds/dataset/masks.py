@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset.cache_dir import look
-from omearrow_ds.dataset.collection import Allocate, Array, Collection, Held, Preload
+from omearrow_ds.dataset.cache_dir import collection_fingerprint
+from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload, PreloadOptions
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import Windows
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
@@ -40,18 +40,25 @@ class MaskedSamples:
     """
 
     def __init__(
-        self, images: Collection, source: BaseSource, mask_of: Array, axes: SampleAxes, held: Held, *, background: bool
+        self,
+        images: Collection,
+        source: BaseSource,
+        mask_of: Array,
+        axes: SampleAxes,
+        options: PreloadOptions,
+        *,
+        background: bool,
     ) -> None:
         self._images, self._mask_of = images, mask_of
         channels = int(source.shapes[:, 1].max(initial=1))
-        kept = axes.axes if channels > 1 else axes.axes.replace("C", "")
+        mask_axes = axes.axes if channels > 1 else axes.axes.replace("C", "")
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
         crop_size = axes.crop_size
-        if held.verify:
+        if options.verify:
             source = verified_where_stored(source)
-        if held.cache_dir is not None:  # Also detects a file that was replaced after opening.
-            held = held._replace(seen=look(source.path))
-        self.collection = Collection(source, SampleAxes(kept, picks, crop_size), held, normalize=False)
+        if options.cache_dir is not None:  # Also detects a file that was replaced after opening.
+            options = options._replace(fingerprint=collection_fingerprint(source.path))
+        self.collection = Collection(source, SampleAxes(mask_axes, picks, crop_size), options, normalize=False)
         if isinstance(images, CropCollection):
             self.collection = CropCollection.of(self.collection, images.places, fit=images.fit)
         self._background = _Background(images, self) if background else None
@@ -62,13 +69,12 @@ class MaskedSamples:
         return self._background is not None
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all masks if ``preload`` is set and the masks do not exceed the memory limit."""
         self.collection.preload(preload, max_bytes)
 
     def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
         """Return the images and masks of samples, each stacked in one array if all have one shape."""
-        where = self._images.windows(positions)
-        images, masks = self._images.at(where, allocate), self.at(where, allocate)
+        locations = self._images.windows(positions)
+        images, masks = self._images.at(locations, allocate), self.at(locations, allocate)
         if self._background is not None:
             for position, image, mask in zip(positions, images, masks, strict=True):
                 self._background.clear(position, image, mask)
@@ -77,20 +83,20 @@ class MaskedSamples:
     def with_object(self, positions: Array) -> Array:
         """Return one bool per sample: whether its mask contains its object. This reads each mask once."""
         fields = self._images.fields_of(positions)
-        kept = np.ones(len(positions), np.bool_)
+        has_object = np.ones(len(positions), np.bool_)
         if self._background is not None:
             for field in np.unique(fields).tolist():
-                places = np.flatnonzero(fields == field)
-                masks = self.at(self._images.windows(positions[places].tolist()), np.empty)
-                for place, mask in zip(places.tolist(), masks, strict=True):
-                    kept[place] = self._background.kept(int(positions[place]), mask).any()
-        return kept
+                indices = np.flatnonzero(fields == field)
+                masks = self.at(self._images.windows(positions[indices].tolist()), np.empty)
+                for index, mask in zip(indices.tolist(), masks, strict=True):
+                    has_object[index] = self._background.kept(int(positions[index]), mask).any()
+        return has_object
 
-    def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
+    def at(self, locations: Any, allocate: Allocate) -> Array | list[Array]:
         """Return the masks of samples at locations that ``windows`` of the image collection returned."""
-        if isinstance(where, Windows):
-            return self.collection.at(where._replace(fields=self._mask_of[where.fields]), allocate)
-        return self.collection.at(self._mask_of[where].tolist(), allocate)
+        if isinstance(locations, Windows):
+            return self.collection.at(locations._replace(fields=self._mask_of[locations.fields]), allocate)
+        return self.collection.at(self._mask_of[locations].tolist(), allocate)
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
         """Return a copy that uses another collection of the same images and, if passed, of the same masks."""
@@ -144,19 +150,18 @@ class _Background:
         return other
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
-        """Set pixels outside the object to 0 in a sample's image and mask."""
-        kept = self.kept(position, mask)
-        if not kept.any():
+        keep_mask = self.kept(position, mask)
+        if not keep_mask.any():
             label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
             raise self._failure(position, "there is nothing in its mask at its centre" if self._binary else label)
         planes = self._masks.tczyx(mask)
-        there = planes[(..., *self._center_in(position))]
-        if not self._binary and there.any() and not (there == self._labels[position]).any():
+        center_labels = planes[(..., *self._center_in(position))]
+        if not self._binary and center_labels.any() and not (center_labels == self._labels[position]).any():
             label = f"its label by {self._column} is {self._labels[position]:g}"
-            raise self._failure(position, f"{label} but its mask has {there.max()} at its center")
-        np.multiply(planes, kept, out=planes)
+            raise self._failure(position, f"{label} but its mask has {center_labels.max()} at its center")
+        np.multiply(planes, keep_mask, out=planes)
         pixels = self._crops.tczyx(image)
-        pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
+        pixels[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), pixels.shape)] = 0
 
     def kept(self, position: int, mask: Array) -> Array:
         """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
@@ -166,7 +171,7 @@ class _Background:
     def _center_in(self, position: int) -> tuple[int, int]:
         """Return the row and column of the object's center in a sample."""
         window = self._crops.places.windows([position])
-        y, x = (int(at - first[0]) for at, first in zip(self._centers[position], window[1:3], strict=True))
+        y, x = (int(center - first[0]) for center, first in zip(self._centers[position], window[1:3], strict=True))
         if self._crops.fit is None:
             return y, x
         return self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
@@ -181,18 +186,18 @@ class _Background:
                 "run pip install 'omearrow-ds[masks]', or pass label images"
             ) from error
         y, x = self._center_in(position)
-        kept = np.zeros(planes.shape, np.bool_)
+        keep_mask = np.zeros(planes.shape, np.bool_)
         for plane in np.ndindex(planes.shape[:3]):
             if planes[plane][y, x]:
                 regions, _ = ndimage.label(planes[plane])
-                kept[plane] = regions == regions[y, x]
-        return kept
+                keep_mask[plane] = regions == regions[y, x]
+        return keep_mask
 
-    def _failure(self, position: int, what: str) -> DecodeError:
+    def _failure(self, position: int, problem: str) -> DecodeError:
         row, field = int(self._objects.rows[position]), int(self._objects.fields[position])
         return DecodeError(
             f"{self._masks.path}: image {self._crops.image_ids[field]!r}, object in row {row} of "
-            f"{self._objects.where}: {what}; pass nulls='skip' to skip such objects, or mask_background=False"
+            f"{self._objects.where}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
         )
 
 
@@ -212,21 +217,20 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
     Raises `ArgumentError` if the transform does not return two values.
     """
     kind = _mask_type()
-    made = transform(image, mask if kind is None else kind(mask))
-    if not isinstance(made, tuple | list) or len(made) != 2:
+    result = transform(image, mask if kind is None else kind(mask))
+    if not isinstance(result, tuple | list) or len(result) != 2:
         raise ArgumentError(
-            f"returns {type(made).__name__}",
+            f"returns {type(result).__name__}",
             option="transform",
             value=transform,
             remedy="return the image and its mask, as masks= needs both",
         )
-    image, mask = made
+    image, mask = result
     return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask
 
 
 @functools.cache
 def _mask_type() -> Any:
-    """Return the type of torchvision's masks, or None without torchvision."""
     try:
         from torchvision.tv_tensors import Mask  # noqa: PLC0415  # Optional, and slow to import.
     except ImportError:

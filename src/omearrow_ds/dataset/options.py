@@ -19,6 +19,5 @@ def make_dataset(
     max_bytes: int | None = None,
     **opening: Unpack[OpenOptions],
 ) -> OMEArrowDataset:
-    """Return a dataset with ``settings`` and without a progress bar."""
     options = {**settings.chosen, **opening, "preload": preload, "max_bytes": max_bytes, "progress": False}
     return OMEArrowDataset(path, format_name, **options)

@@ -59,10 +59,10 @@ class Places:
         self.pad, self.dropped = pad, dropped
         sizes = windows.heights[:1], windows.widths[:1]
         alike = len(windows.fields) > 0 and all(
-            (of == first).all() for of, first in zip(windows[3:], sizes, strict=True)
+            (values == first).all() for values, first in zip(windows[3:], sizes, strict=True)
         )
         self.size = (int(sizes[0][0]), int(sizes[1][0])) if alike else None
-        fields, tops, lefts, heights, widths = (of.astype(np.int32) for of in windows)
+        fields, tops, lefts, heights, widths = (values.astype(np.int32) for values in windows)
         if self.size is not None:
             heights, widths = heights[:1], widths[:1]
         self._windows = Windows(fields, tops, lefts, heights, widths)
@@ -81,7 +81,6 @@ class Places:
         return self._windows.tops, self._windows.lefts
 
     def size_of(self, position: int) -> tuple[int, int]:
-        """Return (height, width) of a sample."""
         if self.size is not None:
             return self.size
         return int(self._windows.heights[position]), int(self._windows.widths[position])
@@ -92,12 +91,11 @@ class Places:
         return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
 
     def windows(self, positions: Sequence[int]) -> Windows:
-        """Return the windows of samples in the order of ``positions``."""
-        at = np.asarray(positions, np.intp)
-        fields, tops, lefts = (of[at].astype(np.int64) for of in self._windows[:3])
+        rows = np.asarray(positions, np.intp)
+        fields, tops, lefts = (values[rows].astype(np.int64) for values in self._windows[:3])
         if self.size is None:
-            return Windows(fields, tops, lefts, *(of[at].astype(np.int64) for of in self._windows[3:]))
-        return Windows(fields, tops, lefts, *(np.full(len(at), length) for length in self.size))
+            return Windows(fields, tops, lefts, *(values[rows].astype(np.int64) for values in self._windows[3:]))
+        return Windows(fields, tops, lefts, *(np.full(len(rows), length) for length in self.size))
 
 
 class RandomPlaces(Places):
@@ -105,8 +103,8 @@ class RandomPlaces(Places):
 
     random = True
 
-    def __init__(self, shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> None:
-        super().__init__(_centred(shapes, size, pad, where), pad or "constant")
+    def __init__(self, shapes: Array, size: tuple[int, int], pad: str | None, path: str) -> None:
+        super().__init__(_centred(shapes, size, pad, path), pad or "constant")
         self._ranges = np.maximum(shapes[:, 3:] - size, 0) + 1
 
     def windows(self, positions: Sequence[int]) -> Windows:
@@ -115,7 +113,9 @@ class RandomPlaces(Places):
         ranges = self._ranges[np.asarray(positions, np.intp)]
         drawn = torch.rand((len(ranges), 2), dtype=torch.float64).numpy()
         start = np.minimum((drawn * ranges).astype(np.int64), ranges - 1)
-        tops, lefts = (np.where(of < 0, of, corner) for of, corner in zip(centred[1:3], start.T, strict=True))
+        tops, lefts = (
+            np.where(values < 0, values, corner) for values, corner in zip(centred[1:3], start.T, strict=True)
+        )
         return centred._replace(tops=tops, lefts=lefts)
 
 
@@ -138,7 +138,7 @@ def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pa
         centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) / 2
     corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
     room = shapes[objects.fields][:, 3:] - size  # Largest corner inside the image.
-    kept: Array = np.ones(len(corners), np.bool_)
+    keep_mask: Array = np.ones(len(corners), np.bool_)
     if pad == "shift":
         if (room < 0).any():
             field = int(objects.fields[int((room < 0).any(axis=1).argmax())])
@@ -148,41 +148,40 @@ def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pa
             )
         corners = np.clip(corners, 0, room)
     elif pad == "drop":
-        kept = np.min((corners >= 0) & (corners <= room), axis=1, initial=True)
-    sizes = (np.full(int(kept.sum()), length) for length in size)
-    windows = Windows(objects.fields[kept], *corners[kept].T, *sizes)
-    return Places(windows, pad if pad in ("edge", "reflect") else "constant", int((~kept).sum())), kept
+        keep_mask = np.min((corners >= 0) & (corners <= room), axis=1, initial=True)
+    sizes = (np.full(int(keep_mask.sum()), length) for length in size)
+    windows = Windows(objects.fields[keep_mask], *corners[keep_mask].T, *sizes)
+    return Places(windows, pad if pad in ("edge", "reflect") else "constant", int((~keep_mask).sum())), keep_mask
 
 
-def of_centres(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Places:
-    """Return the window in the middle of each image."""
-    return Places(_centred(shapes, size, pad, where), pad or "constant")
+def of_centres(shapes: Array, size: tuple[int, int], pad: str | None, path: str) -> Places:
+    return Places(_centred(shapes, size, pad, path), pad or "constant")
 
 
-def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None, where: str) -> Places:
+def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None, path: str) -> Places:
     """Return windows that cover each image, row by row.
 
     They begin ``size - overlap`` pixels apart. The last windows of a row or column are moved inside; with ``pad`` they
     extend beyond the edge. Raises `ArgumentError` if ``overlap`` is invalid or not smaller than a window; `AxesError`
     if an image is smaller than a window without ``pad``.
     """
-    _centred(shapes, size, pad, where)
+    _centred(shapes, size, pad, path)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
-    if any(not 0 <= each < length for each, length in zip(overlaps, size, strict=True)):
+    if any(not 0 <= count < length for count, length in zip(overlaps, size, strict=True)):
         raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
     known: dict[tuple[int, int], tuple[Array, Array]] = {}
     parts = []
     for number, shape in enumerate(map(tuple, shapes[:, 3:].tolist())):
         if shape not in known:
             starts = [
-                _starts(length, of, of - lap, inside=pad is None)
-                for length, of, lap in zip(shape, size, overlaps, strict=True)
+                _starts(length, values, values - lap, inside=pad is None)
+                for length, values, lap in zip(shape, size, overlaps, strict=True)
             ]
             tops, lefts = np.meshgrid(*starts, indexing="ij")
             known[shape] = tops.ravel(), lefts.ravel()
         parts.append((np.full(len(known[shape][0]), number), *known[shape]))
     fields, tops, lefts = (
-        np.concatenate([*of, np.zeros(0, np.int64)]) for of in (zip(*parts, strict=True) if parts else [()] * 3)
+        np.concatenate([*values, np.zeros(0, np.int64)]) for values in (zip(*parts, strict=True) if parts else [()] * 3)
     )
     sizes = (np.full(len(fields), length) for length in size)
     return Places(Windows(fields, tops, lefts, *sizes), pad or "constant")
@@ -201,7 +200,7 @@ def _whole(overlap: Any) -> Array:
     return whole
 
 
-def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Windows:
+def _centred(shapes: Array, size: tuple[int, int], pad: str | None, path: str) -> Windows:
     """Return the window in the middle of each image; raise `AxesError` if one is too small without ``pad``."""
     corners = (shapes[:, 3:] - size) // 2
     small = (corners < 0).any(axis=1)
@@ -209,7 +208,7 @@ def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) 
         first = int(small.argmax())
         height, width = shapes[first, 3:].tolist()
         raise AxesError(
-            f"{where}: crop_size={size} is larger than image {first} of {height} x {width} pixels "
+            f"{path}: crop_size={size} is larger than image {first} of {height} x {width} pixels "
             f"({count(int(small.sum()), 'such image')}); lower crop_size, pass pad=, or remove the image"
         )
     sizes = (np.full(len(shapes), length) for length in size)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from tqdm import tqdm
 
-from omearrow_ds.dataset.cache_dir import Seen, open_or_build
+from omearrow_ds.dataset.cache_dir import Fingerprint, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.resources import image_bytes, one_of, pixel_count
 from omearrow_ds.storage.formats._base import BaseSource, Done
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
 
 
-class Kinds(NamedTuple):
+class ImageKinds(NamedTuple):
     """Partition of images into kinds: first image per kind, kind of each image (None for one kind), images per kind."""
 
     first: list[int]
@@ -33,27 +33,27 @@ class Kinds(NamedTuple):
         return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
-def kinds_of(
+def group_into_kinds(
     shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
-) -> Kinds:
+) -> ImageKinds:
     """Group images of equal shape, dtype and codes in ``others`` into kinds, in the order of their first images."""
     count = len(shapes)
     if not count:
-        return Kinds([], np.zeros(0, np.int64), [])
-    told = [*shapes.T, *(other for other in others if other is not None)]
+        return ImageKinds([], np.zeros(0, np.int64), [])
+    keys = [*shapes.T, *(other for other in others if other is not None)]
     if not one_of(dtypes):
-        number = {dtype: place for place, dtype in enumerate(dict.fromkeys(dtypes))}
-        told.append(np.fromiter(map(number.__getitem__, dtypes), np.int64, count))
-    told = [each for each in told if (each != each[0]).any()]
-    if not told:
-        return Kinds([0], None, [count])
+        number = {dtype: index for index, dtype in enumerate(dict.fromkeys(dtypes))}
+        keys.append(np.fromiter(map(number.__getitem__, dtypes), np.int64, count))
+    keys = [codes for codes in keys if (codes != codes[0]).any()]
+    if not keys:
+        return ImageKinds([0], None, [count])
     kinds = np.zeros(count, np.int64)
-    for each in told:
-        codes = np.unique(each, return_inverse=True)[1].reshape(-1)
-        kinds = np.unique(kinds * (int(codes.max()) + 1) + codes, return_inverse=True)[1].reshape(-1)
+    for codes in keys:
+        distinct = np.unique(codes, return_inverse=True)[1].reshape(-1)
+        kinds = np.unique(kinds * (int(distinct.max()) + 1) + distinct, return_inverse=True)[1].reshape(-1)
     _, first, counts = np.unique(kinds, return_index=True, return_counts=True)
     order = np.argsort(first)
-    return Kinds(first[order].tolist(), np.argsort(order)[kinds], counts[order].tolist())
+    return ImageKinds(first[order].tolist(), np.argsort(order)[kinds], counts[order].tolist())
 
 
 class PixelCache:
@@ -71,32 +71,37 @@ class PixelCache:
 
     @classmethod
     def load(
-        cls, source: BaseSource, folder: Path | None = None, seen: Seen | None = None, *, progress: bool | None = False
+        cls,
+        source: BaseSource,
+        folder: Path | None = None,
+        fingerprint: Fingerprint | None = None,
+        *,
+        progress: bool | None = False,
     ) -> PixelCache:
         """Decode every image of ``source`` once, into memory or into a memory-mapped file in ``folder``.
 
-        ``seen`` is the result of `omearrow_ds.dataset.cache_dir.look` before the source was opened.
+        ``fingerprint`` is the result of `omearrow_ds.dataset.cache_dir.collection_fingerprint` before the source was
+        opened.
         """
         shapes, dtypes = source.shapes, source.dtypes
-        with Shown(source, progress) as shown:
+        with PreloadProgressBar(source, progress) as bar:
             if folder is None:
                 cache = cls(shapes, dtypes)
-                cache.decode(source, shown.done)
+                cache.decode(source, bar.done)
                 return cache
             built: list[SharedBlock] = []
 
             def build(block: SharedBlock) -> None:
-                cls(shapes, dtypes, block).decode(source, shown.done)
+                cls(shapes, dtypes, block).decode(source, bar.done)
                 built.append(block)
 
             size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
-            cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
+            cache = cls(shapes, dtypes, open_or_build(folder, source, fingerprint or [], size_bytes, build))
             if isinstance(source, VerifiedSource) and not built:  # Decoded earlier, without verification.
-                source.check_all(cache, f"pixels kept in {folder} of {source.path}", shown.done)
+                source.check_all(cache, f"pixels kept in {folder} of {source.path}", bar.done)
             return cache
 
     def decode(self, source: BaseSource, done: Done | None = None) -> None:
-        """Fill the block with the decoded images of ``source``."""
         stack = self.stack()
         source.decode_into(self if stack is None else stack, done)
 
@@ -104,7 +109,6 @@ class PixelCache:
         return len(self._shapes)
 
     def __getitem__(self, index: int) -> Array:
-        """Return image ``index`` (T, C, Z, Y, X) as a view of the block."""
         pixels = self.block.bytes[self._offsets[index] : self._offsets[index + 1]]
         dtype, shape = self._dtypes[index], self._shapes[index]
         return pixels[: pixel_count(shape) * dtype.itemsize].view(dtype).reshape(shape)
@@ -116,30 +120,30 @@ class PixelCache:
         return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
 
 
-class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+class _ThreadlessBar(tqdm):  # type: ignore[misc]  # tqdm has no types
     """Progress bar without a monitor thread, which would be unsafe if the process forks."""
 
     monitor_interval = 0
 
 
-class Shown:
-    """Progress bar that appears if decoding takes longer than 2 s; ``wanted=None`` shows it only in a terminal.
+class PreloadProgressBar:
+    """Progress bar that appears if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
 
     It counts images, or bytes if the source downloads them.
     """
 
     after_s = 2.0
 
-    def __init__(self, source: BaseSource, wanted: bool | None) -> None:
+    def __init__(self, source: BaseSource, progress: bool | None) -> None:
         self._source, self._seen = source, 0
         self._start_s = monotonic()
-        self._bar: _Bar | None = None
+        self._bar: _ThreadlessBar | None = None
         err = sys.stderr
-        self._shown = err is not None and not err.closed and bool(wanted or (wanted is None and err.isatty()))
-        coming_bytes = source.arriving(self._advance) if self._shown else 0
-        total = {"total": coming_bytes, "unit": "B", "unit_scale": True} if coming_bytes else {"total": len(source)}
+        self._shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
+        num_bytes = source.arriving(self._advance) if self._shown else 0
+        total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
         self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
-        self.done: Done | None = self._done if self._shown and not coming_bytes else None
+        self.done: Done | None = self._done if self._shown and not num_bytes else None
 
     def _done(self, first: int, stop: int) -> None:
         self._advance(stop - first)
@@ -149,7 +153,7 @@ class Shown:
         if self._bar is not None:
             self._bar.update(count)
         elif monotonic() - self._start_s > self.after_s:
-            self._bar = _Bar(initial=self._seen, **self._options)
+            self._bar = _ThreadlessBar(initial=self._seen, **self._options)
 
     def __enter__(self) -> Self:
         return self
@@ -161,9 +165,9 @@ class Shown:
             self._bar.close()
 
 
-def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: Kinds | None = None) -> int:
+def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:
     """Return the decoded size of all images in bytes; ``kinds`` saves its computation from shapes and dtypes."""
-    kinds = kinds or kinds_of(shapes, dtypes)
+    kinds = kinds or group_into_kinds(shapes, dtypes)
     counted = zip(kinds.first, kinds.counts, strict=True)
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
 

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, WeightedRandomSampler
 
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset import shown
-from omearrow_ds.dataset.cache_dir import look
-from omearrow_ds.dataset.collection import Collection, Held, Preload, Select
+from omearrow_ds.dataset.cache_dir import collection_fingerprint
+from omearrow_ds.dataset.collection import Collection, Preload, PreloadOptions, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
@@ -61,9 +61,9 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
 
 def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     """Divide keywords into the options for positions of samples and the options for opening the collection."""
-    given = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
-    crops = {name: given.pop(name) for name in _CROP_OPTIONS if name in given}
-    return cast(CropOptions, crops), cast(OpenOptions, given)
+    opening = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
+    crops = {name: opening.pop(name) for name in _CROP_OPTIONS if name in opening}
+    return cast(CropOptions, crops), cast(OpenOptions, opening)
 
 
 def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
@@ -77,7 +77,6 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
 
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
-    """Raise `ArgumentError` for caches that are invalid or conflict with ``preload``."""
     if cache_bytes and preload not in (False, "auto"):
         raise ArgumentError(
             "the cache needs images read on demand", option="cache_bytes", remedy="pass preload=False or 'auto'"
@@ -124,15 +123,15 @@ class StoredSamples(Dataset[Any]):
         on = None if crops.get("objects") is None else on_of_objects(opening)
         types = types_with_objects(opening, crops.get("objects"))
         folder = None if cache_dir is None else Path(cache_dir).absolute()
-        seen = None if folder is None else look(label_of(path))
-        held = Held(int(cache_bytes), folder, progress, opening.get("verify"), seen)
+        fingerprint = None if folder is None else collection_fingerprint(label_of(path))
+        preload_options = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
         picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)
         sample_axes = SampleAxes(axes, picks, None if crops else crop_size)
         self._collection = Collection(
             source,
             sample_axes,
-            held,
+            preload_options,
             normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
             illumination=illumination,
         )
@@ -151,9 +150,9 @@ class StoredSamples(Dataset[Any]):
         present = None if self._targets is None else self._targets.present
         self._masks: MaskedSamples | None = None
         if masks is not None:
-            found, mask_of = open_masks(source, masks, opening, skip_nulls=skip)
+            mask_source, mask_of = open_masks(source, masks, opening, skip_nulls=skip)
             self._masks = MaskedSamples(
-                self._collection, found, mask_of, sample_axes, held, background=bool(mask_background)
+                self._collection, mask_source, mask_of, sample_axes, preload_options, background=bool(mask_background)
             )
             masked = mask_of[self._collection.fields_of(np.arange(self._count))] >= 0
             present = masked if present is None else present & masked
@@ -169,8 +168,8 @@ class StoredSamples(Dataset[Any]):
         if self._masks is not None:
             self._masks.preload(preload, max_bytes)
             if skip and mask_background:
-                kept = self._masks.with_object(self._all_positions())
-                self._picked = array("q", self._all_positions()[kept].tolist())
+                picked_indices = self._masks.with_object(self._all_positions())
+                self._picked = array("q", self._all_positions()[picked_indices].tolist())
                 self._count = len(self._picked)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -371,7 +370,6 @@ class StoredSamples(Dataset[Any]):
         return (self[index] for index in range(len(self)))
 
     def _position(self, index: Any) -> int:
-        """Return the position of sample ``index`` in the collection, or raise `ImageIndexError`."""
         try:
             number: int = index.__index__()
         except (AttributeError, TypeError):
@@ -407,20 +405,19 @@ class StoredSamples(Dataset[Any]):
         """
         if isinstance(error, OMEArrowDSError):
             error.path = error.path or str(self.path)
-        shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
+        samples = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
         view = "" if self._picked is None else "a view of "
         error.add_note(
-            f"Raised while creating sample {shown} of {view}{self.path} (format {self._collection.format_name})"
+            f"Raised while creating sample {samples} of {view}{self.path} (format {self._collection.format_name})"
         )
         if isinstance(error, StopIteration):
             msg = (
-                f"{self.path}: the transform or target of sample {shown} raised StopIteration, which would end the "
+                f"{self.path}: the transform or target of sample {samples} raised StopIteration, which would end the "
                 f"epoch early; add a default to its next() call"
             )
             raise RuntimeError(msg) from error  # noqa: TRY004  # Like Python for generators.
 
     def _beside(self, position: int) -> tuple[Any, ...]:
-        """Return the items of a sample after its pixels: target and id, if requested."""
         beside = () if self._targets is None else (self._targets[position],)
         return (*beside, self._collection.sample_ids[position]) if self._return_ids else beside
 
@@ -538,7 +535,6 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def _mask_collection(self) -> Collection | None:
-        """Collection of the masks, or None without masks."""
         return None if self._masks is None else self._masks.collection
 
     def _subset_at(self, positions: Array) -> Self:

@@ -61,13 +61,13 @@ class Scalings:
     @property
     def apart(self) -> list[Array]:
         """Arrays of one code per image; images with equal codes, shape and dtype have the same scaling."""
-        told: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
+        codes: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
         if self._illumination is not None and len(self._illumination) > 1:
             number: dict[tuple[str, ...], int] = {}
-            told.append(
+            codes.append(
                 np.array([number.setdefault(tuple(names), len(number)) for names in self._illumination], np.int64)
             )
-        return told
+        return codes
 
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
         """Return a key that identifies the scaling of an image, and a function that creates this scaling."""
@@ -117,39 +117,38 @@ class Scalings:
         """Return the names of the illumination functions per image and channel; a single row applies to all images."""
         names: dict[Any, str] = {}
 
-        def name_of(given: Any) -> str:
-            key = given if isinstance(given, str | os.PathLike) else id(given)
+        def name_of(function: Any) -> str:
+            key = function if isinstance(function, str | os.PathLike) else id(function)
             if key not in names:
-                names[key] = self._named(given, len(names))
+                names[key] = self._named(function, len(names))
             return names[key]
 
         rows = _illumination_of(source, illumination)
-        return [[name_of(given) for given in row] for row in rows]
+        return [[name_of(function) for function in row] for row in rows]
 
-    def _named(self, given: Any, number: int) -> str:
+    def _named(self, function: Any, number: int) -> str:
         """Return the name of an illumination function: its absolute path or its number."""
-        if isinstance(given, str | os.PathLike):
-            return os.path.abspath(given)  # noqa: PTH100  # Does not follow links.
+        if isinstance(function, str | os.PathLike):
+            return os.path.abspath(function)  # noqa: PTH100  # Does not follow links.
         name = f"illumination=, function {number}"
-        self._loaded[name] = _load(given)
+        self._loaded[name] = _load(function)
         return name
 
     def _take(self, source: BaseSource, normalize: Any) -> None:
-        """Set mean and std, or low and high, from values or from statistics."""
-        given = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
-        stats = given.pop("stats", None)
+        values = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
+        stats = values.pop("stats", None)
         if stats is not None:
             if not isinstance(stats, Stats | str | os.PathLike):
                 raise _invalid(normalize)
             if not isinstance(stats, Stats) and not Path(stats).is_file():
                 raise missing(stats, f"no such file; {_invalid(normalize)}")
-            self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, given, normalize)
+            self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, values, normalize)
             return
-        names = next((pair for pair in _PAIRS if set(given) == set(pair)), None)
+        names = next((pair for pair in _PAIRS if set(values) == set(pair)), None)
         if names is None:
             raise _invalid(normalize)
         try:
-            first, second = (np.atleast_1d(np.asarray(given[name], np.float64)) for name in names)
+            first, second = (np.atleast_1d(np.asarray(values[name], np.float64)) for name in names)
         except (TypeError, ValueError):
             raise _invalid(normalize) from None
         sizes = {*first.shape, *second.shape}
@@ -158,19 +157,19 @@ class Scalings:
         first, second = np.broadcast_arrays(first, second)
         self._add(first, second, names, f"normalize={normalize!r}")
 
-    def _add(self, first: Array, second: Array, names: Sequence[str], where: str) -> None:
+    def _add(self, first: Array, second: Array, names: Sequence[str], subject: str) -> None:
         divisor = second if names == _PAIRS[0] else second - first
         with np.errstate(over="ignore"):
             narrow = np.array([first, divisor]).astype(np.float32)  # The precision of the arithmetic.
         if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
             condition = "std above 0" if names == _PAIRS[0] else "high above low"
-            raise ArgumentError(f"{where}: expected finite values with {condition} in each channel; correct them")
+            raise ArgumentError(f"{subject}: expected finite values with {condition} in each channel; correct them")
         self._pairs.append((first, divisor))
         self._clip = names == _PAIRS[1]
 
-    def _take_stats(self, source: BaseSource, stats: Stats, given: dict[str, Any], normalize: Any) -> None:
-        measures = tuple(given.get(name) for name in _PAIRS[1]) if given else _PAIRS[0]
-        if set(given) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
+    def _take_stats(self, source: BaseSource, stats: Stats, options: dict[str, Any], normalize: Any) -> None:
+        measures = tuple(options.get(name) for name in _PAIRS[1]) if options else _PAIRS[0]
+        if set(options) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
             raise _invalid(normalize)
         rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
@@ -187,24 +186,24 @@ class Scalings:
             if groups.setdefault(key, {}).setdefault(channel, row) is not row:
                 raise FormatError(f"{stats.path}: two rows for channel {channel!r}{_of_group(stats, key)}; remove one")
         self._measured = True
-        place = {key: number for number, key in enumerate(groups)}
+        group_indices = {key: number for number, key in enumerate(groups)}
         for key, measured in groups.items():
-            where = f"{stats.path}{_of_group(stats, key)}"
+            subject = f"{stats.path}{_of_group(stats, key)}"
             if not set(channels) <= set(measured):
-                absent = next(each for each in channels if each not in measured)
+                absent = next(column for column in channels if column not in measured)
                 known_channels = f"of {source.path}, only {list(measured)}"
-                raise ArgumentError(f"{where}: no channel {absent!r} {known_channels}; measure these images")
+                raise ArgumentError(f"{subject}: no channel {absent!r} {known_channels}; measure these images")
             try:
                 first, second = (
-                    np.array([measured[each][str(name)] for each in channels], np.float64) for name in measures
+                    np.array([measured[column][str(name)] for column in channels], np.float64) for name in measures
                 )
             except (TypeError, ValueError) as error:
                 raise FormatError(
-                    f"{where}: invalid table of statistics: {error}; write it with omearrow-ds stats"
+                    f"{subject}: invalid table of statistics: {error}; write it with omearrow-ds stats"
                 ) from None
-            self._add(first, second, _PAIRS[1] if given else _PAIRS[0], where)
+            self._add(first, second, _PAIRS[1] if options else _PAIRS[0], subject)
         if stats.by:
-            self._group_of = _groups_of(source, stats, place)
+            self._group_of = _groups_of(source, stats, group_indices)
 
 
 def _typed(stats: Stats, source: BaseSource) -> pa.Table:
@@ -243,11 +242,11 @@ def _invalid(normalize: Any) -> ArgumentError:
     return ArgumentError(option="normalize", value=normalize, allowed=f"True, False, {forms}, {files}")
 
 
-def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: int, what: str) -> None:
+def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: int, option: str) -> None:
     if shape[1] != number:
         raise ArgumentError(
             f"has {number} values but image {index} of {path} has {shape[1]} channels",
-            option=what,
+            option=option,
             remedy="pass one value per stored channel, before select=",
         )
 
@@ -298,24 +297,24 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
     return column
 
 
-def _load(given: Any) -> Array:
+def _load(stored: Any) -> Array:
     """Return an illumination function, or a stack of them, as float32.
 
     Raises `MissingPathError` if the file is missing; `FormatError` if it is not an array of positive, finite numbers.
     """
-    where = given if isinstance(given, str | os.PathLike) else "illumination="
+    subject = stored if isinstance(stored, str | os.PathLike) else "illumination="
     try:
-        function = np.load(given, allow_pickle=False) if isinstance(given, str | os.PathLike) else np.asarray(given)
+        function = np.load(stored, allow_pickle=False) if isinstance(stored, str | os.PathLike) else np.asarray(stored)
         if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
             raise TypeError(f"its dtype is {getattr(function, 'dtype', 'not that of one array')}")  # noqa: TRY301  # Handled below.
         with np.errstate(over="ignore"):
             function = function.astype(np.float32)
     except FileNotFoundError:
-        raise missing(str(where), "no such file; illumination= takes .npy files") from None
+        raise missing(str(subject), "no such file; illumination= takes .npy files") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
-        raise FormatError(f"{where}: invalid illumination function: {error}; pass a .npy file of numbers") from None
+        raise FormatError(f"{subject}: invalid illumination function: {error}; pass a .npy file of numbers") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
         raise FormatError(
-            f"{where}: invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
+            f"{subject}: invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
         )
     return function

@@ -87,7 +87,6 @@ class SharedBlock:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can map the memory of the block."""
         return self._descriptor is not None
 
     def share(self) -> int:

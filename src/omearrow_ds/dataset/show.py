@@ -211,19 +211,19 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
         raise ArgumentError(f"{pictures.path}: the collection is empty; choose one with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
-    thumbnails = [thumb for row in grid for thumb in row]
-    broken = [thumb for thumb in thumbnails if thumb.problem is not None]
+    thumbnails = [item for row in grid for item in row]
+    broken = [item for item in thumbnails if item.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
         raise ArgumentError(
             f"{pictures.path}: channels={list(channels)!r}: {thumbnails[0].image_id} {thumbnails[0].problem}"
         )
-    for thumb in broken[:_WARNED]:
+    for item in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
-        warnings.warn(f"{thumb.image_id}: {thumb.problem}{more}", UserWarning, stacklevel=3)
+        warnings.warn(f"{item.image_id}: {item.problem}{more}", UserWarning, stacklevel=3)
     names, ranges = _channels(thumbnails)
     shown_in = colours(names)
     labels = [label for label, _ in rows]
-    notes = [
+    channel_rows = [
         {"name": name, "color": "#" + "".join(f"{255 * part:02x}" for part in colour), "low": low, "high": high}
         for name, colour, (low, high) in zip(names, shown_in, ranges, strict=True)
     ]
@@ -234,25 +234,25 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
         heads.append(f"pixels: {pixel_range.text}")
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
-    def tile(thumb: Thumbnail) -> Tile:
-        if thumb.problem is not None:  # Paths without the prefix that is in the title.
-            return Tile(thumb.image_id, thumb.problem.replace(f"{pictures.path}{os.sep}", ""))
-        return Tile(thumb.image_id, composed(thumb.planes, ranges, shown_in))
+    def tile(item: Thumbnail) -> Tile:
+        if item.problem is not None:  # Paths without the prefix that is in the title.
+            return Tile(item.image_id, item.problem.replace(f"{pictures.path}{os.sep}", ""))
+        return Tile(item.image_id, composed(item.planes, ranges, shown_in))
 
-    picture = png(draw(heads, notes, labels, [[*map(tile, row)] for row in grid]))
-    placed = [
+    picture = png(draw(heads, channel_rows, labels, [[*map(tile, row)] for row in grid]))
+    image_rows = [
         {
             "row": row,
             "column": column,
-            "index": thumb.index,
-            "image_id": thumb.image_id,
+            "index": item.index,
+            "image_id": item.image_id,
             "group": None if by is None else labels[row],
-            "problem": thumb.problem,
+            "problem": item.problem,
         }
         for row, line in enumerate(grid)
-        for column, thumb in enumerate(line)
+        for column, item in enumerate(line)
     ]
-    return Shown(pictures.path, picture, placed, notes, total, groups, pixel_range)
+    return Shown(pictures.path, picture, image_rows, channel_rows, total, groups, pixel_range)
 
 
 def _drawn(
@@ -271,20 +271,22 @@ def _drawn(
         members.setdefault("(null)" if value is None else str(value), []).append(index)
     labels = sorted(members, key=natural_key)
     picked = sorted(random.permutation(len(labels))[:sample].tolist())
-    share = max(1, sample // len(labels))
-    of_row = [(labels[row], members[labels[row]]) for row in picked]
-    return [(label, np.sort(random.permutation(indices)[:share]).tolist()) for label, indices in of_row], len(labels)
+    num_per_row = max(1, sample // len(labels))
+    of_row = [(labels[label_index], members[labels[label_index]]) for label_index in picked]
+    return [(label, np.sort(random.permutation(indices)[:num_per_row]).tolist()) for label, indices in of_row], len(
+        labels
+    )
 
 
 def _channels(thumbnails: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
     """Return the name of each channel, None if images differ, and its contrast over all images."""
-    read = [each for each in thumbnails if each.problem is None]
-    number = max((len(each.planes) for each in read), default=0)
+    read = [item for item in thumbnails if item.problem is None]
+    number = max((len(item.planes) for item in read), default=0)
     names: list[str | None] = []
     ranges = []
     for channel in range(number):
-        having = [each for each in read if channel < len(each.planes)]
-        distinct = Counter(each.names[channel] for each in having)
+        having = [item for item in read if channel < len(item.planes)]
+        distinct = Counter(item.names[channel] for item in having)
         names.append(next(iter(distinct)) if len(distinct) == 1 else None)
-        ranges.append(contrast(np.concatenate([each.planes[channel].ravel() for each in having])))
+        ranges.append(contrast(np.concatenate([item.planes[channel].ravel() for item in having])))
     return names, ranges

@@ -41,8 +41,8 @@ def pictures(
         if len(names) != shape[1]:
             return []
         numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
-        cut = unscaled(np.broadcast_to(numbers, shape), index)
-        return [names[number] for number in cut.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
+        visible = unscaled(np.broadcast_to(numbers, shape), index)
+        return [names[number] for number in visible.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
 
     def image(index: int) -> Array:
         return unscaled(collection.image(int(fields[index])), index)
@@ -62,16 +62,16 @@ def facts(
     """Return names and texts that describe a dataset; ``fields`` are the indices of its images."""
     classes = {} if targets is None or targets.classes is None else targets.classes
     of_targets = classes if isinstance(classes, dict) else {"": classes}
-    held = "read on demand" if collection.cache is None else "preloaded"
+    access = "read on demand" if collection.cache is None else "preloaded"
     decoded = int(collection.image_bytes[fields].sum())
     return [
         ("path", str(collection.path)),
         ("images", shapes(collection.shapes[fields])),
         ("dtype", kinds(collection.dtypes[field].name for field in fields.tolist())),
-        ("pixels", f"{held}, {size(decoded)} decoded"),
+        ("pixels", f"{access}, {size(decoded)} decoded"),
         ("sample", f"{collection.axes} {'' if shape is None else ' x '.join(map(str, shape))}"),
         ("transform", "" if transform is None else f"{reprlib.repr(transform)}; images are shown without it"),
         ("masks", "" if masks is None else f"{masks}; images are shown without them"),
         ("target", "" if targets is None else targets.told),
-        *((f"classes {name}".strip(), reprlib.repr(list(each))) for name, each in of_targets.items()),
+        *((f"classes {name}".strip(), reprlib.repr(list(item))) for name, item in of_targets.items()),
     ]

@@ -37,7 +37,7 @@ _OFF = Fraction(1, 10**6)  # Tolerance for the sum of fractions as typed.
 
 
 def split_positions(
-    samples: int, fractions: Sequence[float], groups: Array | None, classes: Array | None, seed: int, where: str
+    samples: int, fractions: Sequence[float], groups: Array | None, classes: Array | None, seed: int, path: str
 ) -> list[Array]:
     """Return the sorted int64 positions of the samples of each part; each of ``samples`` is in one part.
 
@@ -58,23 +58,22 @@ def split_positions(
     if groups is None:
         parts = _by_samples(samples, shares, classes, random)
     else:
-        found = int(groups.max(initial=-1)) + 1
-        if found < len(shares):
-            msg = f"{where}: by= has only {count(found, 'group')} for {len(shares)} parts"
+        num_groups = int(groups.max(initial=-1)) + 1
+        if num_groups < len(shares):
+            msg = f"{path}: by= has only {count(num_groups, 'group')} for {len(shares)} parts"
             raise ArgumentError(f"{msg}; pass fewer fractions, or a column with more values")
-        part_of_group = _by_groups(groups, found, shares, classes, random)
+        part_of_group = _by_groups(groups, num_groups, shares, classes, random)
         parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
     for part, positions in enumerate(parts):
         if not len(positions):
-            said = (
-                f"{where}: part {part} of {count(samples, 'sample')} would be empty with fractions={tuple(fractions)}"
+            problem = (
+                f"{path}: part {part} of {count(samples, 'sample')} would be empty with fractions={tuple(fractions)}"
             )
-            raise ArgumentError(f"{said}; raise its fraction, or pass fewer fractions")
+            raise ArgumentError(f"{problem}; raise its fraction, or pass fewer fractions")
     return parts
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed as int, or raise `ArgumentError`."""
     return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
@@ -98,15 +97,17 @@ def codes_of(columns: Beside | pa.Table, names: Any, option: str, path: str, row
     return codes
 
 
-def _codes(column: pa.ChunkedArray, what: str, option: str) -> Array:
+def _codes(column: pa.ChunkedArray, subject: str, option: str) -> Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     plain = column.cast(pa.large_string() if is_text(kind) else kind)
     missing = plain.is_null(nan_is_null=pa.types.is_floating(plain.type)).to_numpy()
     if missing.any():
-        msg = f"{what} has {count(int(missing.sum()), 'null')}, the first at sample {missing.argmax()}"
+        msg = f"{subject} has {count(int(missing.sum()), 'null')}, the first at sample {missing.argmax()}"
         raise ColumnError(f"{msg}; fill them, or remove these images, to use it for {option}")
     if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
-        raise ColumnError(f"{what} is {plain.type}, invalid for {option}; choose a column of strings, numbers or times")
+        raise ColumnError(
+            f"{subject} is {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
+        )
     distinct = pc.unique(plain)
     ordered = distinct.take(pc.sort_indices(distinct))
     codes: Array = pc.index_in(plain, ordered).to_numpy().astype(np.int64)
@@ -116,7 +117,7 @@ def _codes(column: pa.ChunkedArray, what: str, option: str) -> Array:
 def _shares(fractions: Any) -> list[Fraction]:
     """Return shares with sum 1, each the exact decimal number as typed: 0.1 is a tenth."""
     try:
-        shares = [Fraction(str(each)) for each in fractions]
+        shares = [Fraction(str(fraction)) for fraction in fractions]
     except (TypeError, ValueError):
         shares = []
     total = sum(shares, Fraction())
@@ -143,9 +144,9 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
     start = 0
     for length in [samples] if classes is None else np.bincount(classes).tolist():
         sizes = [number * length // whole for number in numbers]
-        left = [number * length % whole for number in numbers]
-        owed = [owes + each for owes, each in zip(owed, left, strict=True)]
-        open_to = [part for part, each in enumerate(left) if each]
+        remainders = [number * length % whole for number in numbers]
+        owed = [owes + remainder for owes, remainder in zip(owed, remainders, strict=True)]
+        open_to = [part for part, remainder in enumerate(remainders) if remainder]
         for part in sorted(open_to, key=owed.__getitem__, reverse=True)[: length - sum(sizes)]:
             sizes[part] += 1
             owed[part] -= whole
@@ -159,7 +160,7 @@ def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: A
     sizes = np.bincount(groups, minlength=count)
     order = random.permutation(count)
     order = order[np.argsort(-sizes[order], kind="stable")]
-    choose = _Largest(sizes, shares) if classes is None else _Evenest(groups, classes, shares)
+    choose = _LargestDeficit(sizes, shares) if classes is None else _ClassBalance(groups, classes, shares)
     part_of_group = np.zeros(count, np.int64)
     empty = list(range(len(shares)))
     for done, group in enumerate(order.tolist()):
@@ -172,7 +173,7 @@ def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: A
     return part_of_group
 
 
-class _Largest:
+class _LargestDeficit:
     """Choice of the part that is furthest below its share of the samples."""
 
     def __init__(self, sizes: Array, shares: Sequence[Fraction]) -> None:
@@ -187,11 +188,10 @@ class _Largest:
         return max(allowed, key=self._below.__getitem__)
 
     def put(self, group: int, part: int) -> None:
-        """Add the samples of a group to the count of a part."""
         self._below[part] -= self._sizes[group]
 
 
-class _Evenest:
+class _ClassBalance:
     """Choice of the part where the squared deviation of the classes from their shares grows least.
 
     For ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
@@ -207,13 +207,11 @@ class _Evenest:
         self._below = [[float(share * total) for total in totals.tolist()] for share in shares]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part to which a group is best added; of equally good parts, the first in ``allowed``."""
         of_group, squares = self._of[group], self._squares
         gains = [math.fsum(g * self._below[part][c] / squares[c] for c, g in of_group) for part in allowed]
         return allowed[gains.index(max(gains))]
 
     def put(self, group: int, part: int) -> None:
-        """Add the samples of a group to the count of a part."""
         below = self._below[part]
         for c, number in self._of[group]:
             below[c] -= number

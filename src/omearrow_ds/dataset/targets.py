@@ -111,8 +111,8 @@ class _Column(NamedTuple):
 def _names(target: Any) -> list[str]:
     names = list(target) if isinstance(target, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        what = "a column name, a list of distinct column names, or a callable that takes a row"
-        raise ArgumentError(option="target", value=target, allowed=what)
+        allowed = "a column name, a list of distinct column names, or a callable that takes a row"
+        raise ArgumentError(option="target", value=target, allowed=allowed)
     return names
 
 
@@ -165,7 +165,7 @@ def _column(
     return known._replace(values=values, present=present)
 
 
-def _as_numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _as_numbers(column: pa.ChunkedArray, subject: str) -> pa.ChunkedArray:
     """Return a column in types that torch collates; decimals become int64 if they have no decimal places, else float64.
 
     Raises `ColumnError` for dates, times and integers beyond int64, which torch would refuse at the first batch.
@@ -174,14 +174,14 @@ def _as_numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     time = next(filter(pa.types.is_temporal, all_types(column.type)), None)
     if time is not None:
         number = "int32" if time == pa.date32() else "int64"  # Arrow casts to a number of the same width only.
-        raise ColumnError(f"{where}, expected numbers or text; {remedy.format(number)}")
+        raise ColumnError(f"{subject}, expected numbers or text; {remedy.format(number)}")
     # Text between, since Arrow does not round a decimal to the nearest float.
     kinds = [_number_type(column.type, decimals) for decimals in (pa.string(), pa.float64())]
     try:
         for kind in kinds:
             column = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid:
-        raise ColumnError(f"{where} with integers beyond int64; {remedy.format('float64')}") from None
+        raise ColumnError(f"{subject} with integers beyond int64; {remedy.format('float64')}") from None
     return column
 
 
@@ -198,19 +198,19 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
 
 def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
     """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
-    where = f"{source.path}: column {name!r}"
+    subject = f"{source.path}: column {name!r}"
     if not is_text(column.type) and column.null_count < len(column):
-        raise ArgumentError(f"{where} is {column.type} but classes= needs strings; leave out classes=")
+        raise ArgumentError(f"{subject} is {column.type} but classes= needs strings; leave out classes=")
     known = set(classes)
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
         by_lower = {text.lower(): text for text in classes}
         near = [by_lower[text] for text in difflib.get_close_matches(unknown[0].lower(), by_lower, _NEAREST)]
-        shown = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
+        classes_text = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
         more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
         raise ArgumentError(
-            f"{where} has {unknown[0]!r}{more} outside the {len(classes):,} classes= ({shown}); add it to classes=, or "
-            f"correct the column"
+            f"{subject} has {unknown[0]!r}{more} outside the {len(classes):,} classes= ({classes_text}); add it to "
+            f"classes=, or correct the column"
         )
 
 

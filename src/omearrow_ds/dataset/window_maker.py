@@ -1,4 +1,4 @@
-"""`Maker`: batches of windows on a device, by the Triton kernel or by torch operations."""
+"""`DeviceCropper`: batches of windows on a device, by the Triton kernel or by torch operations."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import warnings
 
 import torch
 
-from omearrow_ds.dataset.windows import Layout, Scales, Windows, by_torch, fused
+from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused
 from omearrow_ds.kernels.crops import PADS
 
 
-class Maker:
-    """Function that creates batches of windows of one layout."""
-
-    def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
+class DeviceCropper:
+    def __init__(self, layout: SampleLayout, scales: DeviceScaling, device: torch.device) -> None:
         self.layout, self.scales, self._device = layout, scales, device
-        self._fused = fused(layout, device) if one_kernel(device) else None
+        self._fused = fused(layout, device) if triton_kernel_works(device) else None
 
-    def __call__(self, source: torch.Tensor, count: int, windows: Windows) -> torch.Tensor:
-        """Return ``count`` windows of flat ``source``, created in the current stream."""
+    def __call__(self, source: torch.Tensor, count: int, windows: DeviceCropBoxes) -> torch.Tensor:
         out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
         if not out.numel():
             return out
         if self._fused is None:
-            by_torch(source, out, self.layout, self.scales, windows)
+            crop_with_torch(source, out, self.layout, self.scales, windows)
         else:
             from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton is optional.
 
@@ -34,7 +31,7 @@ class Maker:
 
 
 @functools.cache
-def one_kernel(device: torch.device) -> bool:
+def triton_kernel_works(device: torch.device) -> bool:
     """Whether the Triton kernel works on a device; tested once, as it needs a driver and a C compiler."""
     if device.type != "cuda":
         return False

@@ -1,9 +1,9 @@
 """Windows of pixels in device memory, gathered, cropped, padded and scaled into a batch.
 
-`by_torch` is the reference implementation with torch operations for any device. `omearrow_ds.dataset.windows_kernel`
-uses one kernel, and `omearrow_ds.dataset.window_maker` chooses between them. Results are bit-identical to NumPy on the
-CPU: both divide in float32 with IEEE 754 rounding. So a divisor is always a tensor on the device: for a Python number,
-torch multiplies by the reciprocal on CUDA, which rounds differently.
+`crop_with_torch` is the reference implementation with torch operations for any device.
+`omearrow_ds.dataset.windows_kernel` uses one kernel, and `omearrow_ds.dataset.window_maker` chooses between them.
+Results are bit-identical to NumPy on the CPU: both divide in float32 with IEEE 754 rounding. So a divisor is always a
+tensor on the device: for a Python number, torch multiplies by the reciprocal on CUDA, which rounds differently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def to(array: Array, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
-class Layout(NamedTuple):
+class SampleLayout(NamedTuple):
     """Positions of a sample's pixels in stored fields, as offsets and strides in units of pixels."""
 
     field_step: int  # Stride of stored fields.
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(
         cls, stored: Sequence[int], steps: Sequence[int], cut: Cut, axes: str, window: tuple[int, int] | None = None
-    ) -> Layout:
+    ) -> SampleLayout:
         """Return the layout of samples cut out of fields.
 
         Parameters
@@ -64,30 +64,29 @@ class Layout(NamedTuple):
         indices = [np.arange(size)[part] for size, part in zip(stored, cut.slices, strict=True)]
         for axis, pick in cut.picks:
             indices[axis] = indices[axis][pick]
-        places = [index.astype(np.int64) * step for index, step in zip(indices, steps, strict=True)]
-        height, width = window or (len(places[3]), len(places[4]))
-        lengths = (*map(len, places[:3]), height, width)
+        offsets = [index.astype(np.int64) * step for index, step in zip(indices, steps, strict=True)]
+        height, width = window or (len(offsets[3]), len(offsets[4]))
+        lengths = (*map(len, offsets[:3]), height, width)
         shape = tuple(lengths[AXES.index(axis)] for axis in axes)
         after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
         of_sample = tuple(after.get(axis, 0) for axis in AXES)
-        in_field = functools.reduce(np.add.outer, places[:3]).ravel()
+        in_field = functools.reduce(np.add.outer, offsets[:3]).ravel()
         in_sample = functools.reduce(
             np.add.outer, [np.arange(n) * step for n, step in zip(lengths[:3], of_sample, strict=False)]
         ).ravel()
         planes = np.stack([in_field, in_sample], axis=1).astype(np.int64)
-        return cls(math.prod(stored), planes, places[3], places[4], shape, (height, width), lengths, of_sample)
+        return cls(math.prod(stored), planes, offsets[3], offsets[4], shape, (height, width), lengths, of_sample)
 
     @classmethod
-    def of_samples(cls, shape: Sequence[int], axes: str) -> Layout:
-        """Return the layout of contiguous samples of ``shape``."""
+    def of_samples(cls, shape: Sequence[int], axes: str) -> SampleLayout:
         lengths = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
         after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
         whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), lengths, None, lengths)
-        made = cls.of(lengths, [after.get(axis, 0) for axis in AXES], whole, axes)
-        return made._replace(field_step=math.prod(shape))
+        layout = cls.of(lengths, [after.get(axis, 0) for axis in AXES], whole, axes)
+        return layout._replace(field_step=math.prod(shape))
 
 
-class Scales(NamedTuple):
+class DeviceScaling(NamedTuple):
     """Arrays for (pixel / illumination - offset) / divisor in float32; without ``factors``, pixels are not scaled."""
 
     dtype: torch.dtype  # Samples have this dtype.
@@ -104,7 +103,7 @@ class Scales(NamedTuple):
         field: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Scales:
+    ) -> DeviceScaling:
         """Copy scalings of fields (T, C, Z, Y, X) to a device; ``groups`` has the index of each field's scaling."""
         if divisors[0] is None:
             return cls(dtype)
@@ -122,45 +121,49 @@ class Scales(NamedTuple):
         return cls(dtype, to(np.stack(factors), device), lit, clip, number)
 
 
-class Windows(NamedTuple):
-    """Rows of ``places``, (M, 3) int64 of field, top and left, selected by ``positions``; None selects all rows.
+class DeviceCropBoxes(NamedTuple):
+    """Rows of ``boxes``, (M, 3) int64 of field, top and left, selected by ``positions``; None selects all rows.
 
-    Without ``places``, windows are whole fields, and positions are field indices; without both, all fields.
+    Without ``boxes``, windows are whole fields, and positions are field indices; without both, all fields.
     """
 
     positions: torch.Tensor | None = None
-    places: torch.Tensor | None = None
+    boxes: torch.Tensor | None = None
     pad: str = "constant"
 
     def located(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the field index of each window, and the top and left of each window as (n, 2)."""
-        if self.places is None:
+        if self.boxes is None:
             return self.positions, None
-        places = self.places if self.positions is None else self.places[self.positions]
-        return places[:, 0], places[:, 1:]
+        boxes = self.boxes if self.positions is None else self.boxes[self.positions]
+        return boxes[:, 0], boxes[:, 1:]
 
 
-Make = Callable[[torch.Tensor, torch.Tensor, Layout, Scales, Windows], None]
+Make = Callable[[torch.Tensor, torch.Tensor, SampleLayout, DeviceScaling, DeviceCropBoxes], None]
 
 
-def by_torch(source: torch.Tensor, out: torch.Tensor, layout: Layout, scales: Scales, windows: Windows) -> None:
+def crop_with_torch(
+    source: torch.Tensor, out: torch.Tensor, layout: SampleLayout, scales: DeviceScaling, windows: DeviceCropBoxes
+) -> None:
     """Write windows to ``out``, (n, *shape) of the layout, with torch operations; ``source`` is flat."""
     device = source.device
     fields, corners = windows.located()
     if fields is None:
         fields = torch.arange(len(out), device=device)
-    tables = (to(each, device) for each in (layout.planes[:, 0], layout.rows, layout.columns))
+    tables = (to(table, device) for table in (layout.planes[:, 0], layout.rows, layout.columns))
     planes, rows, columns = tables
     outside: torch.Tensor | None = None
-    ats = []
-    for axis, places in enumerate((rows, columns)):
+    clamped_indices = []
+    for axis, offsets in enumerate((rows, columns)):
         first = torch.zeros(1, dtype=torch.int64, device=device) if corners is None else corners[:, axis]
-        at = _shown(first, layout.window[axis], len(places), windows.pad)
-        kept = at.clamp(0, len(places) - 1)
-        beyond = (at != kept)[:, None, :, None] if axis == 0 else (at != kept)[:, None, None, :]
+        shown_indices = _shown(first, layout.window[axis], len(offsets), windows.pad)
+        clamped = shown_indices.clamp(0, len(offsets) - 1)
+        beyond = (
+            (shown_indices != clamped)[:, None, :, None] if axis == 0 else (shown_indices != clamped)[:, None, None, :]
+        )
         outside = beyond if outside is None else outside | beyond
-        ats.append(kept)
-    row, column = ats
+        clamped_indices.append(clamped)
+    row, column = clamped_indices
     in_plane = rows[row][:, None, :, None] + columns[column][:, None, None, :]
     index = (fields * layout.field_step)[:, None, None, None] + planes[None, :, None, None] + in_plane
     signed = source.view(_SIGNED.get(source.dtype, source.dtype))
@@ -177,17 +180,16 @@ def by_torch(source: torch.Tensor, out: torch.Tensor, layout: Layout, scales: Sc
 
 def _shown(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tensor:
     """Return the rows or columns that windows show, (n, length); some may be out of range."""
-    at = first[:, None] + torch.arange(length, device=first.device)
+    indices = first[:, None] + torch.arange(length, device=first.device)
     if pad == "reflect" and size > 1:
-        at = at.remainder(2 * (size - 1))
-        at = torch.where(at < size, at, 2 * (size - 1) - at)
-    return at
+        indices = indices.remainder(2 * (size - 1))
+        indices = torch.where(indices < size, indices, 2 * (size - 1) - indices)
+    return indices
 
 
 def _scaled(
-    pixels: torch.Tensor, scales: Scales, fields: torch.Tensor, row: torch.Tensor, column: torch.Tensor
+    pixels: torch.Tensor, scales: DeviceScaling, fields: torch.Tensor, row: torch.Tensor, column: torch.Tensor
 ) -> torch.Tensor:
-    """Return scaled pixels (n, P, h, w)."""
     value = pixels.to(torch.float32)
     if scales.factors is None:
         return value
@@ -203,7 +205,7 @@ def _scaled(
     return value
 
 
-class Fused(NamedTuple):
+class KernelLayout(NamedTuple):
     """Layout for the kernel, with a constant stride of rows and of columns."""
 
     planes: torch.Tensor
@@ -212,11 +214,11 @@ class Fused(NamedTuple):
     whole: bool
 
 
-def fused(layout: Layout, device: torch.device) -> Fused | None:
+def fused(layout: SampleLayout, device: torch.device) -> KernelLayout | None:
     """Return the layout for the kernel; None if row or column strides vary, or fields have 2**31 pixels or more."""
-    steps = [int(places[1] - places[0]) if len(places) > 1 else 0 for places in (layout.rows, layout.columns)]
+    steps = [int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0 for offsets in (layout.rows, layout.columns)]
     even = all(
-        (np.diff(places) == step).all() for places, step in zip((layout.rows, layout.columns), steps, strict=True)
+        (np.diff(offsets) == step).all() for offsets, step in zip((layout.rows, layout.columns), steps, strict=True)
     )
     size = math.prod(layout.shape)
     if not even or max(layout.field_step, size) >= 2**31:
@@ -230,4 +232,4 @@ def fused(layout: Layout, device: torch.device) -> Fused | None:
         for side, step in enumerate((layout.field_step, size))
     ]
     whole = flat and layout.window == (height, width)
-    return Fused(to(planes, device), (steps[0], steps[1]), (aligned[0], aligned[1]), whole)
+    return KernelLayout(to(planes, device), (steps[0], steps[1]), (aligned[0], aligned[1]), whole)

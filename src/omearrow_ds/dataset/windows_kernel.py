@@ -1,4 +1,4 @@
-"""`omearrow_ds.dataset.windows.by_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
+"""`omearrow_ds.dataset.windows.crop_with_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset.windows import Fused, Layout, Scales, Windows, by_torch, fused
+from omearrow_ds.dataset.windows import (
+    DeviceCropBoxes,
+    DeviceScaling,
+    KernelLayout,
+    SampleLayout,
+    crop_with_torch,
+    fused,
+)
 
 _BLOCK = 1024  # Pixels per program: 8 per thread, which are 16 bytes of uint16.
 
@@ -114,9 +121,15 @@ def _windows(
 
 
 def launch(
-    source: torch.Tensor, out: torch.Tensor, layout: Layout, plan: Fused, scales: Scales, windows: Windows, pad: int
+    source: torch.Tensor,
+    out: torch.Tensor,
+    layout: SampleLayout,
+    plan: KernelLayout,
+    scales: DeviceScaling,
+    windows: DeviceCropBoxes,
+    pad: int,
 ) -> None:
-    """Write windows to ``out``, like `by_torch`, in the current stream of the device of ``source``."""
+    """Write windows to ``out``, like `crop_with_torch`, in the current stream of the device of ``source``."""
     height, width = layout.window
     size = height * width
     scaled = 0 if scales.dtype == source.dtype and scales.factors is None else 1 if scales.factors is None else 2
@@ -127,7 +140,7 @@ def launch(
             source,
             out,
             windows.positions,
-            windows.places,
+            windows.boxes,
             plan.planes,
             scales.groups,
             scales.factors,
@@ -144,7 +157,7 @@ def launch(
             *plan.aligned,
             pad,
             windows.positions is not None,
-            windows.places is not None,
+            windows.boxes is not None,
             scales.groups is not None,
             scaled,
             scales.illumination is not None,
@@ -158,16 +171,16 @@ def launch(
 def works(device: torch.device) -> bool:
     """Whether kernel and torch give equal results on a device; raises RuntimeError if the kernel does not compile."""
     cut = SampleAxes("TCZYX").cut((1, 1, 1, 5, 7), "a trial")
-    layout = Layout.of((1, 1, 1, 5, 7), (35, 35, 35, 7, 1), cut, "CYX")
+    layout = SampleLayout.of((1, 1, 1, 5, 7), (35, 35, 35, 7, 1), cut, "CYX")
     plan = fused(layout, device)
     source = torch.arange(70, dtype=torch.int16, device=device).view(torch.uint16)
     factors = torch.tensor([[[3, 65535]]], dtype=torch.float32, device=device)
-    scales, windows = Scales(torch.float32, factors), Windows(torch.tensor([1, 0, 1], device=device))
-    made, expected = (torch.empty((3, *layout.shape), device=device) for _ in range(2))
+    scales, windows = DeviceScaling(torch.float32, factors), DeviceCropBoxes(torch.tensor([1, 0, 1], device=device))
+    out, expected = (torch.empty((3, *layout.shape), device=device) for _ in range(2))
     assert plan is not None
     try:
-        launch(source, made, layout, plan, scales, windows, 0)
+        launch(source, out, layout, plan, scales, windows, 0)
     except (TritonError, TypeError, KeyError) as error:  # KeyError: unknown dtype.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    by_torch(source, expected, layout, scales, windows)
-    return bool(torch.equal(made, expected))
+    crop_with_torch(source, expected, layout, scales, windows)
+    return bool(torch.equal(out, expected))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.collection import Collection, Held
+from omearrow_ds.dataset.collection import Collection, PreloadOptions
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions
@@ -126,10 +126,10 @@ def write_crops(
         raise ArgumentError(
             option="objects", value=None, allowed="a table or data frame of objects, or the path of a table"
         )
-    given = {"center": center, "box": box, "pad": pad}
+    options = {"center": center, "box": box, "pad": pad}
     cutting = _Cutting(
         crop_size,
-        {name: value for name, value in given.items() if value is not None},
+        {name: value for name, value in options.items() if value is not None},
         on,
         opening.get("nulls", "error"),
         types,
@@ -151,11 +151,11 @@ def write_crops(
         write(images, target, material.columns, len(material.order), progress=progress)
 
 
-def _warn_of_dropped(crops: CropCollection, where: str) -> None:
+def _warn_of_dropped(crops: CropCollection, path: str) -> None:
     dropped = crops.places.dropped
     if dropped:
-        what = f"pad='drop' skips {dropped:,} of {count(len(crops) + dropped, 'object')}"
-        warnings.warn(f"{where}: {what}, whose crops extend beyond the field", UserWarning, stacklevel=3)
+        problem = f"pad='drop' skips {dropped:,} of {count(len(crops) + dropped, 'object')}"
+        warnings.warn(f"{path}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=3)
 
 
 def _field_by_field(fields: Array) -> Array:
@@ -197,7 +197,7 @@ class _Crops:
     def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
         self.source, self._objects, self._cutting = source, objects, cutting
         fields = verified_where_stored(source) if cutting.verified else source
-        whole = Collection(fields, SampleAxes(AXES, None, None), Held(), normalize=False)
+        whole = Collection(fields, SampleAxes(AXES, None, None), PreloadOptions(), normalize=False)
         options = cast(CropOptions, {"objects": objects, **cutting.places})
         self.crops = cropped(whole, cutting.crop_size, cutting.on, cutting.nulls, options, cutting.types)
         self.order = _field_by_field(self.crops.places.fields)

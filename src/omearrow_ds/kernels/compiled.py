@@ -26,7 +26,7 @@ WORTH_BYTES, READY_BYTES = 8 * 2**30, 2**28
 CROP_WEIGHT = 4
 
 
-class Tally:
+class CompileCounter:
     """Bytes of samples that this process has created, and whether these justify compiled loops."""
 
     made_bytes = 0
@@ -34,9 +34,9 @@ class Tally:
 
 
 @functools.cache
-def tally() -> Tally:
+def tally() -> CompileCounter:
     """Return the tally of this process; a forked process continues the tally of its parent."""
-    return Tally()
+    return CompileCounter()
 
 
 def worth(made_bytes: int) -> bool:
@@ -78,8 +78,8 @@ def ready() -> None:
         _compiled(numba, _nothing, ("none",), cache=False)
 
 
-def _nothing(given: Any) -> Any:
-    return given
+def _nothing(value: Any) -> Any:
+    return value
 
 
 @functools.cache
@@ -104,15 +104,15 @@ def _kept(numba: ModuleType, function: Loop, types: tuple[str, ...]) -> Loop:
 
 def _folder() -> Path:
     """Return the folder of compiled loops; raises RuntimeError if the user has no home directory."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "omearrow_ds" / "numba"
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache_home) if Path(cache_home).is_absolute() else Path.home() / ".cache") / "omearrow_ds" / "numba"
 
 
 def _compiled(numba: ModuleType, function: Loop, types: tuple[str, ...], *, cache: bool) -> Loop:
-    made = numba.njit(nogil=True, error_model="numpy", cache=cache)(function)
-    made.compile(tuple(_type(numba, each) for each in types))
-    made.disable_compile()  # Otherwise it would silently compile for other types.
-    loop: Loop = made
+    dispatcher = numba.njit(nogil=True, error_model="numpy", cache=cache)(function)
+    dispatcher.compile(tuple(_type(numba, text) for text in types))
+    dispatcher.disable_compile()  # Otherwise it would silently compile for other types.
+    loop: Loop = dispatcher
     return loop
 
 

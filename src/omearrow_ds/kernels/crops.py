@@ -46,44 +46,43 @@ def crops(
     """
     stack = stack if isinstance(stack, Stacks) else Stacks([stack])
     shape = stack.like.shape[1:]
-    places = [np.ascontiguousarray(each, np.int64) for each in (fields, tops, lefts)]
+    boxes = [np.ascontiguousarray(values, np.int64) for values in (fields, tops, lefts)]
     if pad not in PADS:
         raise ArgumentError(option="pad", value=pad, allowed=f"one of {', '.join(PADS)}")
     count = len(out)
-    if out.shape[:4] != (count, *shape[:3]) or any(each.shape != (count,) for each in places):
-        raise ArgumentError(f"windows {out.shape} of fields {shape}, with {[len(each) for each in places]} places")
+    if out.shape[:4] != (count, *shape[:3]) or any(values.shape != (count,) for values in boxes):
+        raise ArgumentError(f"windows {out.shape} of fields {shape}, with {[len(values) for values in boxes]} places")
     if not out.size:
         return
-    if 0 in shape or places[0].min() < 0 or places[0].max() >= len(stack):
-        raise IndexError(f"windows of fields {places[0].min()} to {places[0].max()} of {len(stack)} of {shape}")
-    if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, places, out, divisor, PADS.index(pad))):
-        for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
-            _crop(stack[field], top, left, out[number], divisor, pad)
+    if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
+        raise IndexError(f"windows of fields {boxes[0].min()} to {boxes[0].max()} of {len(stack)} of {shape}")
+    if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
+        for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):
+            _crop(stack[field], top, left, out[index], divisor, pad)
 
 
 def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
-    """Write one window of ``field`` (T, C, Z, Y, X) with NumPy."""
     height, width = field.shape[-2:]
     rows, columns = places_of(top, out.shape[-2], height, pad), places_of(left, out.shape[-1], width, pad)
     if isinstance(divisor, Scaling):
         divisor = divisor.at(rows, columns)
     scale(field[..., rows, :][..., columns], divisor, out)
     if pad == "constant":
-        for start, places, size, axis in ((top, rows, height, -2), (left, columns, width, -1)):
-            if not isinstance(places, slice):
-                every = start + np.arange(out.shape[axis])
-                np.moveaxis(out, axis, -1)[..., (every < 0) | (every >= size)] = 0
+        for start, indices, size, axis in ((top, rows, height, -2), (left, columns, width, -1)):
+            if not isinstance(indices, slice):
+                positions = start + np.arange(out.shape[axis])
+                np.moveaxis(out, axis, -1)[..., (positions < 0) | (positions >= size)] = 0
 
 
 def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
     """Return the indices on an axis of ``size`` pixels that a window of ``length`` pixels from ``first`` shows."""
     if first >= 0 and first + length <= size:
         return slice(first, first + length)
-    places = np.arange(first, first + length)
+    indices = np.arange(first, first + length)
     if pad == "reflect" and size > 1:
-        places %= 2 * (size - 1)
-        return np.where(places < size, places, 2 * (size - 1) - places)
-    return np.clip(places, 0, size - 1)
+        indices %= 2 * (size - 1)
+        return np.where(indices < size, indices, 2 * (size - 1) - indices)
+    return np.clip(indices, 0, size - 1)
 
 
 def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
@@ -93,7 +92,7 @@ def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor,
         origins = windows[0] * (array.strides[0] // size)
         return windows_by_loop(array, [origins, *windows[1:]], out, divisor, pad)
     done = 0
-    for origin, which, origins in fields.alike(windows[0]):
+    for origin, which, origins in fields.strided_groups(windows[0]):
         corners = [values[which] for values in windows[1:]]
         if not windows_by_loop(origin, [origins, *corners], out, divisor, pad, which):
             return False
@@ -101,29 +100,29 @@ def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor,
     return done == len(out) or _plane_by_plane(fields, windows, out, divisor, pad)
 
 
-def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def _plane_by_plane(fields: Stacks, boxes: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows plane by plane, at any byte offset; return False if a loop cannot iterate over the rows."""
     steps, size = fields.like.strides, fields.like.itemsize
-    uneven = not fields.strided_alike or any(stride % size for stride in steps[4:])
+    uneven = not fields.has_equal_strides or any(stride % size for stride in steps[4:])
     if uneven or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
         return False
     offsets = np.array([np.dot(plane, steps[1:4]) for plane in np.ndindex(*fields.like.shape[1:4])], np.int64)
-    located = fields.located(places[0])
+    located = fields.located(boxes[0])
     addresses = (located.addresses[:, None] + offsets).ravel()
     planes = out.reshape(-1, 1, 1, 1, *out.shape[-2:])
     # A loop advances by whole elements: planes with a different byte offset modulo the item size need their own call.
     for rest in np.unique(addresses % size).tolist():
         which = np.flatnonzero(addresses % size == rest)
         window, number = divmod(int(which[0]), len(offsets))
-        plane = fields[int(places[0][window])][np.unravel_index(number, fields.like.shape[1:4])]
+        plane = fields[int(boxes[0][window])][np.unravel_index(number, fields.like.shape[1:4])]
         origins = (addresses[which] - addresses[which[0]]) // size
-        placed = [origins, *(of[which // len(offsets)] for of in places[1:])]
-        if not windows_by_loop(plane[None, None, None, None], placed, planes, divisor, pad, which):
+        group = [origins, *(values[which // len(offsets)] for values in boxes[1:])]
+        if not windows_by_loop(plane[None, None, None, None], group, planes, divisor, pad, which):
             return False
     return True
 
 
-class _Plan(NamedTuple):
+class _CropKernelArgs(NamedTuple):
     """Sizes, strides and plane offsets of fields and windows for the loop, all in elements."""
 
     table: Array
@@ -135,35 +134,37 @@ def _plan(
     stored: np.dtype[Any],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    made: np.dtype[Any],
+    out_dtype: np.dtype[Any],
     window: tuple[int, ...],
     out_strides: tuple[int, ...],
     illumination_steps: tuple[int, ...],
     *,
     copied: bool,
     aligned: bool,
-) -> _Plan | None:
+) -> _CropKernelArgs | None:
     """Return the plan for fields and windows, or None if the loop does not support them."""
-    if stored not in COMPILED or made != (stored if copied else FLOAT32):
+    if stored not in COMPILED or out_dtype != (stored if copied else FLOAT32):
         return None
-    if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
+    if any(stride % stored.itemsize for stride in strides) or any(
+        stride % out_dtype.itemsize for stride in out_strides
+    ):
         return None
     # s: stored, o: out, i: illumination; n, p, y, x: strides of windows, planes (T, C, Z), rows, columns.
     _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
-    on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
+    on, *op, oy, ox = (stride // out_dtype.itemsize for stride in out_strides)
     *ip, iy, ix = illumination_steps
     planes = [
-        sum(step * place for step, place in zip(steps, plane, strict=True))
+        sum(step * index for step, index in zip(steps, plane, strict=True))
         for plane in np.ndindex(*shape[1:4])
         for steps in (sp, op, ip)
     ]
     table = np.array([*shape[-2:], *window[-2:], sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
     factors = "none" if copied else "float32 r"
-    return _Plan(
+    return _CropKernelArgs(
         table,
         (
             f"{stored.name} {'r' if aligned else 'unaligned'}",
-            f"{made.name} w",
+            f"{out_dtype.name} w",
             *["int64 r"] * 5,
             factors,
             "float32 r",
@@ -196,10 +197,10 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
             # Regions are passed as windows of one field: the first region, with the others at element offsets from it.
             first = numbers[0]
             origins = (np.array([addresses[number] for number in numbers]) - addresses[first]) // size
-            nowhere = np.zeros(len(numbers), np.int64)
-            places = [origins, nowhere, nowhere]
+            zeros = np.zeros(len(numbers), np.int64)
+            boxes = [origins, zeros, zeros]
             rows = np.array([into[number] for number in numbers])
-            if not windows_by_loop(regions[first][None], places, out, divisor, 0, rows):
+            if not windows_by_loop(regions[first][None], boxes, out, divisor, 0, rows):
                 left_over += numbers
         left = left_over
     for number in left:
@@ -207,7 +208,7 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
 
 
 def windows_by_loop(
-    stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
+    stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
 ) -> bool:
     """Write all windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
 
@@ -241,7 +242,7 @@ def windows_by_loop(
     if plan is None or loop is None:
         return False
     rows = np.arange(len(out)) if into is None else into
-    loop(first_of(stack), first_of(out), rows, *places, plan.table, factors, illumination, pad)
+    loop(first_of(stack), first_of(out), rows, *boxes, plan.table, factors, illumination, pad)
     return True
 
 
@@ -267,19 +268,19 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
     from_ = np.empty(window_height + window_width, np.int64)  # Field row or column per window row or column; -1: none.
     for number in range(len(origins)):
         # Rows and columns of the window outside the field map to none, the nearest or the mirrored one of the field.
-        for place in range(window_height + window_width):
-            down = place < window_height
-            at = tops[number] + place if down else lefts[number] + place - window_height
+        for pixel in range(window_height + window_width):
+            down = pixel < window_height
+            index = tops[number] + pixel if down else lefts[number] + pixel - window_height
             size = height if down else width
-            if at < 0 or at >= size:
+            if index < 0 or index >= size:
                 if pad == 0:
-                    at = -1
+                    index = -1
                 elif pad == 1 or size == 1:
-                    at = 0 if at < 0 else size - 1
+                    index = 0 if index < 0 else size - 1
                 else:
-                    at %= 2 * (size - 1)
-                    at = at if at < size else 2 * (size - 1) - at
-            from_[place] = at
+                    index %= 2 * (size - 1)
+                    index = index if index < size else 2 * (size - 1) - index
+            from_[pixel] = index
         # Columns [first, last) are contiguous in field and window, so the compiler vectorizes the loops over them.
         # All other columns, outside the field or strided, are copied one by one afterwards.
         left = lefts[number]

@@ -10,7 +10,7 @@ import numpy as np
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.kernels.compiled import Loop, compiled, worth
 from omearrow_ds.kernels.crops import windows_by_loop
-from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, first_of, scale, types_of
+from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, first_of, kernel_signature, scale
 from omearrow_ds.kernels.stacks import Stacks
 
 _ROW_BY_ROW_BYTES = 128 * 1024
@@ -56,7 +56,7 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
     """Write all samples by a compiled loop; return False if the loop does not support them, or NumPy is as fast."""
     contiguous = stack.flags.c_contiguous and out.flags.c_contiguous
     if contiguous and isinstance(divisor, np.float32) and divides(stack, out):
-        loop = compiled(_gathered, types_of(stack.dtype, "int64 r"))
+        loop = compiled(_gathered, kernel_signature(stack.dtype, "int64 r"))
         if loop is None:
             return False
         outside = loop(stack.reshape(-1), positions, out.reshape(-1), divisor)
@@ -75,18 +75,17 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
 
 
 def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
-    """Write samples from several arrays; see `gather`."""
     if not out.size:
         return
     if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative indices become large.
         raise ImageIndexError(f"samples {positions.tolist()} of {stacks.num_images}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
-    if not stacks.strided_alike:
+    if not stacks.has_equal_strides:
         for position, sample in zip(positions.tolist(), out, strict=True):
             scale(stacks[position], divisor, sample)
         return
-    images, indices = stacks.overlaid(positions)
+    images, indices = stacks.overlaid_array(positions)
     if out[:1].nbytes >= _ROW_BY_ROW_BYTES:
         for index, sample in zip(indices.tolist(), out, strict=True):
             scale(images[index], divisor, sample)
@@ -105,7 +104,7 @@ def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divi
     plain = isinstance(divisor, np.float32) and stacks.contiguous and out.flags.c_contiguous and out.flags.aligned
     plain = plain and like.dtype in COMPILED and out.dtype == FLOAT32
     size, done = out[0].size, 0
-    for origin, which, origins in stacks.alike(positions):
+    for origin, which, origins in stacks.strided_groups(positions):
         if plain:
             loop = _gathering(like.dtype, aligned=origin.flags.aligned)
             if loop is None:
@@ -141,10 +140,10 @@ def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:
     """Divide samples into ``out``; return the index of the first position that is out of range, or -1."""
     size = len(out) // len(positions)
     count = len(stack) // size
-    for place in range(len(positions)):
-        if positions[place] < 0 or positions[place] >= count:
-            return place
-        first, begin = positions[place] * size, place * size
+    for index in range(len(positions)):
+        if positions[index] < 0 or positions[index] >= count:
+            return index
+        first, begin = positions[index] * size, index * size
         for pixel in range(size):
             out[np.uintp(begin + pixel)] = np.float32(stack[np.uintp(first + pixel)]) / divisor
     return -1

@@ -14,7 +14,7 @@ FLOAT32 = np.dtype(np.float32)
 COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))  # native
 
 
-class Flat(NamedTuple):
+class KernelScaling(NamedTuple):
     """Arrays of a `Scaling` in the form that compiled loops take."""
 
     # float32: divisor, minimum and maximum, and offset and divisor per plane (T, C, Z).
@@ -41,10 +41,9 @@ class Scaling:
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
         self._illumination, self._offset, self._divisor, self._clip = illumination, offset, divisor, clip
-        self._flat: dict[tuple[int, ...], Flat | None] = {}
+        self._flat: dict[tuple[int, ...], KernelScaling | None] = {}
 
     def __call__(self, pixels: Array, out: Array) -> None:
-        """Write scaled ``pixels`` to ``out``, float32 of the same shape, each step in float32."""
         if self._illumination is not None:
             np.true_divide(pixels, self._illumination, out, dtype=FLOAT32, casting="unsafe")
             pixels = out
@@ -72,27 +71,26 @@ class Scaling:
         These are offset and divisor, (T * C * Z, 2) float32 and constant per plane, the illumination function,
         (T * C * Z, Y, X) or None, and whether values are clipped to [0, 1].
         """
-        found = []
+        columns = []
         for part, none in ((self._offset, 0), (self._divisor, 1)):
             values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
-            found.append(values[..., 0, 0].ravel())
+            columns.append(values[..., 0, 0].ravel())
         illumination = (
             None if self._illumination is None else np.broadcast_to(self._illumination, shape).reshape(-1, *shape[3:])
         )
-        return np.stack(found, axis=1), illumination, self._clip
+        return np.stack(columns, axis=1), illumination, self._clip
 
     @property
-    def lit(self) -> bool:
-        """Whether pixels of a plane are divided by different values."""
+    def has_illumination(self) -> bool:
         return self._illumination is not None
 
-    def flat(self, shape: tuple[int, ...]) -> Flat | None:
+    def flat(self, shape: tuple[int, ...]) -> KernelScaling | None:
         """Return arrays for a loop over fields of ``shape`` (T, C, Z, Y, X), or None if no loop can use them."""
         if shape not in self._flat:
             self._flat[shape] = self._flattened(shape)
         return self._flat[shape]
 
-    def _flattened(self, shape: tuple[int, ...]) -> Flat | None:
+    def _flattened(self, shape: tuple[int, ...]) -> KernelScaling | None:
         planes = []
         for part, none in ((self._offset, 0), (self._divisor, 1)):
             values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
@@ -102,7 +100,7 @@ class Scaling:
         bounds = (0, 1) if self._clip else (-np.inf, np.inf)
         factors = np.concatenate([[1, *bounds], np.stack(planes, axis=1).ravel()]).astype(np.float32)
         if self._illumination is None:
-            return Flat(factors, np.empty(0, np.float32), (0,) * len(shape))
+            return KernelScaling(factors, np.empty(0, np.float32), (0,) * len(shape))
         illumination = np.broadcast_to(self._illumination, shape)
         if (
             illumination.dtype != FLOAT32
@@ -110,7 +108,7 @@ class Scaling:
             or any(stride % 4 for stride in illumination.strides)
         ):
             return None
-        return Flat(factors, first_of(illumination), tuple(stride // 4 for stride in illumination.strides))
+        return KernelScaling(factors, first_of(illumination), tuple(stride // 4 for stride in illumination.strides))
 
 
 def first_of(array: Array) -> Array:
@@ -149,7 +147,7 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
 @functools.cache
 def division(pixels: np.dtype[Any]) -> Loop | None:
     """Return a loop that divides flat pixels of a dtype into flat float32; None without numba or for other dtypes."""
-    return compiled(_divided, types_of(pixels)) if pixels in COMPILED else None
+    return compiled(_divided, kernel_signature(pixels)) if pixels in COMPILED else None
 
 
 def divides(pixels: Array, out: Array) -> bool:
@@ -165,11 +163,11 @@ def divides(pixels: Array, out: Array) -> bool:
 
 
 @functools.cache
-def types_of(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
+def kernel_signature(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
     """Return the argument types of a dividing loop, in order: pixels, the types ``between``, samples, and divisor."""
     return (f"{pixels.name} r", *between, "float32 w", "float32")
 
 
 def _divided(pixels: Any, out: Any, divisor: Any) -> None:
-    for place in range(len(out)):
-        out[place] = np.float32(pixels[place]) / divisor
+    for pixel in range(len(out)):
+        out[pixel] = np.float32(pixels[pixel]) / divisor

@@ -22,20 +22,20 @@ _NUM_BATCHES = 16
 _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 
 
-class Located(NamedTuple):
-    """Addresses of images, (n,) int64, and the object ``held`` that keeps their memory alive."""
+class ImageAddresses(NamedTuple):
+    """Addresses of images, (n,) int64, and the object ``owner`` that keeps their memory alive."""
 
     addresses: Array
-    held: Any
+    owner: Any
 
 
-class _Overlaid:
+class _ArrayInterface:
     """Array interface that keeps a reference to the owner of its memory."""
 
-    __slots__ = ("__array_interface__", "held")
+    __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, interface: dict[str, Any], held: object) -> None:
-        self.__array_interface__, self.held = interface, held
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__, self.owner = interface, owner
 
 
 class PageRequests:
@@ -212,37 +212,37 @@ class Stacks:
         if self.prefixes is not None:
             self.prefixes.request(indices)
 
-    def located(self, indices: Array) -> Located:
+    def located(self, indices: Array) -> ImageAddresses:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""
-        return Located(self.addresses[indices], self.arrays)
+        return ImageAddresses(self.addresses[indices], self.arrays)
 
-    def by_turns(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
+    def in_open_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
         """Create a batch in turns that each stay within the limit of open files; return False if one turn is enough.
 
         ``write`` gets the positions in ``indices`` of each turn, and the array for these samples.
         """
         turns = self._turns(indices)
-        for places in turns:
-            made = np.empty((len(places), *out.shape[1:]), out.dtype)
-            write(places, made)
-            out[places] = made
+        for positions in turns:
+            samples = np.empty((len(positions), *out.shape[1:]), out.dtype)
+            write(positions, samples)
+            out[positions] = samples
         return bool(turns)
 
     def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # Used by subclasses that open files.
         """Return the positions of images per turn, or an empty list if one turn is enough."""
         return []
 
-    def overlaid(self, indices: Array) -> tuple[Array, Array]:
-        """Return an array whose elements at the returned indices are the images, which must be `strided_alike`.
+    def overlaid_array(self, indices: Array) -> tuple[Array, Array]:
+        """Return an array whose elements at the returned indices are the images, which must be `has_equal_strides`.
 
         Its other elements overlap and have undefined values, so they must not be read.
         """
-        (addresses, held), like = self.located(indices), self.like
+        (addresses, owner), like = self.located(indices), self.like
         first = int(np.minimum.reduce(addresses))
         numbers = addresses - first
         shape, strides = (int(np.maximum.reduce(numbers)) + 1, *like.shape[1:]), (1, *like.strides[1:])
         data = {"data": (first, True), "shape": shape, "strides": strides, "typestr": like.dtype.str, "version": 3}
-        return np.asarray(_Overlaid(data, held)), numbers
+        return np.asarray(_ArrayInterface(data, owner)), numbers
 
     @functools.cached_property
     def addresses(self) -> Array:
@@ -251,16 +251,14 @@ class Stacks:
         return np.concatenate(list(starts))
 
     @functools.cached_property
-    def strided_alike(self) -> bool:
-        """Whether all images have equal strides."""
-        return all(same_steps(array, self.like) for array in self.arrays)
+    def has_equal_strides(self) -> bool:
+        return all(same_strides(array, self.like) for array in self.arrays)
 
     @functools.cached_property
     def contiguous(self) -> bool:
-        """Whether each image is contiguous."""
-        return self.strided_alike and bool(self.like[:1].flags.c_contiguous)
+        return self.has_equal_strides and bool(self.like[:1].flags.c_contiguous)
 
-    def alike(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
+    def strided_groups(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield groups of images at whole element offsets from each other, since an image may begin at any byte.
 
         Each group is an array (1, ...) that only defines shape, strides and address, the positions of its images in
@@ -268,7 +266,7 @@ class Stacks:
         multiples of the item size.
         """
         size = self.like.itemsize
-        if not self.strided_alike or any(stride % size for stride in self.like.strides[1:]):
+        if not self.has_equal_strides or any(stride % size for stride in self.like.strides[1:]):
             return
         located = self.located(indices)
         origin, first = self._origin(int(located.addresses[0]) % size)
@@ -295,7 +293,7 @@ class Stacks:
         return self._origins[rest]
 
 
-def same_steps(array: Array, like: Array) -> bool:
+def same_strides(array: Array, like: Array) -> bool:
     """Whether an image has the same strides in ``array`` as in ``like``, ignoring axes of length 1."""
     both = zip(array.shape[1:], array.strides[1:], like.strides[1:], strict=True)
     return all(step == other for length, step, other in both if length > 1)

@@ -15,15 +15,23 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import IN_ORDER, RawTransfer, lies_on, sampled
+from omearrow_ds.loader.device import IN_ORDER, RawTransfer, pixel_device, with_device_indices
 from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
 from omearrow_ds.loader.parts_order import PartsSampler, Ranks
 from omearrow_ds.loader.read_ahead import ReadAhead, unwrap
-from omearrow_ds.loader.resume import Order, Place, Progress, check, count_batches, resumed, state_of
-from omearrow_ds.loader.seeds import Seeds
-from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
+from omearrow_ds.loader.resume import (
+    EpochBatchSampler,
+    EpochProgress,
+    LoaderPosition,
+    check,
+    count_batches,
+    resumed,
+    state_of,
+)
+from omearrow_ds.loader.seeds import EpochSeeds
+from omearrow_ds.loader.settings import Setting, may_draw_random, rank_and_world_size, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
 _NUM_AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
@@ -108,9 +116,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self.device = settings["device"].value
         self._settings = settings
         self._raw_transfer: RawTransfer | None = None
-        self._draws = draws(dataset, self.collate_fn)
-        self._ranks = ranks()[1]
-        self._place = Place()
+        self._draws = may_draw_random(dataset, self.collate_fn)
+        self._ranks = rank_and_world_size()[1]
+        self._position = LoaderPosition()
         self._beginning = threading.RLock()
         self._epoch: weakref.ref[Epoch] | None = None
         self._own_parts: PartsSampler | None = None
@@ -118,7 +126,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if shares and self._ranks > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
             vars(self)["batch_sampler"] = batches  # Torch refuses `setattr`.
-        self._choice = EpochChoice(self._place, self._samplers, shares=shares)
+        self._choice = EpochChoice(self._position, self._samplers, shares=shares)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -137,13 +145,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
             sampler = own
         elif self.batch_size is not None and (isinstance(sampler, SharedBatches) or own is not self.sampler):
             sampler = BatchSampler(own, self.batch_size, self.drop_last)
-        sampler = sampled(sampler, self.dataset)
-        drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
+        sampler = with_device_indices(sampler, self.dataset)
+        drawing = EpochSeeds(int(self.generator is not None), rank_and_world_size()[0]) if self._draws else None
         seeds = None if parts is None else parts.seeds
         distance = self.num_workers or _NUM_AHEAD
         ahead = ReadAhead(self.dataset, distance) if _can_read_ahead(sampler, self.dataset) else None
-        workers = self.num_workers > 0
-        return Order(sampler, self._place, self._generators, drawing=drawing, workers=workers, seeds=seeds, ahead=ahead)
+        position, generators, workers = self._position, self._generators, self.num_workers > 0
+        return EpochBatchSampler(
+            sampler, position, generators, drawing=drawing, workers=workers, seeds=seeds, ahead=ahead
+        )
 
     @property
     def _parts(self) -> PartsSampler | None:
@@ -153,9 +163,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """
         if not isinstance(self.sampler, PartsSampler):
             return None
-        here = Ranks.of(*ranks())
-        if self._own_parts is None or self._own_parts.ranks != here:
-            self._own_parts = self.sampler if self.sampler.ranks == here else self.sampler.divided(here)
+        ranks = Ranks.of(*rank_and_world_size())
+        if self._own_parts is None or self._own_parts.ranks != ranks:
+            self._own_parts = self.sampler if self.sampler.ranks == ranks else self.sampler.divided(ranks)
         return self._own_parts
 
     def _get_iterator(self) -> Any:
@@ -182,29 +192,32 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if self.num_workers:
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
-            return Epoch(super().__iter__(), self.device, Progress())
+            return Epoch(super().__iter__(), self.device, EpochProgress())
         with self._beginning:  # One thread at a time: two would share progress and persistent workers.
             self._warn_of_other_ranks()
             progress = self._choice.next(self._discard)
             batches = self._begin(progress)
-            is_on_device = lies_on(self.dataset) is not None
-            epoch = Epoch(batches, self.device, progress, self._raw_transfer, there=is_on_device, prepare=self._prepare)
+            is_on_device = pixel_device(self.dataset) is not None
+            epoch = Epoch(
+                batches, self.device, progress, self._raw_transfer, is_on_device=is_on_device, prepare=self._prepare
+            )
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
             return epoch
 
     def _warn_of_other_ranks(self) -> None:
-        if ranks()[1] != self._ranks and self._parts is None:
+        _, world_size = rank_and_world_size()
+        if world_size != self._ranks and self._parts is None:
             msg = (
-                f"OMEArrowDataLoader: created for {self._ranks} ranks but the process group has {ranks()[1]}, so ranks "
+                f"OMEArrowDataLoader: created for {self._ranks} ranks but the process group has {world_size}, so ranks "
                 f"read wrong shares; create the loader after torch.distributed.init_process_group"
             )
             warnings.warn(msg, UserWarning, stacklevel=4)
 
-    def _begin(self, progress: Progress) -> Any:
+    def _begin(self, progress: EpochProgress) -> Any:
         """Draw the order of an epoch, and return torch's iterator over its batches."""
-        parts, failed = self._parts, self._place.progress.failed
-        self._place.progress = progress
+        parts, failed = self._parts, self._position.progress.failed
+        self._position.progress = progress
         if parts is not None:
             parts.set_epoch(progress.epoch)
             parts.consumed = progress.consumed
@@ -234,10 +247,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
             if epoch.is_released:
                 loader = object.__new__(type(self))
                 # The seed that torch draws for these workers must not come from the generator of the next epochs.
-                vars(loader).update(vars(self), _place=Place(progress), generator=torch.Generator())
+                vars(loader).update(vars(self), _position=LoaderPosition(progress), generator=torch.Generator())
                 epoch.use(loader._get_iterator())  # Same class.
                 return
-            if progress is not self._place.progress:
+            if progress is not self._position.progress:
                 return
             chosen = self._choice.chosen()
             is_saved = progress.resumed or progress.consumed > 0
@@ -248,10 +261,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 return
             if is_saved:
                 warn_of_discarded(progress, chosen)
-            following = Progress(chosen)
+            following = EpochProgress(chosen)
             epoch.start(self._begin(following), following)
 
-    def _discard(self, saved: Progress, epoch: int) -> None:
+    def _discard(self, saved: EpochProgress, epoch: int) -> None:
         """Skip the rest of a saved epoch, as ``epoch`` comes next."""
         warn_of_discarded(saved, epoch)
         self._index_sampler.pass_over(saved)
@@ -276,8 +289,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         For a collection in parts, the state is a few integers. It is valid for any number of ranks and any batch size,
         and for numbers of hosts that divide the saved number or are its multiples.
         """
-        saved = self._place.saved
-        progress = self._place.following() if saved is None else saved
+        saved = self._position.saved
+        progress = self._position.following() if saved is None else saved
         if self._parts is not None:
             return self._parts.state(progress, self.batch_size)
         return state_of(progress, self._generators, self._identity)
@@ -305,8 +318,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
             parts.consumed = 0
         if saved.batches and saved.batches == saved.total:  # Earlier versions saved the end of an epoch.
             order.pass_over(saved)
-            saved = Progress(saved.epoch + 1)
-        self._place.saved = saved
+            saved = EpochProgress(saved.epoch + 1)
+        self._position.saved = saved
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -314,7 +327,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
             raise ArgumentError("state_dict: iterable datasets have no order to resume; use a dataset with __getitem__")
-        identity = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
+        identity = {"samples": len(self.dataset), "batch_size": size, "ranks": rank_and_world_size()[1]}  # type: ignore[arg-type]
         return {**identity, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 
     @property

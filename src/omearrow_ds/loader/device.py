@@ -24,31 +24,31 @@ from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.handover import PinnedPool
+from omearrow_ds.dataset.handover import PinnedBufferPool
 from omearrow_ds.dataset.samples import StoredSamples
-from omearrow_ds.dataset.windows import Windows
+from omearrow_ds.dataset.windows import DeviceCropBoxes
 
 Numbered = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
-STAGES = {"apply": "transfer"}
+STAGES = {"map_tensors": "transfer"}
 IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw the whole order at the beginning.
 
 
-def lies_on(dataset: Any) -> torch.device | None:
+def pixel_device(dataset: Any) -> torch.device | None:
     """Return the device of the preloaded pixels of a dataset, or of a dataset that it wraps; None for other pixels."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
-    held = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
-    several = held.get("datasets")
-    inner = [held.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
-    found = (lies_on(each) for each in inner if isinstance(each, Dataset))
-    return next((device for device in found if device is not None), None)
+    attributes = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
+    several = attributes.get("datasets")
+    inner = [attributes.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
+    devices = (pixel_device(wrapped) for wrapped in inner if isinstance(wrapped, Dataset))
+    return next((device for device in devices if device is not None), None)
 
 
 class RawTransfer:
     """Transfer of batches as raw pixels that are normalized on the device.
 
-    ``dataset`` is an `OMEArrowDataset` or a ``Subset`` of one for which `why_not` returns None; ``pinned`` is whether
-    batches are created in pinned memory, for asynchronous copies.
+    ``dataset`` is an `OMEArrowDataset` or a ``Subset`` of one for which `stored_transfer_blocker` returns None;
+    ``pinned`` is whether batches are created in pinned memory, for asynchronous copies.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class RawTransfer:
         samples = _inner(dataset)
         collection: Collection = samples._collection
         stored = collection.as_stored()
-        self._device, self._pool = device, PinnedPool() if pinned else None
+        self._device, self._pool = device, PinnedBufferPool() if pinned else None
         if self._pool is not None:
             stored.pool = self._pool
         raw_samples = samples._with_reader(stored)
@@ -78,8 +78,8 @@ class RawTransfer:
     def scaled(self, batch: Any) -> Any:
         """Replace the raw pixels of a batch on the device by scaled pixels."""
         pixels = _image(batch)
-        made = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), Windows())
-        return made if batch is pixels else type(batch)([made, *batch[1:]])
+        samples = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), DeviceCropBoxes())
+        return samples if batch is pixels else type(batch)([samples, *batch[1:]])
 
 
 def _inner(dataset: Any) -> Any:
@@ -87,12 +87,11 @@ def _inner(dataset: Any) -> Any:
 
 
 def _image(batch: Any) -> torch.Tensor:
-    """Return the images of a batch, its first item."""
     image: torch.Tensor = batch if isinstance(batch, torch.Tensor) else batch[0]
     return image
 
 
-def why_not(dataset: Any, collate_fn: Any) -> str | None:
+def stored_transfer_blocker(dataset: Any, collate_fn: Any) -> str | None:
     """Return why a dataset cannot send raw pixels to the device, or None if it can."""
     samples = _inner(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
@@ -103,7 +102,7 @@ def why_not(dataset: Any, collate_fn: Any) -> str | None:
     return reason
 
 
-class Sent:
+class DeviceBatchSampler:
     """Batches of a ``BatchSampler`` whose indices are sent to a device together when an epoch begins."""
 
     def __init__(self, sampler: BatchSampler, count: int, device: torch.device) -> None:
@@ -114,31 +113,39 @@ class Sent:
 
     def __iter__(self) -> Iterator[Sequence[int]]:
         order, size = list(self._sampler.sampler), self._sampler.batch_size
-        here = np.asarray(order, np.int64)
-        known = len(here) == 0 or 0 <= here.min() <= here.max() < self._count
-        there = torch.from_numpy(here).to(self._device)
+        indices = np.asarray(order, np.int64)
+        is_in_range = len(indices) == 0 or 0 <= indices.min() <= indices.max() < self._count
+        device_indices = torch.from_numpy(indices).to(self._device)
         for first in range(0, len(order) - (len(order) % size if self._sampler.drop_last else 0), size):
             part = slice(first, first + size)
-            yield DeviceIndices(order[part], there[part]) if known else order[part]
+            yield DeviceIndices(order[part], device_indices[part]) if is_in_range else order[part]
 
 
-def sampled(sampler: Any, dataset: Any) -> Any:
+def with_device_indices(sampler: Any, dataset: Any) -> Any:
     """Return a batch sampler with indices on the device of the pixels, or ``sampler`` if it cannot be converted."""
     device = dataset.device if type(dataset) is OMEArrowDataset else None
     plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
-    return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset._is_random else sampler
+    return (
+        DeviceBatchSampler(sampler, len(dataset), device)
+        if device is not None and plain and not dataset._is_random
+        else sampler
+    )
 
 
 def on_device(
-    batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None = None, *, there: bool = False
+    batches: Iterator[Numbered],
+    device: torch.device,
+    raw_transfer: RawTransfer | None = None,
+    *,
+    is_on_device: bool = False,
 ) -> Iterator[Numbered]:
     """Yield batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
 
-    ``there``: whether images are created on a device, so that only other items may have to be copied.
+    ``is_on_device``: whether images are created on a device, so that only other items may have to be copied.
     """
-    if device.type == "cuda" and not there:
-        return _CopiedAhead(batches, device, raw_transfer)
-    if device.type == "cpu" and raw_transfer is None and not there:
+    if device.type == "cuda" and not is_on_device:
+        return _CopyPrefetcher(batches, device, raw_transfer)
+    if device.type == "cpu" and raw_transfer is None and not is_on_device:
         return batches
     move = functools.partial(_moved, device, raw_transfer)
     return map(move, batches)  # Unlike a generator, continues after an error.
@@ -146,11 +153,11 @@ def on_device(
 
 def _moved(device: torch.device, raw_transfer: RawTransfer | None, numbered: Numbered) -> Numbered:
     number, batch = numbered
-    moved = apply(batch, lambda tensor: tensor.to(device))
+    moved = map_tensors(batch, lambda tensor: tensor.to(device))
     return number, moved if raw_transfer is None else raw_transfer.scaled(moved)
 
 
-class _CopiedAhead:
+class _CopyPrefetcher:
     """Batches copied from pinned memory in a separate stream, each while the previous one is in use.
 
     The user's stream waits for the event after the copy of its batch, not for the copy of the next batch in the same
@@ -179,25 +186,25 @@ class _CopiedAhead:
             tensor.record_stream(using)  # Keeps its memory from a later copy while in use.
             return tensor
 
-        return number, apply(batch, used)
+        return number, map_tensors(batch, used)
 
     def _copy(self) -> None:
         number, batch = next(self._batches)
         with torch.cuda.stream(self._side):
-            copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            copied = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
             if self._raw_transfer is not None:
                 self._raw_transfer.sent(batch)
                 copied = self._raw_transfer.scaled(copied)
         self._ahead.append((number, copied, self._side.record_event()))
 
 
-def apply(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a batch with ``act`` applied to every tensor in its tuples, lists and dicts."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
     if isinstance(batch, dict):
-        return {name: apply(value, act) for name, value in batch.items()}
+        return {name: map_tensors(value, act) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [apply(value, act) for value in batch]
+        parts = [map_tensors(value, act) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

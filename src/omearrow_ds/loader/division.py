@@ -53,7 +53,6 @@ class SharedBatches(BatchSampler):
         return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
         sampler: Any = self.sampler
         sampler.set_epoch(epoch)
 

@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from omearrow_ds.loader.device import Numbered, RawTransfer, on_device
-from omearrow_ds.loader.resume import Progress
+from omearrow_ds.loader.resume import EpochProgress
 
 _INDICES_SHOWN = 16
 
@@ -20,8 +20,8 @@ class Epoch:
     """Iterator over the batches of one epoch.
 
     It has the attributes of torch's iterator, ``batches``. Batches are delivered on ``device``, or unchanged if it is
-    None, and counted in ``progress``. ``raw_transfer`` normalizes pixels that are sent as stored; ``there`` is whether
-    images are created on a device.
+    None, and counted in ``progress``. ``raw_transfer`` normalizes pixels that are sent as stored; ``is_on_device`` is
+    whether images are created on a device.
 
     ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
@@ -30,29 +30,32 @@ class Epoch:
         self,
         batches: Iterator[Any],
         device: torch.device | None,
-        progress: Progress,
+        progress: EpochProgress,
         raw_transfer: RawTransfer | None = None,
         *,
-        there: bool = False,
+        is_on_device: bool = False,
         prepare: Callable[[Epoch], None] | None = None,
     ) -> None:
-        self._device, self._raw_transfer, self._there, self._prepare = device, raw_transfer, there, prepare
+        self._device, self._raw_transfer, self._is_on_device, self._prepare = (
+            device,
+            raw_transfer,
+            is_on_device,
+            prepare,
+        )
         self._in_use = threading.RLock()
         self.start(batches, progress)
         self._is_ready = prepare is None
 
-    def start(self, batches: Iterator[Any], progress: Progress) -> None:
-        """Begin to iterate over the batches of another epoch."""
+    def start(self, batches: Iterator[Any], progress: EpochProgress) -> None:
         self.progress = progress
-        self._numbered = numbered = _Numbered(progress)
+        self._numbered = numbered = _NumberedBatches(progress)
         self.use(batches)
         if self._device is None:
             self._next = numbered.__next__
         else:
-            self._next = on_device(numbered, self._device, self._raw_transfer, there=self._there).__next__
+            self._next = on_device(numbered, self._device, self._raw_transfer, is_on_device=self._is_on_device).__next__
 
     def use(self, batches: Iterator[Any]) -> None:
-        """Take the next batches from ``batches``."""
         self._batches, self._is_ready, self.is_released = batches, True, False
         self._numbered.use(batches)
 
@@ -118,14 +121,13 @@ def _out_of_its_cycle(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-class _Numbered:
+class _NumberedBatches:
     """Torch's batches with their numbers; the program's global generators are restored after each."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: EpochProgress) -> None:
         self._progress = progress
 
     def use(self, batches: Any) -> None:
-        """Take the next batches from one of torch's iterators."""
         self._batches = batches
         self._by_workers = hasattr(batches, "_task_info")
         plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
@@ -152,8 +154,8 @@ class _Numbered:
         """Return number and indices of the batch that torch returned, which may be out of order."""
         progress = self._progress
         if not self._by_workers:
-            if progress.lent is not None:
-                progress.lent.give_back()
+            if progress.borrowed is not None:
+                progress.borrowed.restore()
             return progress.waiting.pop(0, (None, None))
         # Torch does not return the number of a batch, but removes the batch from its pending tasks. So it is the
         # waiting batch that is not pending.

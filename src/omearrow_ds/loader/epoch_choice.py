@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from omearrow_ds.loader import settings
-from omearrow_ds.loader.resume import Place, Progress
+from omearrow_ds.loader.resume import EpochProgress, LoaderPosition
 
 
 class EpochChoice:
@@ -19,7 +19,7 @@ class EpochChoice:
 
     Parameters
     ----------
-    place
+    position
         Position of the loader.
     samplers
         Samplers of the loader; the first one may have an attribute ``epoch``.
@@ -27,14 +27,14 @@ class EpochChoice:
         Whether the loader made the sampler, and sets its epoch.
     """
 
-    def __init__(self, place: Place, samplers: Sequence[Any], *, shares: bool) -> None:
-        self._place, self._samplers, self._shares = place, samplers, shares
+    def __init__(self, position: LoaderPosition, samplers: Sequence[Any], *, shares: bool) -> None:
+        self._position, self._samplers, self._shares = position, samplers, shares
         self._is_fixed = not shares
         self._last = self._epoch_of_sampler()
         for sampler in samplers:
             if not _has_set_epoch(sampler):
                 with suppress(AttributeError):  # Lists and other objects without attributes.
-                    sampler.set_epoch = place.choose  # Lightning calls it; most samplers of torch lack it.
+                    sampler.set_epoch = position.choose  # Lightning calls it; most samplers of torch lack it.
 
     def _epoch_of_sampler(self) -> int | None:
         epoch = getattr(self._samplers[0], "epoch", None)
@@ -42,12 +42,11 @@ class EpochChoice:
 
     @property
     def orders_differ(self) -> bool:
-        """Whether the order depends on the epoch."""
         return self._last is not None
 
     def chosen(self) -> int | None:
         """Return the epoch that a framework set since the last iteration began, or None."""
-        chosen, self._place.chosen = self._place.chosen, None
+        chosen, self._position.chosen = self._position.chosen, None
         epoch = self._epoch_of_sampler()
         if epoch != self._last:
             chosen, self._last = epoch, epoch
@@ -55,10 +54,10 @@ class EpochChoice:
             self._is_fixed = not (self._shares and _is_single_process())
         return chosen
 
-    def next(self, discard: Callable[[Progress, int], None]) -> Progress:
+    def next(self, discard: Callable[[EpochProgress, int], None]) -> EpochProgress:
         """Return the position where the next iteration begins; ``discard`` is called if it skips a saved position."""
-        chosen, saved = self.chosen(), self._place.saved
-        self._place.saved = None
+        chosen, saved = self.chosen(), self._position.saved
+        self._position.saved = None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
         if saved is not None and (chosen is None or chosen <= saved.epoch):
             return saved
@@ -67,17 +66,17 @@ class EpochChoice:
         if chosen is None and self._is_fixed:
             chosen = self._epoch_of_sampler()
         if chosen is not None:
-            return Progress(chosen)
-        last = self._place.progress
-        return Progress(last.epoch + (last.ended or (last.begun and _is_single_process())))
+            return EpochProgress(chosen)
+        last = self._position.progress
+        return EpochProgress(last.epoch + (last.ended or (last.begun and _is_single_process())))
 
-    def set(self, epoch: int, discard: Callable[[Progress, int], None]) -> None:
+    def set(self, epoch: int, discard: Callable[[EpochProgress, int], None]) -> None:
         """Choose the epoch of the next iteration; if a saved state is from this epoch, the iteration continues it."""
-        saved = self._place.saved
+        saved = self._position.saved
         if saved is not None and saved.epoch != epoch:
             discard(saved, epoch)
-            self._place.saved = None
-        self._place.progress, self._place.chosen = Progress(epoch), None
+            self._position.saved = None
+        self._position.progress, self._position.chosen = EpochProgress(epoch), None
         self._is_fixed = not (self._shares and _is_single_process())
         self.set_samplers(epoch, always=True)
 
@@ -90,16 +89,16 @@ class EpochChoice:
 
 
 def _is_single_process() -> bool:
-    return settings.ranks()[1] == 1
+    return settings.rank_and_world_size()[1] == 1
 
 
 def _has_set_epoch(sampler: Any) -> bool:
     """Whether a sampler has its own ``set_epoch``, not one added by this package."""
     set_epoch = getattr(sampler, "set_epoch", None)
-    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), Place)
+    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), LoaderPosition)
 
 
-def warn_of_discarded(saved: Progress, epoch: int) -> None:
+def warn_of_discarded(saved: EpochProgress, epoch: int) -> None:
     """Warn that the rest of a saved epoch is skipped, if only some of its batches were delivered."""
     delivered = saved.batches - saved.first + len(saved.ahead) + bool(saved.consumed)
     if delivered and saved.batches != saved.total:

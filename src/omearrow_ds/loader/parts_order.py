@@ -26,8 +26,8 @@ from torch.utils.data import DistributedSampler
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.resume import Progress
-from omearrow_ds.loader.shuffling import together
+from omearrow_ds.loader.resume import EpochProgress
+from omearrow_ds.loader.shuffling import same_group_rate
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -50,16 +50,19 @@ class Ranks(NamedTuple):
         Raises `ArgumentError` if hosts differ in their number of ranks: ranks would then disagree about the order.
         """
         names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
-        beside, hosts, told = (int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names)
-        if beside and hosts and told == ranks != hosts * beside:
+        local_world_size, hosts, world_size = (
+            int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names
+        )
+        if local_world_size and hosts and world_size == ranks != hosts * local_world_size:
             raise ArgumentError(
-                f"LOCAL_WORLD_SIZE={beside}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not equally "
-                f"distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the environment"
+                f"LOCAL_WORLD_SIZE={local_world_size}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not "
+                f"equally distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the "
+                f"environment"
             )
-        return cls(rank, ranks, ranks // beside if beside and ranks % beside == 0 else 1)
+        return cls(rank, ranks, ranks // local_world_size if local_world_size and ranks % local_world_size == 0 else 1)
 
 
-class Plan(NamedTuple):
+class OrderSpec(NamedTuple):
     """Settings that, together with the parts and the epoch, determine the order of samples.
 
     Attributes
@@ -106,7 +109,7 @@ class PartsSampler(DistributedSampler[Any]):
     def __repr__(self) -> str:
         return f"PartsSampler({len(self)} samples, part by part)"
 
-    def __init__(self, dataset: StoredSamples, plan: Plan, ranks: Ranks, *, drop_last: bool = False) -> None:
+    def __init__(self, dataset: StoredSamples, plan: OrderSpec, ranks: Ranks, *, drop_last: bool = False) -> None:
         parted = dataset._collection.parted
         assert parted is not None
         starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
@@ -138,7 +141,6 @@ class PartsSampler(DistributedSampler[Any]):
 
     @property
     def samples(self) -> int:
-        """Number of distinct samples of all ranks together."""
         return int(self._starts[-1])
 
     def __len__(self) -> int:
@@ -146,7 +148,6 @@ class PartsSampler(DistributedSampler[Any]):
         return left // ranks if self.drop_last else -(-left // ranks)
 
     def divided(self, ranks: Ranks) -> PartsSampler:
-        """Return a sampler with this order for the rank that ``ranks`` describes."""
         if ranks.ranks > 1:
             self._agree()
         share = copy.copy(self)
@@ -160,7 +161,7 @@ class PartsSampler(DistributedSampler[Any]):
         if self.local_seed:
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
-    def adopt(self, plan: Plan) -> None:
+    def resume_order(self, plan: OrderSpec) -> None:
         """Replace the plan of this sampler by the plan of the run that saved a state.
 
         Raises `ArgumentError` if its nodes cannot be divided among these hosts.
@@ -179,11 +180,13 @@ class PartsSampler(DistributedSampler[Any]):
             self._agree()
         order = self.share()
         for samples in (
-            np.split(order, range(_AT_ONCE, len(order), _AT_ONCE)) if self._fetched is None else self._told(order)
+            np.split(order, range(_AT_ONCE, len(order), _AT_ONCE))
+            if self._fetched is None
+            else self._announce_parts(order)
         ):
             yield from samples.tolist()
 
-    def _told(self, order: Array) -> Iterator[Array]:
+    def _announce_parts(self, order: Array) -> Iterator[Array]:
         """Yield an order in pieces, and notify the source of each part before its first sample."""
         assert self._fetched is not None
         dataset, part_of = self._fetched
@@ -201,12 +204,15 @@ class PartsSampler(DistributedSampler[Any]):
     def _at_once(self) -> int:
         """Number of parts that are read alternately."""
         nodes = self.plan.nodes
-        here = max(1, nodes // self.ranks.hosts)
+        own_nodes = max(1, nodes // self.ranks.hosts)
         if not self.plan.shuffle:
-            return min(here, len(self._sizes))
-        together = -(-len(self._sizes) // nodes) + 1  # Parts per stretch.
-        windowed = self.plan.grows or together > 2 * self.plan.window
-        return min(here * (min(together, self.plan.window + 2) if windowed else together), len(self._sizes))
+            return min(own_nodes, len(self._sizes))
+        parts_per_stretch = -(-len(self._sizes) // nodes) + 1  # Parts per stretch.
+        windowed = self.plan.grows or parts_per_stretch > 2 * self.plan.window
+        return min(
+            own_nodes * (min(parts_per_stretch, self.plan.window + 2) if windowed else parts_per_stretch),
+            len(self._sizes),
+        )
 
     def of_one_part(self) -> Array | None:
         """Return all samples of the part with this rank's first sample, or None if parts are not fetched."""
@@ -217,11 +223,10 @@ class PartsSampler(DistributedSampler[Any]):
 
     def share(self) -> Array:
         """Return the samples of this rank, (n,) int64, from `consumed` on."""
-        found = self._numbers()
-        return found if self._sample is None else self._sample[found]
+        indices = self._numbers()
+        return indices if self._sample is None else self._sample[indices]
 
     def _numbers(self) -> Array:
-        """Return the share of this rank as indices in image order."""
         rank, ranks, hosts = self.ranks
         apart = min(self.plan.nodes, hosts)  # One divides the other.
         of_class, beside = ranks // apart, ranks // hosts
@@ -230,13 +235,13 @@ class PartsSampler(DistributedSampler[Any]):
         turns = host // apart * beside + local + of_class * np.arange(len(self))
         return self._at(first + apart * turns)
 
-    def _at(self, places: Array) -> Array:
+    def _at(self, positions: Array) -> Array:
         """Return the samples at positions of the global order; positions beyond its end repeat its last samples."""
         nodes, total = self.plan.nodes, self.samples
-        if len(places) and places[-1] >= total:
-            beyond = np.maximum(-(-(places - total + 1) // nodes), 0)
-            places = (places - nodes * beyond) % max(total, 1)
-        found = np.empty(len(places), np.int64)
+        if len(positions) and positions[-1] >= total:
+            beyond = np.maximum(-(-(positions - total + 1) // nodes), 0)
+            positions = (positions - nodes * beyond) % max(total, 1)
+        samples = np.empty(len(positions), np.int64)
         parts = np.arange(len(self._sizes))
         try:  # Seeding an existing generator takes 0.01 ms, creating one 0.07 ms.
             random = self._idle.pop()
@@ -246,12 +251,12 @@ class PartsSampler(DistributedSampler[Any]):
         sizes = self._sizes[parts]
         stops = np.cumsum(sizes)
         moves = self._starts[parts] - (stops - sizes)
-        for node in [0] if nodes == 1 else np.unique(places % nodes).tolist():
-            here = slice(None) if nodes == 1 else places % nodes == node
-            stretch = self._stretch(node, stops, random)[places[here] // nodes]
-            found[here] = stretch + moves[np.searchsorted(stops, stretch, side="right")]
+        for node in [0] if nodes == 1 else np.unique(positions % nodes).tolist():
+            of_node = slice(None) if nodes == 1 else positions % nodes == node
+            stretch = self._stretch(node, stops, random)[positions[of_node] // nodes]
+            samples[of_node] = stretch + moves[np.searchsorted(stops, stretch, side="right")]
         self._idle.append(random)
-        return found
+        return samples
 
     def _stretch(self, node: int, stops: Array, random: np.random.RandomState) -> Array:
         """Return the order of a node's samples, as indices into the concatenated parts."""
@@ -291,41 +296,41 @@ class PartsSampler(DistributedSampler[Any]):
         random.seed([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
         return random
 
-    def told(self, batch_size: int | None) -> str:
+    def describe(self, batch_size: int | None) -> str:
         """Describe the order of samples, and compare it with a full shuffle."""
         plan, parts = self.plan, count(len(self._sizes), "part")
         rank, ranks, hosts = self.ranks
-        of = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
+        share = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
         if not plan.shuffle:
-            return f"{parts} in their order{of}"
-        by = f"by the seed {plan.seed} and the epoch"
+            return f"{parts} in their order{share}"
+        source = f"by the seed {plan.seed} and the epoch"
         if len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
-            return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {by}{of}"
+            return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}{share}"
         groups = np.searchsorted(self._starts, self._numbers(), side="right")
         mixed = ""
         if batch_size is not None and min(batch_size, len(groups)) > 1:
-            same, uniform = together(groups, batch_size)
+            same, uniform = same_group_rate(groups, batch_size)
             mixed = (
                 f"two samples of a batch come from one part in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
             )
-        return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
+        return f"random over {plan.window} of {parts} at a time, {source}: {mixed}{share}"
 
-    def waits(self, batch_size: int | None) -> str:
+    def describe_first_batch(self, batch_size: int | None) -> str:
         """Describe how many parts the first batch waits for; return an empty string if parts are not fetched."""
         if self._fetched is None:
             return ""
         first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
-        said = f"whole parts are prefetched in this order, and the first batch waits for {first} of them"
+        text = f"whole parts are prefetched in this order, and the first batch waits for {first} of them"
         if self.plan.grows:
-            return f"{said}, because shuffle_seed= already permuted the images"
+            return f"{text}, because shuffle_seed= already permuted the images"
         permuted = "; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else ""
-        return f"{said}{permuted}"
+        return f"{text}{permuted}"
 
     def seeds(self) -> torch.Tensor:
         """Return the seed of the plan and the epoch, from which the random numbers of the epoch are derived."""
         return torch.tensor([self.plan.seed, self.epoch])
 
-    def state(self, progress: Progress, batch_size: int | None) -> dict[str, Any]:
+    def state(self, progress: EpochProgress, batch_size: int | None) -> dict[str, Any]:
         """Return the progress of all ranks as a state of integers and a fingerprint."""
         step = self._step(batch_size)
         consumed = progress.consumed + (progress.batches - progress.first) * step
@@ -333,20 +338,20 @@ class PartsSampler(DistributedSampler[Any]):
         state |= self.plan._asdict() | {"samples": self.samples, "parts": self.digest}
         return state | ({"ahead": sorted(progress.ahead), "step": step} if progress.ahead else {})
 
-    def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> Progress:
+    def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> EpochProgress:
         """Restore the order of a saved state, and return the progress to resume from.
 
         Raises `ArgumentError` if the state is from other samples or parts, or from a number of hosts that is neither
         a multiple nor a divisor of this one.
         """
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
-        given = state if isinstance(state, Mapping) else {}
-        told = ", ".join(
-            f"{name} was {given.get(name)}, is {now}" for name, now in own.items() if given.get(name) != now
+        saved = state if isinstance(state, Mapping) else {}
+        differences = ", ".join(
+            f"{name} was {saved.get(name)}, is {now}" for name, now in own.items() if saved.get(name) != now
         )
-        if told:
+        if differences:
             raise ArgumentError(
-                f"load_state_dict: the state is from other samples or parts: {told}; create the loader as before"
+                f"load_state_dict: the state is from other samples or parts: {differences}; create the loader as before"
             )
         step = self._step(batch_size)
         if state.get("ahead") and state["step"] != step:
@@ -355,10 +360,10 @@ class PartsSampler(DistributedSampler[Any]):
                 f"steps have {step} now; use {state['step']}, or save states with in_order=True"
             )
         seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
-        self.adopt(Plan(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))
+        self.resume_order(OrderSpec(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))
         first = -(-int(state["consumed"]) // step)
         ahead = set(state.get("ahead", ()))
-        return Progress(int(state["epoch"]), first, ahead, first=first, consumed=int(state["consumed"]))
+        return EpochProgress(int(state["epoch"]), first, ahead, first=first, consumed=int(state["consumed"]))
 
     def _step(self, batch_size: int | None) -> int:
         return self.ranks.ranks * (batch_size or 1)

@@ -1,4 +1,4 @@
-"""`Progress`: the position of a loader in an epoch, from which the epoch is continued or the next one begins."""
+"""`EpochProgress`: the position of a loader in an epoch, from which the epoch is continued or the next one begins."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.read_ahead import ReadAhead, request_in_worker
-from omearrow_ds.loader.seeds import Lent, OnArrival, Seeds, of_batch, sow
+from omearrow_ds.loader.seeds import BorrowedGenerators, EpochSeeds, OnArrival, batch_seed, seed_global_rngs
 
 _VERSION = 2
 
 
 @dataclass
-class Progress:
+class EpochProgress:
     """Position in one epoch.
 
     Attributes
@@ -41,7 +41,7 @@ class Progress:
         States of torch's global generator, and of those of the loader and its samplers, when the order was drawn.
     seed
         Seed of the random numbers of the batches, or None without random numbers.
-    lent
+    borrowed
         Saved global generators of the program, if batches are created in its process and draw random numbers.
     begun, ended
         Whether the order was drawn, and whether all batches were delivered.
@@ -59,10 +59,10 @@ class Progress:
     ahead: set[int] = field(default_factory=set)
     total: int | None = None
     waiting: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    rest: Rest | None = None
+    rest: RemainingBatches | None = None
     states: list[torch.Tensor] = field(default_factory=list)
     seed: bytes | None = None
-    lent: Lent | None = None
+    borrowed: BorrowedGenerators | None = None
     begun: bool = False
     ended: bool = False
     failed: bool = False
@@ -71,7 +71,6 @@ class Progress:
     consumed: int = 0
 
     def deliver(self, number: int) -> None:
-        """Record that the program received the batch ``number``."""
         if number != self.batches:
             self.ahead.add(number)
             return
@@ -82,13 +81,13 @@ class Progress:
         self.ended = self.batches == self.total
 
     def take_back(self) -> None:
-        """Return batches that workers have not finished to `Rest`, so that other workers create them."""
+        """Return batches that workers have not finished to `RemainingBatches`, so that other workers create them."""
         if self.rest is not None:
             self.rest.put_back(self.waiting.values())
             self.waiting.clear()
 
 
-class Rest:
+class RemainingBatches:
     """Batches of an epoch, as indices and batch numbers, that have not been given to the workers."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
@@ -110,48 +109,47 @@ class Rest:
             return self._drawn[distance - 1][1] if len(self._drawn) >= distance else None
 
     def draw(self) -> None:
-        """Draw all remaining batches from the sampler now."""
         with self._drawing:
             self._drawn.extend(self._batches)
 
     def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
-        """Insert ``batches`` before all other remaining batches."""
         with self._drawing:
             self._drawn.extendleft(reversed(list(batches)))
 
 
 @dataclass
-class Place:
+class LoaderPosition:
     """Epoch of a loader, in a separate object, since torch's iterator must not reference the loader.
 
     Torch ends workers when its iterator is dropped. In a reference cycle, garbage collection takes 5 s per worker.
     """
 
-    progress: Progress = field(default_factory=Progress)
-    rest: Rest | None = None  # The rest of the last epoch whose order was drawn from generators of the loader.
-    saved: Progress | None = None  # Loaded, and not yet continued.
+    progress: EpochProgress = field(default_factory=EpochProgress)
+    rest: RemainingBatches | None = (
+        None  # The rest of the last epoch whose order was drawn from generators of the loader.
+    )
+    saved: EpochProgress | None = None  # Loaded, and not yet continued.
     chosen: int | None = None  # Epoch that a framework chose.
 
     def choose(self, epoch: int) -> None:
         """Store the epoch that a framework sets by ``sampler.set_epoch``, until the next iteration."""
         self.chosen = epoch
 
-    def following(self) -> Progress:
-        """Return the current position, or the beginning of the next epoch after the last batch."""
+    def following(self) -> EpochProgress:
         if not self.progress.ended:
             return self.progress
         if self.rest is not None:
             self.rest.draw()  # Advances the generators to the beginning of the next epoch.
-        return Progress(self.progress.epoch + 1)
+        return EpochProgress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the current iteration of this process."""
-        progress = replace(self.following(), rest=None, waiting={}, lent=None)
+        progress = replace(self.following(), rest=None, waiting={}, borrowed=None)
         return {"progress": progress, "rest": None, "saved": self.saved, "chosen": self.chosen}
 
 
 @dataclass(eq=False)
-class Order:
+class EpochBatchSampler:
     """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader.
 
     Attributes
@@ -174,10 +172,10 @@ class Order:
     """
 
     sampler: Any
-    position: Place
+    position: LoaderPosition
     generators: Sequence[torch.Generator]
     _: KW_ONLY
-    drawing: Seeds | None
+    drawing: EpochSeeds | None
     workers: bool
     seeds: Callable[[], torch.Tensor] | None = None
     ahead: ReadAhead | None = None
@@ -188,25 +186,27 @@ class Order:
     def __iter__(self) -> Iterator[Any]:
         return self._indices(self.position.progress)
 
-    def _indices(self, progress: Progress) -> Iterator[Any]:
+    def _indices(self, progress: EpochProgress) -> Iterator[Any]:
         rest = self.draw(progress) if progress.rest is None else progress.rest
         if not self.workers:
             yield None
         seed = progress.seed
-        borrowed = progress.lent = None if seed is None or self.workers else Lent()
+        borrowed = progress.borrowed = None if seed is None or self.workers else BorrowedGenerators()
         key, ahead = 0, self.ahead
         for number, indices in rest:
             progress.waiting[key] = number, indices
             key += self.workers
             if borrowed is not None and seed is not None:
-                borrowed.lend(of_batch(seed, number))
+                borrowed.borrow(batch_seed(seed, number))
             if ahead is not None and self.workers:
                 indices = OnArrival(indices, request_in_worker, rest.peek(ahead.distance))  # noqa: PLW2901  # Wrapped for sending.
             elif ahead is not None and ahead.requests.num_remaining:
                 ahead.request(rest.peek(ahead.distance))
-            yield indices if seed is None or borrowed is not None else OnArrival(indices, sow, of_batch(seed, number))
+            if seed is not None and borrowed is None:
+                indices = OnArrival(indices, seed_global_rngs, batch_seed(seed, number))  # noqa: PLW2901  # As above.
+            yield indices
 
-    def draw(self, progress: Progress) -> Rest:
+    def draw(self, progress: EpochProgress) -> RemainingBatches:
         """Draw the order of an epoch, and return its remaining batches."""
         if self.position.rest is not None:
             self.position.rest.draw()
@@ -219,7 +219,7 @@ class Order:
             progress.states = [generator.get_state() for generator in generators]
         length = count_batches(self.sampler)
         progress.total = None if length is None else progress.first + length
-        progress.rest = rest = Rest(_left(self.sampler, progress))
+        progress.rest = rest = RemainingBatches(_left(self.sampler, progress))
         # An epoch that ends early leaves generators as at its end, since prefetching may have drawn all of it.
         self.position.rest = rest if self.generators and length is not None else None
         rest.put_back([first for first in [next(rest, None)] if first is not None])
@@ -229,20 +229,19 @@ class Order:
         progress.seed = None if self.drawing is None else self.drawing.of_epoch(states)
         return rest
 
-    def pass_over(self, progress: Progress) -> None:
+    def pass_over(self, progress: EpochProgress) -> None:
         """Advance the generators to the end of an epoch whose batches are skipped."""
         if self.generators and progress.begun:
             (self.draw(progress) if progress.rest is None else progress.rest).draw()
 
 
-def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
+def _left(sampler: Any, progress: EpochProgress) -> Iterator[tuple[int, Any]]:
     for number, batch in enumerate(sampler, progress.first):
         if number >= progress.batches and number not in progress.ahead:
             yield number, batch
 
 
 def count_batches(sampler: Any) -> int | None:
-    """Return the length of a sampler, or None if it has no length."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
@@ -250,18 +249,19 @@ def count_batches(sampler: Any) -> int | None:
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
-    """Raise `ArgumentError` if a state is from a loader with different batches."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ArgumentError(
             f"load_state_dict: not a state of this version of OMEArrowDataLoader: {state!r:.200}; pass state_dict()"
         )
     changed = {name: (state.get("loader", {}).get(name), value) for name, value in loader.items()}
-    told = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
-    if told:
-        raise ArgumentError(f"load_state_dict: the state is from another loader: {told}; create the loader as before")
+    differences = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
+    if differences:
+        raise ArgumentError(
+            f"load_state_dict: the state is from another loader: {differences}; create the loader as before"
+        )
 
 
-def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
+def state_of(progress: EpochProgress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
     """Return a state of numbers and tensors, from which `resumed` restores the progress."""
     states = progress.states if progress.begun else [generator.get_state() for generator in generators]
     return {
@@ -275,14 +275,14 @@ def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: 
     }
 
 
-def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Progress:
+def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> EpochProgress:
     """Return the progress in a state; if its epoch had not begun, also restore the random generators of the loader."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
         raise ArgumentError("load_state_dict: the state has another number of generators; create the loader as before")
     if begun:
         batches, ahead = int(state["batches"]), set(state["ahead"])
-        return Progress(epoch, batches, ahead, states=states, begun=True, resumed=True)
+        return EpochProgress(epoch, batches, ahead, states=states, begun=True, resumed=True)
     for generator, generator_state in zip(generators, states, strict=True):
         generator.set_state(generator_state)
-    return Progress(epoch)
+    return EpochProgress(epoch)

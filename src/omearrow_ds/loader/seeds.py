@@ -17,31 +17,26 @@ _SEED_BYTES = 32
 _numpy: Any = np.random  # Its stubs lack some functions.
 
 
-class Seeds(NamedTuple):
-    """Source of the seeds of an epoch."""
-
+class EpochSeeds(NamedTuple):
     source: int  # Index of the generator of the order: 0 is torch's global one, 1 the loader's.
     rank: int  # Ranks with equal generators draw different numbers.
 
     def of_epoch(self, states: Sequence[torch.Tensor]) -> bytes:
-        """Return the seed of the epoch whose order was drawn from generators in ``states``; no numbers are drawn."""
         state = states[self.source].numpy().tobytes()
         return blake2b(state, digest_size=_SEED_BYTES, salt=self.rank.to_bytes(8, "little")).digest()
 
 
-def of_batch(epoch: bytes, number: int) -> bytes:
-    """Return the seed of the batch ``number`` of an epoch, given the seed of the epoch."""
+def batch_seed(epoch: bytes, number: int) -> bytes:
     return blake2b(number.to_bytes(8, "little"), key=epoch, digest_size=_SEED_BYTES).digest()
 
 
-def sow(seed: bytes) -> None:
-    """Seed the global generators of torch (the CPU's), Python and NumPy."""
+def seed_global_rngs(seed: bytes) -> None:
     torch.default_generator.manual_seed(int.from_bytes(seed[:8], "little"))
     random.seed(int.from_bytes(seed[8:24], "little"))
     np.random.seed(int.from_bytes(seed[24:28], "little"))  # noqa: NPY002  # Transforms may use it.
 
 
-class Lent:
+class BorrowedGenerators:
     """Context of a batch created in the main process: the global generators are seeded, and restored afterwards.
 
     Saving and restoring NumPy's state takes 130 µs. Instead, another generator temporarily replaces it, and the cached
@@ -54,27 +49,26 @@ class Lent:
         self._ours = np.random.MT19937(0)
         self._programs: tuple[Any, ...] | None = None
 
-    def lend(self, seed: bytes) -> None:
-        """Save the state of the program's generators, and seed them."""
-        out = _lendings(os.getpid())
-        with out.lock:
+    def borrow(self, seed: bytes) -> None:
+        stack = _lendings(os.getpid())
+        with stack.lock:
             numpys, pair = _numpy.get_bit_generator(), _with_pair(_numpy.rand.__self__.get_state, legacy=False)
             self._programs = torch.default_generator.get_state(), random.getstate(), numpys, pair
-            out.lent.append(self)
+            stack.borrowers.append(self)
             _numpy.set_bit_generator(self._ours)
-            sow(seed)
+            seed_global_rngs(seed)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the program's generators; without effect if they were not replaced."""
         if self._programs is None:
             return
-        out = _lendings(os.getpid())
-        with out.lock:
-            place = out.lent.index(self)
-            out.lent.pop(place)
+        stack = _lendings(os.getpid())
+        with stack.lock:
+            index = stack.borrowers.index(self)
+            stack.borrowers.pop(index)
             programs, self._programs = self._programs, None
-            if place < len(out.lent):  # A later batch in another thread saved the states of this one.
-                out.lent[place]._programs = programs  # noqa: SLF001  # Same class.
+            if index < len(stack.borrowers):  # A later batch in another thread saved the states of this one.
+                stack.borrowers[index]._programs = programs  # noqa: SLF001  # Same class.
                 return
             torchs, pythons, numpys, pair = programs
             torch.default_generator.set_state(torchs)
@@ -84,22 +78,22 @@ class Lent:
                 _with_pair(_numpy.rand.__self__.set_state, pair)
 
 
-class _Lendings:
+class _BorrowStack:
     """Batches of a process that use its generators, in order."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.lent: list[Lent] = []
+        self.borrowers: list[BorrowedGenerators] = []
 
 
 @functools.cache
-def _lendings(pid: int) -> _Lendings:
+def _lendings(pid: int) -> _BorrowStack:
     """Return the lendings of this process, ``pid``."""
     del pid
-    return _Lendings()
+    return _BorrowStack()
 
 
-class _Aside:
+class _FrozenBitGenerator:
     """Replacement of NumPy's bit generator while only the cached normal number is read or set."""
 
     def __init__(self) -> None:
@@ -108,7 +102,7 @@ class _Aside:
 
 def _with_pair(do: Any, *arguments: Any, **kwargs: Any) -> Any:
     owner, generator = do.__self__, _numpy.get_bit_generator()
-    owner._bit_generator = _Aside()  # noqa: SLF001  # No public API.
+    owner._bit_generator = _FrozenBitGenerator()  # noqa: SLF001  # No public API.
     try:
         return do(*arguments, **kwargs)
     finally:
@@ -122,9 +116,9 @@ class OnArrival:
         self._sent = indices, act, arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, self._sent
+        return _rebuild_and_run, self._sent
 
 
-def _arrive(indices: Any, act: Callable[..., object], arguments: tuple[Any, ...]) -> Any:
+def _rebuild_and_run(indices: Any, act: Callable[..., object], arguments: tuple[Any, ...]) -> Any:
     act(*arguments)
     return indices

@@ -21,11 +21,11 @@ from omearrow_ds.dataset.concat import CONCATS, batched, refuse_mixed_classes
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import lies_on, why_not
+from omearrow_ds.loader.device import pixel_device, stored_transfer_blocker
 from omearrow_ds.loader.division import divides, share_batches, warn_of_division, within
-from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
-from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
-from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
+from omearrow_ds.loader.parts_order import WINDOW, OrderSpec, PartsSampler, Ranks
+from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, check_shuffle_fields, describe_shuffle
+from omearrow_ds.loader.trial import BatchCost, CopyError, copy_for_trial, measure_batch_cost
 from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
 from omearrow_ds.options import check_integer
 from omearrow_ds.resources import available_cores
@@ -54,7 +54,7 @@ def resolve(
     batch_size: int | None,
     num_workers: Any,
     device: Any,
-    given: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     collate: Any = None,
     shuffle_fields: int | None = None,
 ) -> Settings:
@@ -63,32 +63,36 @@ def resolve(
     ``given`` are the keywords for torch; all other parameters are those of `OMEArrowDataLoader`.
     """
     refuse_mixed_classes(dataset)
-    settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
+    settings = {name: Setting(value, _GIVEN) for name, value in keywords.items()}
     settings["batch_size"] = Setting(batch_size, _GIVEN)
     settings["device"] = _device(device)
     windowed = shuffle_fields is not None
     settings |= (
-        _windowed(dataset, shuffle_fields, batch_size, given) if windowed else _sampler(dataset, batch_size, given)
+        _windowed(dataset, shuffle_fields, batch_size, keywords)
+        if windowed
+        else _sampler(dataset, batch_size, keywords)
     )
     if collate is not None:
-        settings["collate_fn"] = _collate_fn(collate, batch_size, given)
-    elif given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
+        settings["collate_fn"] = _collate_fn(collate, batch_size, keywords)
+    elif keywords.get("collate_fn") is None and (batch_size is not None or keywords.get("batch_sampler") is not None):
         settings["collate_fn"] = Setting(collate_alike, "as torch's default_collate, without copying stacked samples")
     sampler = settings.get("sampler", Setting(None, "")).value
-    tried = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
-    settings["num_workers"] = _workers(dataset, batch_size, num_workers, given, tried)
-    settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
-    settings |= _transfer_settings(dataset, settings, given)
+    candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, keywords, candidates)
+    settings |= _with_workers(settings) if settings["num_workers"].value else _without(keywords, num_workers)
+    settings |= _transfer_settings(dataset, settings, keywords)
     _warn_of_little_shared_memory(dataset, settings)
     return settings
 
 
-def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) -> Setting:
+def _collate_fn(collate: Any, batch_size: int | None, keywords: Mapping[str, Any]) -> Setting:
     known = {"pad": collate_padded, "list": collate_listed}
     if collate not in known:
         raise ArgumentError(option="collate", value=collate, allowed=f"one of {', '.join(map(repr, known))}, or None")
-    if given.get("collate_fn") is not None or (batch_size is None and given.get("batch_sampler") is None):
-        problem = "batch_size=None has no batches" if given.get("collate_fn") is None else "conflicts with collate_fn="
+    if keywords.get("collate_fn") is not None or (batch_size is None and keywords.get("batch_sampler") is None):
+        problem = (
+            "batch_size=None has no batches" if keywords.get("collate_fn") is None else "conflicts with collate_fn="
+        )
         raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
     return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
 
@@ -114,114 +118,113 @@ def copied_to(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
-def _transfer_settings(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
-    target, held = settings["device"].value, lies_on(dataset)
-    if held is not None or not copied_to(target):
-        why = "the target is not a CUDA device" if held is None else f"batches are created on {held}"
-        return {} if given.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
-    why_scaled = why_not(dataset, settings.get("collate_fn", Setting(None, "")).value)
+def _transfer_settings(dataset: Any, settings: Settings, keywords: Mapping[str, Any]) -> Settings:
+    target, device = settings["device"].value, pixel_device(dataset)
+    if device is not None or not copied_to(target):
+        why = "the target is not a CUDA device" if device is None else f"batches are created on {device}"
+        return {} if keywords.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
+    why_scaled = stored_transfer_blocker(dataset, settings.get("collate_fn", Setting(None, "")).value)
     if why_scaled is not None:
-        found = {"transfer": Setting("normalized", f"pixels are normalized before the transfer: {why_scaled}")}
+        chosen = {"transfer": Setting("normalized", f"pixels are normalized before the transfer: {why_scaled}")}
     else:
-        found = {"transfer": Setting("raw", "stored pixels are transferred and normalized on the device")}
-    if given.get("pin_memory") is not None:
-        return found
+        chosen = {"transfer": Setting("raw", "stored pixels are transferred and normalized on the device")}
+    if keywords.get("pin_memory") is not None:
+        return chosen
     if why_scaled is None and not settings["num_workers"].value:
-        return found | {
-            "transfer": found["transfer"]._replace(value="raw-pinned"),
+        return chosen | {
+            "transfer": chosen["transfer"]._replace(value="raw-pinned"),
             "pin_memory": Setting(False, "batches are created in alternating pinned buffers"),
         }
-    return found | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
+    return chosen | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
 
 
-def ranks() -> tuple[int, int]:
-    """Return rank and world size of this process; (0, 1) outside a process group."""
+def rank_and_world_size() -> tuple[int, int]:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
 
 
-def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, Any]) -> Settings:
-    rank, count = ranks()
-    if given.get("sampler") is not None or given.get("batch_sampler") is not None:
-        return _given_sampler(given)
+def _sampler(dataset: Dataset[Any], batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
+    rank, count = rank_and_world_size()
+    if keywords.get("sampler") is not None or keywords.get("batch_sampler") is not None:
+        return _given_sampler(keywords)
     if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.parted is not None:
-        return _of_parts(dataset, batch_size, given)
+        return _of_parts(dataset, batch_size, keywords)
     if count == 1 or isinstance(dataset, IterableDataset):
-        if given.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
+        if keywords.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
             raise ArgumentError(
                 f"{dataset!r} is empty",
                 option="shuffle",
                 value=True,
                 remedy="pass a dataset with samples, or leave it out",
             )
-        return _not_of_parts(dataset, given)
-    generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
+        return _not_of_parts(dataset, keywords)
+    generator, shuffle = keywords.get("generator"), bool(keywords.get("shuffle"))
     seed = _seed(generator)
-    drop_last = bool(given.get("drop_last"))
+    drop_last = bool(keywords.get("drop_last"))
     sharded: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
     tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
     why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
-def _given_sampler(given: Mapping[str, Any]) -> Settings:
-    """Return the user's sampler, or the inner one if a framework wrapped it to divide its samples."""
-    (rank, count), sampler = ranks(), given.get("sampler")
+def _given_sampler(keywords: Mapping[str, Any]) -> Settings:
+    (rank, count), sampler = rank_and_world_size(), keywords.get("sampler")
     name = "sampler" if sampler is not None else "batch_sampler"
     why = _GIVEN if count == 1 else f"{_GIVEN} on each of {count} ranks: it must divide the samples itself"
     if sampler is None:
-        share_batches(given[name], count)
-        return {name: Setting(given[name], why)}
+        share_batches(keywords[name], count)
+        return {name: Setting(keywords[name], why)}
     inner = within(sampler, (DistributedSampler, WindowedSampler), count)
     if isinstance(inner, WindowedSampler):
-        seed, drop_last = _seed(given.get("generator")), bool(given.get("drop_last"))
+        seed, drop_last = _seed(keywords.get("generator")), bool(keywords.get("drop_last"))
         sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=seed, drop_last=drop_last)
     elif isinstance(inner, PartsSampler):
         sampler = inner.divided(Ranks.of(rank, count))
     elif inner is not None and divides(inner, count):
         sampler = inner
-    if sampler is not given["sampler"]:
-        why = f"inner sampler of {type(given['sampler']).__name__}: it already divides the samples"
+    if sampler is not keywords["sampler"]:
+        why = f"inner sampler of {type(keywords['sampler']).__name__}: it already divides the samples"
         if divides(inner, count):
-            warn_of_division(given["sampler"])
+            warn_of_division(keywords["sampler"])
     return {"sampler": Setting(sampler, why)}
 
 
 def _seed(generator: torch.Generator | None) -> int:
-    """Return the seed of an order that all ranks share."""
     return 0 if generator is None else generator.initial_seed() % 2**32
 
 
-def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
-    here, generator = Ranks.of(*ranks()), given.get("generator")
-    shuffle = bool(given.get("shuffle"))
-    alone = generator is None and here.ranks == 1  # `torch.manual_seed` may differ between ranks.
+def _of_parts(dataset: StoredSamples, batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
+    ranks, generator = Ranks.of(*rank_and_world_size()), keywords.get("generator")
+    shuffle = bool(keywords.get("shuffle"))
+    alone = generator is None and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
     seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
     parted = dataset._collection.parted
     window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
-    plan = Plan(seed, here.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
-    sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
+    plan = OrderSpec(seed, ranks.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
+    sampler = PartsSampler(dataset, plan, ranks, drop_last=bool(keywords.get("drop_last")))
     sampler.local_seed = alone
     return {
-        "sampler": Setting(sampler, "; ".join(filter(None, (sampler.told(batch_size), sampler.waits(batch_size))))),
+        "sampler": Setting(
+            sampler, "; ".join(filter(None, (sampler.describe(batch_size), sampler.describe_first_batch(batch_size))))
+        ),
         "shuffle": Setting(None, f"by the sampler: {shuffle}"),
     }
 
 
-def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
+def _not_of_parts(dataset: Dataset[Any], keywords: Mapping[str, Any]) -> Settings:
     """Return the setting that explains torch's order for collections in parts below ``Subset`` or ``ConcatDataset``."""
-    if "shuffle" not in given or every_part(dataset, lambda part: part._collection.parted is None):
+    if "shuffle" not in keywords or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
     if not every_part(dataset, lambda _: True):
         return {}
     why = f"{_GIVEN}, by torch: no parts are known below Subset and ConcatDataset; use dataset.split() instead"
-    return {"shuffle": Setting(given["shuffle"], why)}
+    return {"shuffle": Setting(keywords["shuffle"], why)}
 
 
-def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
-    taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
+def _windowed(dataset: Any, window: Any, batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
+    taken = next((name for name in ("sampler", "batch_sampler") if keywords.get(name) is not None), None)
     if taken is not None:
         raise ArgumentError(
             f"conflicts with the order of {taken}=",
@@ -229,57 +232,59 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[
             value=window,
             remedy="leave out one of them",
         )
-    if given.get("shuffle") is False:
+    if keywords.get("shuffle") is False:
         raise ArgumentError(
             "conflicts with shuffle=False",
             option="shuffle_fields",
             value=window,
             remedy="leave out one of them",
         )
-    samples, (rank, count) = checked(dataset, window), ranks()
-    generator = given.get("generator")
+    samples, (rank, count) = check_shuffle_fields(dataset, window), rank_and_world_size()
+    generator = keywords.get("generator")
     if count == 1:
         sampler: Any = WindowedSampler(samples, window, generator)
-        why = told(samples, window, batch_size)
+        why = describe_shuffle(samples, window, batch_size)
     else:
         seed = _seed(generator)
-        sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(given.get("drop_last")))
-        why = f"{told(samples, window, batch_size)}; rank {rank} of {count} ranks reads a part of the windows"
+        sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(keywords.get("drop_last")))
+        why = (
+            f"{describe_shuffle(samples, window, batch_size)}; rank {rank} of {count} ranks reads a part of the windows"
+        )
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}
 
 
 def _with_workers(settings: Settings) -> Settings:
-    found: Settings = {}
+    defaults: Settings = {}
     if settings.get("persistent_workers") is None:
-        found["persistent_workers"] = Setting(True, "workers start once, not in each epoch")
+        defaults["persistent_workers"] = Setting(True, "workers start once, not in each epoch")
     if settings.get("prefetch_factor") is None or settings["prefetch_factor"].value is None:
-        found["prefetch_factor"] = Setting(2, "one batch is created while another waits")
+        defaults["prefetch_factor"] = Setting(2, "one batch is created while another waits")
     chosen = settings.get("multiprocessing_context")
     if chosen is None or chosen.value is None:
         why = f"{START_METHOD}: workers inherit no threads or handles, and need no imports"
-        found["multiprocessing_context"] = Setting(worker_context(), why)
+        defaults["multiprocessing_context"] = Setting(worker_context(), why)
     else:
         warn_of_fork(chosen.value if isinstance(chosen.value, str) else chosen.value.get_start_method())
-    return found
+    return defaults
 
 
-def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
+def _without(keywords: Mapping[str, Any], num_workers: Any) -> Settings:
     """Return defaults of worker settings, which torch refuses without workers, if ``"auto"`` chose no workers."""
     if num_workers != "auto":
         return {}
     aside = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
-    return {name: Setting(value, "no workers") for name, value in aside.items() if given.get(name)}
+    return {name: Setting(value, "no workers") for name, value in aside.items() if keywords.get(name)}
 
 
 def _workers(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any], among: Any
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, keywords: Mapping[str, Any], among: Any
 ) -> Setting:
-    held = lies_on(dataset)
+    device = pixel_device(dataset)
     if num_workers != "auto":
         check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
-        if num_workers and held is not None:
+        if num_workers and device is not None:
             raise ArgumentError(
-                f"the pixels are on {held}, and each worker process would copy them",
+                f"the pixels are on {device}, and each worker process would copy them",
                 option="num_workers",
                 value=num_workers,
                 remedy="leave it out, or pass 0",
@@ -287,8 +292,8 @@ def _workers(
         if num_workers:
             refuse_in_daemon(int(num_workers))
         return Setting(int(num_workers), _GIVEN)
-    if held is not None:
-        return Setting(0, f"auto: the pixels are on {held}, which creates the samples")
+    if device is not None:
+        return Setting(0, f"auto: the pixels are on {device}, which creates the samples")
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: each worker would repeat the samples of an iterable dataset")
     if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
@@ -298,25 +303,29 @@ def _workers(
     cores = available_cores()
     if cores == 1:
         return Setting(0, "auto: only one core is available")
-    collate_fn = given.get("collate_fn") or collate_alike
+    collate_fn = keywords.get("collate_fn") or collate_alike
     try:
-        tried = copied(dataset, collate_fn, given.get("worker_init_fn")) if draws(dataset, collate_fn) else dataset
+        tried = (
+            copy_for_trial(dataset, collate_fn, keywords.get("worker_init_fn"))
+            if may_draw_random(dataset, collate_fn)
+            else dataset
+        )
     except CopyError as problem:
         return Setting(0, f"auto: {problem}")
-    if given.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
+    if keywords.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
         why = "auto: not measured, as worker_init_fn may prepare the dataset; one per core, at most 4"
         return Setting(min(cores, 4), why)
-    size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
-    cost = measure(batched(tried), size if given.get("batch_sampler") is None else min(size, 16), among)
-    return _worth(cost, cores)
+    size = batch_size or getattr(keywords.get("batch_sampler"), "batch_size", None) or 1
+    cost = measure_batch_cost(batched(tried), size if keywords.get("batch_sampler") is None else min(size, 16), among)
+    return _choose_num_workers(cost, cores)
 
 
 _PLAIN = (*COLLATES, default_convert)
 _MAKE = ("__getitem__", "__getitems__")
-_OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
+_OURS = {getattr(cls, name) for cls in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
 
 
-def draws(dataset: Any, collate_fn: Any) -> bool:
+def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
     """Whether batches depend on user code (``collate_fn`` or a dataset class) or on random numbers."""
     return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part._is_random)
 
@@ -333,7 +342,7 @@ def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
     return type(dataset) in CONCATS and all(every_part(part, holds) for part in dataset.datasets)
 
 
-def _worth(cost: Cost, cores: int) -> Setting:
+def _choose_num_workers(cost: BatchCost, cores: int) -> Setting:
     """Choose the smallest number of workers within 5% of the shortest expected time per batch.
 
     With w workers, the time per batch is the largest of three: a worker's, the loader process's, and that of all cores.
@@ -363,12 +372,12 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     shape, batch_size = getattr(dataset, "shape", None), settings["batch_size"].value
     if shape is None or batch_size is None:
         return
-    wanted = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
-    free = shutil.disk_usage(_SHARED_MEMORY).free
-    if wanted > free:
+    needed_bytes = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
+    free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
+    if needed_bytes > free_bytes:
         msg = (
-            f"{_SHARED_MEMORY}: {free:,} bytes are free but {workers} workers may need {wanted:,} for results of "
-            f"collate_fn, and a worker is killed if it is full; raise its size (docker run --shm-size), lower "
-            f"batch_size, prefetch_factor or num_workers, or leave out collate_fn"
+            f"{_SHARED_MEMORY}: {free_bytes:,} bytes are free but {workers} workers may need {needed_bytes:,} for "
+            f"results of collate_fn, and a worker is killed if it is full; raise its size (docker run --shm-size), "
+            f"lower batch_size, prefetch_factor or num_workers, or leave out collate_fn"
         )
         warnings.warn(msg, UserWarning, stacklevel=4)

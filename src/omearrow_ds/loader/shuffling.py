@@ -21,17 +21,17 @@ Array = np.ndarray[Any, Any]
 _BATCHES = 200  # For measuring the quality of an order.
 
 
-def order(fields: Array, window: int, generator: torch.Generator) -> Array:
+def windowed_order(fields: Array, window: int, generator: torch.Generator) -> Array:
     """Return all sample indices, in random order within random windows of images; ``fields`` has each image index."""
     distinct, of_sample = np.unique(fields, return_inverse=True)
-    place = torch.randperm(len(distinct), generator=generator).numpy()
-    windows = place[of_sample.reshape(-1)] // window
+    rank = torch.randperm(len(distinct), generator=generator).numpy()
+    windows = rank[of_sample.reshape(-1)] // window
     within = torch.randperm(len(fields), generator=generator).numpy()
     return within[np.argsort(windows[within], kind="stable")]
 
 
 class WindowedSampler(Sampler[int]):
-    """Samples of a dataset in an `order` that differs per epoch.
+    """Samples of a dataset in a `windowed_order` that differs per epoch.
 
     The order is drawn from ``generator``; None selects torch's global generator.
     """
@@ -51,11 +51,11 @@ class WindowedSampler(Sampler[int]):
         if generator is None:  # Draws exactly one number, like RandomSampler.
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator().manual_seed(seed)
-        yield from order(self._fields, self.window, generator).tolist()
+        yield from windowed_order(self._fields, self.window, generator).tolist()
 
 
 class SharedWindowedSampler(DistributedSampler[Any]):
-    """A rank's contiguous part of an `order` that all ranks share, so that each rank reads few of the images."""
+    """A rank's contiguous part of a `windowed_order` that all ranks share; each rank reads few of the images."""
 
     def __init__(self, dataset: StoredSamples, window: int, *, seed: int, drop_last: bool) -> None:
         super().__init__(dataset, seed=seed, drop_last=drop_last)
@@ -63,12 +63,12 @@ class SharedWindowedSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        whole = order(self._fields, self._window, generator)
+        whole = windowed_order(self._fields, self._window, generator)
         part = np.resize(whole, self.total_size)  # Repeats from the beginning, like DistributedSampler.
         yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
 
 
-def checked(dataset: Any, window: Any) -> StoredSamples:
+def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
     """Return the dataset; raise `ArgumentError` if it is of another package, or its cache is smaller than a window."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
@@ -80,10 +80,10 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
     collection = dataset._collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
-        needed, held = int(largest.sum()), collection.held.cache_bytes
-        if held < needed:
+        needed, cache_bytes = int(largest.sum()), collection.held.cache_bytes
+        if cache_bytes < needed:
             raise ArgumentError(
-                f"the cache of {dataset.path} has {held} bytes but these images need {needed}",
+                f"the cache of {dataset.path} has {cache_bytes} bytes but these images need {needed}",
                 option="shuffle_fields",
                 value=window,
                 remedy=f"create the dataset with cache_bytes={needed}, or preload it",
@@ -91,19 +91,19 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
     return dataset
 
 
-def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
+def describe_shuffle(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
     """Describe a windowed order by the probability that two samples of a batch come from one image."""
     fields, size = dataset.fields, batch_size or 1
     if size < 2 or len(fields) < 2:
         return f"random over {window} images at a time"
-    same, uniform = together(fields[order(fields, window, torch.Generator().manual_seed(0))], size)
+    same, uniform = same_group_rate(fields[windowed_order(fields, window, torch.Generator().manual_seed(0))], size)
     return (
         f"random over {window} images at a time: two samples of a batch come from one image in {same:.2%} of cases "
         f"({uniform:.2%} in a full shuffle)"
     )
 
 
-def together(groups: Array, size: int) -> tuple[float, float]:
+def same_group_rate(groups: Array, size: int) -> tuple[float, float]:
     """Return the probabilities that two samples of a batch share a group, in this order and in a full shuffle."""
     counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
     size = min(size, len(groups))

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Targets
-from omearrow_ds.loader.seeds import Lent
+from omearrow_ds.loader.seeds import BorrowedGenerators
 from omearrow_ds.loader.workers import UNPICKLABLE
 
 _TRIAL_S = 0.15
@@ -28,12 +28,10 @@ _DATA_BYTES = 2**20  # Larger arrays and tensors are data, not the state of a fu
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), list, tuple, dict, set})  # Most pickled objects.
 _OF_PACKAGES = ("omearrow_ds", "pyarrow", "multiprocessing")  # Open sources, pixels, tables, shared objects.
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-_SEEDED = (torch.default_generator, *(vars(each)["random"].__self__ for each in (random, np.random)))  # Per batch.
+_SEEDED = (torch.default_generator, *(vars(module)["random"].__self__ for module in (random, np.random)))  # Per batch.
 
 
-class Cost(NamedTuple):
-    """Time to create a batch in this process, time with one thread as in a worker, and size of the batch."""
-
+class BatchCost(NamedTuple):
     batch_s: float
     worker_s: float
     batch_bytes: int
@@ -43,7 +41,7 @@ class CopyError(Exception):
     """A dataset cannot be timed, since workers cannot receive it or would create other samples than this process."""
 
 
-def copied(dataset: Any, *functions: Any) -> Any:
+def copy_for_trial(dataset: Any, *functions: Any) -> Any:
     """Return a copy of a dataset that shares pixels, tables and open files, after checking all objects for workers.
 
     Objects, closures and globals of the main script are copied, attributes of classes and modules are not. Raises
@@ -57,7 +55,7 @@ def copied(dataset: Any, *functions: Any) -> Any:
             msg = f"each worker would copy a random generator ({pickler.generator})"
             raise CopyError(msg)
         file.seek(0)
-        return _Unpickler(file, pickler.kept).load()[0]
+        return _Unpickler(file, pickler.shared).load()[0]
     except UNPICKLABLE as error:
         raise CopyError(f"the dataset cannot be sent to workers: {error}") from error
 
@@ -67,7 +65,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.kept: list[Any] = []
+        self.shared: list[Any] = []
         self.generator: str | None = None
         # Classes and modules. Functions of the main module are pickled with the globals that they use.
         self._seen: set[Any] = {sys.modules["__main__"]}
@@ -75,8 +73,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
     def persistent_id(self, value: Any) -> int | None:
         if type(value) in _PLAIN or not _shared(value):
             return None
-        self.kept.append(value.apart() if isinstance(value, Collection) else value)
-        return len(self.kept) - 1
+        self.shared.append(value.apart() if isinstance(value, Collection) else value)
+        return len(self.shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
         self._look_at(value)
@@ -84,31 +82,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
             return copyreg.__newobj__, (type(value),), dict(vars(value)), None, None, _fill  # type: ignore[attr-defined]
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced[1]) > 2:
-            make, (*given, _, extra), *rest = reduced  # Without its id in this process, by which it would be found.
-            return make, (*given, None, extra), *rest
+            make, (*arguments, _, extra), *rest = reduced  # Without its id in this process, by which it would be found.
+            return make, (*arguments, None, extra), *rest
         return reduced
 
     def _look_at(self, value: Any) -> None:
         """Record a generator: the value itself, an attribute of its class, or a global of its module."""
         kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
         module = sys.modules.get(str(getattr(value, "__module__", None)))
-        places = {type(value).__name__: value}
+        members = {type(value).__name__: value}
         for owner in (*kinds, module):
             if owner is not None and owner not in self._seen:
                 self._seen.add(owner)
-                places |= {f"{owner.__name__}.{name}": held for name, held in vars(owner).items()}
-        for place, held in places.items():
-            if issubclass(type(held), _GENERATORS) and not any(held is each for each in _SEEDED):
-                self.generator = self.generator or place
+                members |= {f"{owner.__name__}.{name}": member for name, member in vars(owner).items()}
+        for name, member in members.items():
+            if issubclass(type(member), _GENERATORS) and not any(member is generator for generator in _SEEDED):
+                self.generator = self.generator or name
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)
-        self._kept = kept
+        self._shared = shared
 
     def persistent_load(self, number: int) -> Any:
-        return self._kept[number]
+        return self._shared[number]
 
 
 def _fill(dataset: StoredSamples, state: dict[str, Any]) -> None:
@@ -126,19 +124,19 @@ def _shared(value: Any) -> bool:
     return str(type(value).__module__).partition(".")[0] in _OF_PACKAGES
 
 
-def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
+def measure_batch_cost(dataset: Dataset[Any], batch_size: int, among: Any = None) -> BatchCost:
     """Time a few random batches, large ones by single samples, without changing the program's random state.
 
     ``among`` are the indices to choose from; None is all.
     """
     count = len(dataset if among is None else among)  # type: ignore[arg-type]  # Map-style, so it has a length.
     if count == 0:
-        return Cost(0.0, 0.0, 0)
+        return BatchCost(0.0, 0.0, 0)
     order = np.random.default_rng(0).permutation(count if among is None else among).tolist() * (
         1 + _TRIALS * batch_size // count
     )
-    lent = Lent()
-    lent.lend(bytes(32))
+    borrowed = BorrowedGenerators()
+    borrowed.borrow(bytes(32))
     threads = torch.get_num_threads()
     try:
         _fetch(dataset, order[:1])  # Opens files and connections.
@@ -153,9 +151,9 @@ def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
         raise
     finally:
         torch.set_num_threads(threads)
-        lent.give_back()
+        borrowed.restore()
     whole = batch_size / part
-    return Cost(batch_s * whole, worker_s * whole, int(size_bytes * whole))
+    return BatchCost(batch_s * whole, worker_s * whole, int(size_bytes * whole))
 
 
 def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:

@@ -33,7 +33,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from omearrow_ds.dataset import handover as batch_memory
-from omearrow_ds.dataset.gather import loops_wanted
+from omearrow_ds.dataset.gather import pending_jit_loops
 from omearrow_ds.errors import ArgumentError
 
 START_METHOD = "omearrow_ds forkserver"
@@ -70,7 +70,6 @@ def warn_of_fork(method: str) -> None:
 
 
 def refuse_in_daemon(num_workers: int) -> None:
-    """Raise `ArgumentError` if this process is daemonic and so cannot start workers."""
     if current_process().daemon:
         msg = (
             f"num_workers={num_workers}: a daemonic process, such as a worker of multiprocessing.Pool, Dask or a "
@@ -90,11 +89,10 @@ class _Process(ForkServerProcess):
         return _Popen(process)
 
     def run(self) -> None:
-        """Run the worker, which ends without a traceback at Ctrl-C: its parent process reports it."""
         with contextlib.suppress(KeyboardInterrupt):
             threading.Thread(target=_end_with_parent, daemon=True).start()
             os.environ.update(self.environment or {})  # Variables may have changed since the server started.
-            batch_memory.serve()
+            batch_memory.enable_shared_memory_transfer()
             # Workers pickle results by name, so they need the classes of the main script.
             names = vars(sys.modules["__main__"])
             names.update({name: value for name, value in self.main_objects.items() if name not in names})
@@ -119,8 +117,8 @@ class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
             super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
             return
         raised = (type(error), error, error.__traceback__)
-        where = "in a DataLoader worker, sending what collate_fn returned"
-        self.put((item[0], ExceptionWrapper(raised, where)))  # type: ignore[no-untyped-call]
+        origin = "in a DataLoader worker, sending what collate_fn returned"
+        self.put((item[0], ExceptionWrapper(raised, origin)))  # type: ignore[no-untyped-call]
 
 
 def _outlived(*ends: connection.Connection) -> None:
@@ -131,7 +129,6 @@ class _WorkerContext(ForkServerContext):
     Process = _Process
 
     def Queue(self, maxsize: int = 0) -> _Results:  # noqa: N802  # Name from multiprocessing.
-        """Return a queue for indices or batches."""
         return _Results(maxsize, ctx=self.get_context())
 
     def __repr__(self) -> str:
@@ -152,7 +149,7 @@ def _server(pid: int) -> ForkServer:
     del pid
     server = ForkServer()
     used = (name for name in _IMPORTED_IF_USED if name in sys.modules)
-    server.set_forkserver_preload([*_IMPORTED, *used, *loops_wanted()])
+    server.set_forkserver_preload([*_IMPORTED, *used, *pending_jit_loops()])
     return server
 
 
@@ -169,8 +166,8 @@ class _Popen(Popen):
         finally:
             set_spawning_popen(None)
         self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        held = os.dup(writing)  # The worker sees its other end close when this process ends.
-        self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
+        keep_open = os.dup(writing)  # The worker sees its other end close when this process ends.
+        self.finalizer = util.Finalize(self, _close, (keep_open, self.sentinel))
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(buffer.getbuffer())
         del pickler  # It owns temporary objects, such as shared generator states, until they are sent.
@@ -186,7 +183,7 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     process.environment = dict(os.environ)
-    process.main_objects = _Seen(pickler.main_objects)
+    process.main_objects = _MainModuleState(pickler.main_objects)
     try:
         pickler.dump(process)
     except UNPICKLABLE as error:
@@ -195,27 +192,25 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
             f"remove locks, open files and handles from their attributes, or pass num_workers=0"
         )
         raise ArgumentError(msg) from error
-    pickle.dump(_Sent(pickled.getvalue()), buffer)
+    pickle.dump(_PendingProcess(pickled.getvalue()), buffer)
     return pickler
 
 
-class _Sent:
-    """Pickled process for the server."""
-
+class _PendingProcess:
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._pickled,)
+        return _rebuild_process, (self._pickled,)
 
 
-def _arrive(pickled: bytes) -> _Process:
+def _rebuild_process(pickled: bytes) -> _Process:
     """Return the unpickled process; exit if its parent has ended and its semaphores are missing."""
     try:
         process: _Process = pickle.loads(pickled)  # noqa: S301  # Pickled by this module.
     except FileNotFoundError as error:
-        places = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if places[-1] == SemLock.__module__:
+        modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if modules[-1] == SemLock.__module__:
             raise SystemExit(1) from None
         raise
     return process
@@ -238,11 +233,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
         return super().reducer_override(value) if reduce is None else reduce(value)
 
 
-class _Seen:
+class _MainModuleState:
     """Names and objects of the main script, collected while the rest was pickled; pickled last."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = objects
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self._found),)
+        return dict, (dict(self._objects),)

@@ -13,7 +13,7 @@ import numpy as np
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.page_requests import Rows
 from omearrow_ds.kernels.scaling import Array
-from omearrow_ds.kernels.stacks import Guard, Located, PageRequests, Stacks, same_steps
+from omearrow_ds.kernels.stacks import Guard, ImageAddresses, PageRequests, Stacks, same_strides
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.formats._base import BaseSource
 
@@ -100,7 +100,7 @@ class PartStacks(Stacks):
         turns = -(-len(parts) // most)
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
-    def located(self, indices: Array) -> Located:
+    def located(self, indices: Array) -> ImageAddresses:
         """Return the memory addresses of images; their parts are opened, and checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # Another thread may close a part, and map it at another address.
@@ -108,16 +108,16 @@ class PartStacks(Stacks):
             if self._has_prefixes:
                 self._check_first_use(indices, numbers)
             addresses = self._table[indices]
-            held: list[object] = [parts, self._held]
+            owners: list[object] = [parts, self._held]
         for number, part in parts.items():
             if part.stacks is None:
-                here = np.flatnonzero(numbers == number)
-                distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
+                in_part = np.flatnonzero(numbers == number)
+                distinct, again = np.unique(indices[in_part] - self._starts[number], return_inverse=True)
                 views = part.source.views(distinct.tolist())
                 images = [self._cut(np.ascontiguousarray(image)[None]) for image in views]
-                addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
-                held.append(images)
-        return Located(addresses, held)
+                addresses[in_part] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
+                owners.append(images)
+        return ImageAddresses(addresses, owners)
 
     def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
@@ -169,25 +169,25 @@ class PartStacks(Stacks):
 
     def _part(self, number: int) -> _Part:
         """Return a part, opened if it is not; release parts that were closed since the last call."""
-        source, found = self._source.part(number), self._parts.get(number)
-        if found is not None and found.source is source:
-            return found
+        source, part = self._source.part(number), self._parts.get(number)
+        if part is not None and part.source is source:
+            return part
         opened = set(self._source.opened)
-        for each in [each for each in self._parts if each not in opened]:
-            del self._parts[each]
-            self._good_ns[each] = 0
+        for closed in [closed for closed in self._parts if closed not in opened]:
+            del self._parts[closed]
+            self._good_ns[closed] = 0
         stacks = source.stacked()
         if stacks is not None:
             stacks = stacks.cut(self._cut)
-        if stacks is None or not stacks.strided_alike or not same_steps(stacks.like, self.like):
-            found = _Part(source, None)
+        if stacks is None or not stacks.has_equal_strides or not same_strides(stacks.like, self.like):
+            part = _Part(source, None)
         else:
-            found = _Part(source, stacks, stacks.guard)
+            part = _Part(source, stacks, stacks.guard)
             stacks.requests = None  # Requests of all parts are made together.
             rows = slice(self._starts[number], self._starts[number + 1])
             self._table[rows] = stacks.addresses
             if stacks.prefixes is not None:
                 self._is_checked[rows], self._has_prefixes = False, True
-        self._parts[number] = found
+        self._parts[number] = part
         self._held = list(self._parts.values())
-        return found
+        return part

@@ -96,18 +96,17 @@ def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Ar
 
 
 def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
-    """Return one image per (shape, dtype)."""
     return [image_of(shape, dtype, number) for number, (shape, dtype) in enumerate(kinds)]
 
 
-def same(found: Array, wanted: Array) -> bool:
+def same(actual: Array, expected: Array) -> bool:
     """Whether two arrays are equal in shape, dtype and every bit, including NaN payloads."""
-    return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+    return actual.shape == expected.shape and actual.dtype == expected.dtype and actual.tobytes() == expected.tobytes()
 
 
-def all_same(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
+def all_same(actual: Sequence[Array], expected: Sequence[Array]) -> bool:
     """Whether two sequences of arrays have equal length and are pairwise `same`."""
-    return len(found) == len(wanted) and all(map(same, found, wanted))
+    return len(actual) == len(expected) and all(map(same, actual, expected))
 
 
 class FormatConformance:
@@ -261,9 +260,9 @@ class FormatConformance:
         images = images_of(RAGGED)
         path = store(images)
         with open_images(path) as source:
-            held = source.read(0)
+            image = source.read(0)
         source.close()
-        assert same(held, images[0])
+        assert same(image, images[0])
         assert same(source.read(1), images[1])
         assert all_same(open_images(path).take([3, 4]), images[3:])
         assert source.metadata(0) == schema.normalize_metadata(None, 0, "")
@@ -320,15 +319,15 @@ class FormatConformance:
         path = store(images, columns={"row": list(range(20))})
         order = [19, 0, 7, 7, -3, 12]
         for chosen in ({"normalize": False}, {"select": {"C": [1]}, "crop_size": (4, 5)}):
-            made = [
+            datasets = [
                 OMEArrowDatasetNumpy(path, stored_as[0], preload=preload, target="row", **chosen)
                 for preload in (True, False)
             ]
-            samples = [[dataset[index] for index in order] for dataset in made]
-            samples += [dataset.__getitems__(order) for dataset in made]
-            for found in samples:
-                assert [target for _, target in found] == [range(20)[index] for index in order]
-                assert all_same([image for image, _ in found], [image for image, _ in samples[0]])
+            samples = [[dataset[index] for index in order] for dataset in datasets]
+            samples += [dataset.__getitems__(order) for dataset in datasets]
+            for pairs in samples:
+                assert [target for _, target in pairs] == [range(20)[index] for index in order]
+                assert all_same([image for image, _ in pairs], [image for image, _ in samples[0]])
             if "normalize" in chosen:
                 assert all_same([image for image, _ in samples[0]], [images[index][0, :, 0] for index in order])
 

@@ -118,8 +118,8 @@ def synthetic_image(
         counts = _render(cells, stains[c], t, z)
         for top in range(0, size_y, band_rows):
             band = slice(top, top + band_rows)
-            seen = _expose(rng, counts[band], stains[c].dark, levels)
-            np.take(values, seen, out=image[t, c, z, band], mode="clip")
+            camera_levels = _expose(rng, counts[band], stains[c].dark, levels)
+            np.take(values, camera_levels, out=image[t, c, z, band], mode="clip")
     return image
 
 
@@ -168,16 +168,20 @@ def _checked_shape(shape: Shape) -> Shape:
     return shape
 
 
-def _level_values(dtype: DTypeLike, number: int) -> NDArray[Any]:
+def _level_values(dtype: DTypeLike, num_levels: int) -> NDArray[Any]:
     """Return the pixel value of each camera level, spread over the range of the dtype."""
-    kind = np.dtype(dtype)
-    if kind.name not in DTYPES or not kind.isnative:
-        raise ValueError(f"dtype={kind.str}: expected one of {', '.join(DTYPES)}, in native byte order")
-    if not 2 <= number <= 2**16:
-        raise ValueError(f"levels={number}: expected 2 to 65,536")
-    levels = np.arange(number, dtype=np.int64)
-    spread = levels / (number - 1) if kind.kind == "f" else levels * int(np.iinfo(kind).max) // (number - 1)
-    return spread.astype(kind)
+    pixel_dtype = np.dtype(dtype)
+    if pixel_dtype.name not in DTYPES or not pixel_dtype.isnative:
+        raise ValueError(f"dtype={pixel_dtype.str}: expected one of {', '.join(DTYPES)}, in native byte order")
+    if not 2 <= num_levels <= 2**16:
+        raise ValueError(f"levels={num_levels}: expected 2 to 65,536")
+    levels = np.arange(num_levels, dtype=np.int64)
+    spread = (
+        levels / (num_levels - 1)
+        if pixel_dtype.kind == "f"
+        else levels * int(np.iinfo(pixel_dtype).max) // (num_levels - 1)
+    )
+    return spread.astype(pixel_dtype)
 
 
 def _draw_cells(rng: np.random.Generator, size_z: int, size_y: int, size_x: int) -> _Cells:
@@ -227,7 +231,6 @@ def _texture(rng: np.random.Generator, size_y: int, size_x: int) -> Plane:
 
 
 def _render(cells: _Cells, stain: _Stain, t: int, z: int) -> Plane:
-    """Return one plane in counts, before noise."""
     plane = np.zeros_like(stain.glow)
     blur = 1 + 0.15 * (z - cells.focus) ** 2
     short = cells.radius * np.sqrt(blur / cells.elongation)

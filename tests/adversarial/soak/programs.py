@@ -48,7 +48,10 @@ _LARGE_BYTES = 32 * 2**20
 @contextmanager
 def _small_too():
     """Reuse the memory of batches of any size."""
-    with mock.patch.object(batch_memory.Pool, "from_bytes", 0), mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0):
+    with (
+        mock.patch.object(batch_memory.BatchBufferPool, "from_bytes", 0),
+        mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0),
+    ):
         yield
 
 

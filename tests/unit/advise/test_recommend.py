@@ -113,7 +113,11 @@ def planted(monkeypatch):
                 clock.now_s += 0.004 if self._dataset.preloaded else batch_s.get(format_name, 0.02)
                 yield batch
 
-    real_loader, real_dataset, real_write = trials.Use.loader, trials.Use.dataset, trials.write_images
+    real_loader, real_dataset, real_write = (
+        trials.AccessPattern.loader,
+        trials.AccessPattern.dataset,
+        trials.write_images,
+    )
 
     def dataset(self, *args, preload):
         clock.now_s += 1.0 if preload else 0.0
@@ -124,9 +128,9 @@ def planted(monkeypatch):
         real_write(*args, **kwargs)
 
     monkeypatch.setattr(
-        trials.Use, "loader", lambda self, data, *a, **k: Loader(real_loader(self, data, *a, **k), data)
+        trials.AccessPattern, "loader", lambda self, data, *a, **k: Loader(real_loader(self, data, *a, **k), data)
     )
-    monkeypatch.setattr(trials.Use, "dataset", dataset)
+    monkeypatch.setattr(trials.AccessPattern, "dataset", dataset)
     monkeypatch.setattr(trials, "write_images", write)
     return clock, batch_s
 
@@ -591,7 +595,7 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
 def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
     with open_images(folder) as source:
         actual = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
-    use = trials.Use("random", 4, SampleSettings(), 1.0, Clock())
+    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, Clock())
     for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
         trial = trials.WrittenTrial(
             StorageLayout(BY_NAME["duckdb"], "bytes", compression), actual, use, work / compression
@@ -602,7 +606,7 @@ def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
 def test_a_stored_trial_is_the_sample(folder, work):
     with open_images(folder) as source:
         sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-    use = trials.Use("random", 4, SampleSettings(), 1.0, time.perf_counter)
+    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, time.perf_counter)
     trial = trials.WrittenTrial(StorageLayout(TIFF, compression="none"), sample, use, work / "trial")
     actual = trial.turn(0, read_s=7.0, preloaded_s=None)
     files = sorted(trial.path.glob("*.tif"))
@@ -615,7 +619,7 @@ def test_a_stored_trial_is_the_sample(folder, work):
 @pytest.mark.parametrize("opening_s", [0.1, 5.0])
 def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(folder, work, monkeypatch, opening_s):
     clock, opened, closed = Clock(), [], []
-    make = trials.Use.dataset
+    make = trials.AccessPattern.dataset
 
     def dataset(use, path, name, *, preload, **opening):
         created = make(use, path, name, preload=preload, **opening)
@@ -625,11 +629,11 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
             monkeypatch.setattr(created.source, "close", lambda: closed.append(path))
         return created
 
-    monkeypatch.setattr(trials.Use, "dataset", dataset)
-    use = trials.Use("random", 4, SampleSettings(), 1.0, clock)
+    monkeypatch.setattr(trials.AccessPattern, "dataset", dataset)
+    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, clock)
     with open_images(folder) as source:
         sample = take_sample(source, Limits(), Clock())
-        whole = trials.Whole(source, np.full(40, 512))
+        whole = trials.OriginalCollection(source, np.full(40, 512))
         stored, written = (
             trials.StoredTrial(AS_IT_IS, whole, sample, use),
             trials.WrittenTrial(StorageLayout(ARROW), sample, use, work / "trial"),

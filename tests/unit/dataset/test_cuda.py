@@ -159,18 +159,18 @@ def test_order_and_resume_are_those_of_the_cpu(device, stores, view, options, lo
 
 def test_indices_of_an_epoch_are_sent_together(device, stores, monkeypatch):
     dataset = OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", axes="CZYX")
-    loader, asked = OMEArrowDataLoader(dataset, 2, shuffle=True), []
+    loader, requested = OMEArrowDataLoader(dataset, 2, shuffle=True), []
     get = OMEArrowDataset.__getitems__
 
     def spy(self, indices):
-        asked.append(indices)
+        requested.append(indices)
         return get(self, indices)
 
     monkeypatch.setattr(OMEArrowDataset, "__getitems__", spy)
     assert len(list(loader)) == 3
-    assert all(isinstance(each, DeviceIndices) for each in asked)
-    assert sorted(index for each in asked for index in each) == [*range(COUNT)]
-    assert all(each.there.tolist() == list(each) and each.there.device == device for each in asked)
+    assert all(isinstance(item, DeviceIndices) for item in requested)
+    assert sorted(index for item in requested for index in item) == [*range(COUNT)]
+    assert all(item.on_device.tolist() == list(item) and item.on_device.device == device for item in requested)
 
 
 def test_indices_that_there_are_not_are_refused(device, stores):

@@ -66,9 +66,9 @@ def ways(dataset):
     """Switch the dataset to each way to make samples: default, gathered, row by row, image by image, cached."""
     yield "as it chooses"
     rows = dataset._collection.rows
-    stack = None if rows is None else rows.stacks.alone
+    stack = None if rows is None else rows.stacks.single_array
     for part in () if stack is None else (np.ascontiguousarray(stack), np.repeat(stack, 2, axis=-1)[..., ::2]):
-        vars(dataset._collection)["rows"] = DecodedRows(Stacks([part]), rows._each or [rows._divisor], rows._dtype)
+        vars(dataset._collection)["rows"] = DecodedRows(Stacks([part]), rows._divisors or [rows._divisor], rows._dtype)
         yield "gathered" if part.flags.c_contiguous else "row by row"
     if rows is not None and not dataset.preloaded:
         parts = Stacks([rows.stacks[number][None] for number in range(len(rows.stacks))])
@@ -481,14 +481,14 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
 
     closed, threads = Terminal(), threading.active_count()
     closed.close()
-    for wanted in (None, True, False):  # Preloading takes less than 2 s.
-        assert shown(Terminal(), progress=wanted) == ""
-    monkeypatch.setattr(cache.Shown, "after_s", -1.0)
+    for expected in (None, True, False):  # Preloading takes less than 2 s.
+        assert shown(Terminal(), progress=expected) == ""
+    monkeypatch.setattr(cache.PreloadProgressBar, "after_s", -1.0)
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
-        found = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
-        assert [bool(each) for each in found] == [of_terminal, of_file, False, False]
-        assert "preloading images.tiffs: 100%" in found[0]
-        assert "5/5" in found[0]
+        actual = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
+        assert [bool(item) for item in actual] == [of_terminal, of_file, False, False]
+        assert "preloading images.tiffs: 100%" in actual[0]
+        assert "5/5" in actual[0]
     assert shown(Terminal(), progress=False) == ""
     assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Decoded into the cache.
     assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Compared with the checksums of the cache.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.handover import Pool, _Blocks, _SharedBlock, batch_array
+from omearrow_ds.dataset.handover import BatchBufferPool, _BufferPool, _SharedBuffer, batch_array
 from tests.support.strategies import image_of
 
 pytestmark = [
@@ -136,7 +136,7 @@ import itertools, warnings
 from omearrow_ds.dataset import handover as batch_memory
 
 warnings.simplefilter("error")
-batch_memory.serve()
+batch_memory.enable_shared_memory_transfer()
 every = []
 dtypes = [torch.uint8, torch.uint16, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
 for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (40, 50, 60)]):
@@ -145,7 +145,7 @@ for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (40, 50, 60)]):
     every += [tensor, tensor.conj(), torch._neg_view(tensor)] if dtype.is_complex else [tensor]
     every += [tensor.conj().imag] if dtype.is_complex else []
 for tensor in every:
-    rebuild, arguments = batch_memory._reduce(tensor)
+    rebuild, arguments = batch_memory._reduce_tensor(tensor)
     received = rebuild(*arguments)
     assert received.resolve_conj().resolve_neg().tolist() == tensor.tolist(), (tensor.dtype, tensor.shape)
     assert received.dtype == tensor.dtype
@@ -173,27 +173,27 @@ KEPT = [
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(KEPT)), min_size=1, max_size=30),
-    st.sampled_from([_SharedBlock, Pool]),
+    st.sampled_from([_SharedBuffer, BatchBufferPool]),
 )
 def test_no_two_arrays_in_use_share_memory(requests, kind):
-    blocks = Pool() if kind is Pool else _Blocks(kind)
-    held = []
+    blocks = BatchBufferPool() if kind is BatchBufferPool else _BufferPool(kind)
+    retained = []
     for number, (size, keep) in enumerate(requests):
         array = blocks.take(size)
         array[:] = number % 251
         assert len(array) == size
-        held.append((number, keep(array)))
-        if held[-1][1] is None:
-            held.pop()
+        retained.append((number, keep(array)))
+        if retained[-1][1] is None:
+            retained.pop()
         del array
-        assert all((each == value % 251).all() for value, each in held)
+        assert all((item == value % 251).all() for value, item in retained)
 
 
 def test_a_block_is_not_free_while_another_process_has_it():
-    block = _SharedBlock(100)
+    block = _SharedBuffer(100)
     array = block.take(100)
-    number = block.hand_over()
-    again = block.hand_over()
+    number = block.next_release_flag()
+    again = block.next_release_flag()
     del array
     assert not block.free
     block._marks[number] = 1
@@ -202,7 +202,7 @@ def test_a_block_is_not_free_while_another_process_has_it():
     assert block.free
     block.take(50)
     assert block.free
-    assert block.hand_over() == 0
+    assert block.next_release_flag() == 0
     assert not block.free
 
 

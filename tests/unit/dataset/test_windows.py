@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.window_maker import Maker, one_kernel
-from omearrow_ds.dataset.windows import Layout, Scales, Windows, by_torch, fused
+from omearrow_ds.dataset.window_maker import DeviceCropper, triton_kernel_works
+from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
 from tests.support.devices import CUDA, examples
@@ -93,21 +93,23 @@ def checked(case, device, write):
     several = len(stack) > 1 and how not in ("kept", "floating", "divided")
     divisors = [scaling_of(how, stack.dtype, cut.kept, number) for number in range(1 + several)]
     groups = np.arange(len(stack)) % 2 if several else None
-    places = np.array([(field, *(corner if window else (0, 0))) for field, corner in zip(fields, corners, strict=True)])
+    locations = np.array(
+        [(field, *(corner if window else (0, 0))) for field, corner in zip(fields, corners, strict=True)]
+    )
     dtype = stack.dtype if how == "kept" else np.dtype(np.float32)
-    expected = expected_of(stack, cut, axes, window, places.tolist(), divisors, groups, pad, dtype)
+    expected = expected_of(stack, cut, axes, window, locations.tolist(), divisors, groups, pad, dtype)
     steps = np.array(stack.strides[1:]) // stack.itemsize
-    layout = Layout.of(stack.shape[1:], steps.tolist(), cut, axes, window)
+    layout = SampleLayout.of(stack.shape[1:], steps.tolist(), cut, axes, window)
     source = torch.from_numpy(stack).to(device).reshape(-1)
-    scales = Scales.of(divisors, groups, cut.kept, torch.from_numpy(expected).dtype, torch.device(device))
+    scales = DeviceScaling.of(divisors, groups, cut.kept, torch.from_numpy(expected).dtype, torch.device(device))
     if window is None:
-        wanted = Windows(torch.tensor(fields, device=device))
+        boxes = DeviceCropBoxes(torch.tensor(fields, device=device))
     else:
-        more = np.concatenate([places, places[:1] + 1])  # One window that is not requested.
-        order = list(range(len(places)))
-        wanted = Windows(torch.tensor(order, device=device), torch.from_numpy(more).to(device), pad)
+        more = np.concatenate([locations, locations[:1] + 1])  # One window that is not requested.
+        order = list(range(len(locations)))
+        boxes = DeviceCropBoxes(torch.tensor(order, device=device), torch.from_numpy(more).to(device), pad)
     out = torch.full(expected.shape, 7, dtype=torch.int64).to(scales.dtype).to(device)
-    write(source, out, layout, scales, wanted)
+    write(source, out, layout, scales, boxes)
     assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
@@ -116,41 +118,43 @@ def checked(case, device, write):
 @given(data=st.data())
 def test_torch_makes_the_bits_of_the_cpu(device, data):
     picks = {axis: PICKS[axis] + OUT_OF_ORDER.get(axis, []) for axis in PICKS}
-    checked(data.draw(cases(picks)), device, by_torch)
+    checked(data.draw(cases(picks)), device, crop_with_torch)
 
 
 def test_a_layout_counts_pixels():
     """The layout's pixel offsets equal NumPy's indexing."""
     stack = np.arange(2 * 3 * 4 * 5 * 6).reshape(1, 2, 3, 4, 5, 6)
     cut = SampleAxes(AXES, {"C": [2, 0], "Y": slice(None, None, -2), "X": [4, 1]}).cut(stack.shape[1:], "")
-    layout = Layout.of(stack.shape[1:], np.array(stack.strides[1:]) // 8, cut, "XCTYZ")
-    found = layout.planes[:, 0][:, None, None] + layout.rows[:, None] + layout.columns
+    layout = SampleLayout.of(stack.shape[1:], np.array(stack.strides[1:]) // 8, cut, "XCTYZ")
+    actual = layout.planes[:, 0][:, None, None] + layout.rows[:, None] + layout.columns
     expected = cut(stack)[0]
-    assert found.reshape(expected.shape).tolist() == expected.tolist()
+    assert actual.reshape(expected.shape).tolist() == expected.tolist()
     assert layout.shape == expected.transpose(4, 1, 0, 3, 2).shape
     into = layout.planes[:, 1][:, None, None] + np.arange(3)[:, None] * layout.steps[3] + np.arange(2) * layout.steps[4]
     assert sorted(into.ravel().tolist()) == list(range(expected.size))
     plan = fused(layout, torch.device("cpu"))
     assert (plan.steps, plan.whole) == ((-12, -3), False)
-    assert fused(Layout.of_samples((2, 3, 4, 5, 6), "TCZYX"), torch.device("cpu")).whole
+    assert fused(SampleLayout.of_samples((2, 3, 4, 5, 6), "TCZYX"), torch.device("cpu")).whole
 
 
 def test_no_windows_are_no_samples():
-    layout = Layout.of_samples((1, 4, 5), "CYX")
-    make = Maker(layout, Scales(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
-    assert make(torch.zeros(0), 0, Windows()).shape == (0, 1, 4, 5)
-    assert make(torch.arange(40, dtype=torch.uint8), 2, Windows()).ravel().tolist() == [n / 2 for n in range(40)]
+    layout = SampleLayout.of_samples((1, 4, 5), "CYX")
+    make = DeviceCropper(layout, DeviceScaling(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
+    assert make(torch.zeros(0), 0, DeviceCropBoxes()).shape == (0, 1, 4, 5)
+    assert make(torch.arange(40, dtype=torch.uint8), 2, DeviceCropBoxes()).ravel().tolist() == [
+        n / 2 for n in range(40)
+    ]
 
 
 def test_no_kernel_is_asked_for_on_the_cpu():
-    assert one_kernel(torch.device("cpu")) is False
+    assert triton_kernel_works(torch.device("cpu")) is False
 
 
 def test_where_triton_is_not_torch_makes_samples(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "omearrow_ds.dataset.windows_kernel", raising=False)
     with warns(UserWarning, mentions=("Triton", "cuda:77")):
-        assert not one_kernel(torch.device("cuda", 77))
+        assert not triton_kernel_works(torch.device("cuda", 77))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="Triton is interpreted where TRITON_INTERPRET=1 asks for it")
@@ -190,7 +194,7 @@ def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
     pytest.importorskip("triton")
     from omearrow_ds.dataset.windows_kernel import launch
 
-    assert one_kernel(torch.device("cuda", 0))
+    assert triton_kernel_works(torch.device("cuda", 0))
 
     def write(source, out, layout, scales, windows):
         plan = fused(layout, source.device)

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.dataset import handover
 from omearrow_ds.dataset.cuda import recorded
-from omearrow_ds.dataset.handover import PinnedPool, batch_array
+from omearrow_ds.dataset.handover import PinnedBufferPool, batch_array
 from omearrow_ds.loader.device import on_device
 from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
@@ -28,7 +28,7 @@ SHAPE, COUNT = (1, 3, 1, 9, 12), 7
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
     if request.param == "stand-in":  # torch cannot pin memory without a driver.
-        monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
+        monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
     return stand_in(monkeypatch, request.param)
 
 
@@ -183,8 +183,8 @@ class Event:
 
 
 def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
-    monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
-    pool, event = PinnedPool(), Event()
+    monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
+    pool, event = PinnedBufferPool(), Event()
     array = batch_array((100_000,), np.dtype(np.uint16), pool)
     address = array.ctypes.data
     pool.note(torch.from_numpy(array), lambda before: event)
@@ -197,8 +197,8 @@ def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
 
 
 def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
-    monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
-    pool, events = PinnedPool(), [Event() for _ in range(20)]
+    monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
+    pool, events = PinnedBufferPool(), [Event() for _ in range(20)]
     for event in events:
         pool.note(torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now)
         assert len(pool.blocks) <= handover._PINNED_BLOCKS
@@ -229,7 +229,7 @@ def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
 
 def test_images_that_are_there_stay_where_they_are():
     image, label = torch.zeros(2, device="meta"), torch.ones(2)
-    ((_, (mine, other)),) = on_device(iter([(0, (image, label))]), torch.device("meta"), there=True)
+    ((_, (mine, other)),) = on_device(iter([(0, (image, label))]), torch.device("meta"), is_on_device=True)
     assert (mine is image, other.device.type) == (True, "meta")
 
 

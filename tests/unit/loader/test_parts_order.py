@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.loader import settings as loader_settings
-from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
+from omearrow_ds.loader.parts_order import WINDOW, OrderSpec, PartsSampler, Ranks
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.parts import OPEN_PARTS
 from omearrow_ds.storage.planning import Cut
@@ -43,7 +43,9 @@ def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consum
 
 
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=12).filter(any)
-PLANS = st.builds(Plan, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
+PLANS = st.builds(
+    OrderSpec, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans()
+)
 HOSTS = st.sampled_from([(hosts, per_host) for hosts in (1, 2) for per_host in (1, 2, 3, 4)])
 
 
@@ -91,7 +93,7 @@ def test_taken_up_by_other_ranks_each_sample_comes_once(sizes, plan, runs, data)
 def test_a_host_reads_parts_of_its_own_and_at_most_those_at_its_ends(sizes, per_host, shuffle, seed):
     starts = np.cumsum(sizes)
     of_host: list[set[int]] = [set(), set()]
-    for sampler in samplers(in_parts(sizes), Plan(seed, 2, 2, shuffle), 2, per_host):
+    for sampler in samplers(in_parts(sizes), OrderSpec(seed, 2, 2, shuffle), 2, per_host):
         numbers = np.searchsorted(starts, list(sampler)[: sum(sizes) // (2 * per_host)], side="right").tolist()
         of_host[sampler.ranks.rank // per_host] |= set(numbers)
     assert len(of_host[0] & of_host[1]) <= 1
@@ -99,7 +101,7 @@ def test_a_host_reads_parts_of_its_own_and_at_most_those_at_its_ends(sizes, per_
 
 def test_an_order_is_of_a_window_of_parts_wherever_it_is_and_another_one_each_epoch():
     sizes = [50] * 100
-    sampler = samplers(in_parts(sizes), Plan(3, 1, 5, True), 1, 1)[0]
+    sampler = samplers(in_parts(sizes), OrderSpec(3, 1, 5, True), 1, 1)[0]
     orders = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -110,12 +112,12 @@ def test_an_order_is_of_a_window_of_parts_wherever_it_is_and_another_one_each_ep
         assert max(parts) <= 2 * 5
         assert 5 <= np.mean(parts) <= 7.5
     assert orders[0] != orders[1]
-    assert samplers(in_parts([5] * 10), Plan(3, 1, 5, True), 1, 1)[0].share().tolist() != sorted(range(50))
+    assert samplers(in_parts([5] * 10), OrderSpec(3, 1, 5, True), 1, 1)[0].share().tolist() != sorted(range(50))
 
 
 @pytest.mark.parametrize(("parts", "nodes"), [(1, 1), (3, 1), (40, 1), (40, 2)])
 def test_an_order_that_grows_begins_with_one_part_to_which_those_of_the_window_join(parts, nodes):
-    sampler = samplers(in_parts([180] * parts), Plan(3, nodes, 4, True, grows=True), 1, 1)[0]
+    sampler = samplers(in_parts([180] * parts), OrderSpec(3, nodes, 4, True, grows=True), 1, 1)[0]
     firsts = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -133,9 +135,9 @@ def test_an_order_that_grows_begins_with_one_part_to_which_those_of_the_window_j
 
 def test_the_order_stays_as_it_is():
     """States of older versions are resumed with this order."""
-    sampler = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 1, True), 1, 1)[0]
+    sampler = samplers(in_parts([4, 0, 3, 5, 2, 4]), OrderSpec(7, 2, 1, True), 1, 1)[0]
     assert list(sampler) == RECORDED
-    growing = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 2, True, grows=True), 1, 1)[0]
+    growing = samplers(in_parts([4, 0, 3, 5, 2, 4]), OrderSpec(7, 2, 2, True, grows=True), 1, 1)[0]
     assert list(growing) == RECORDED_GROWING
 
 
@@ -179,8 +181,8 @@ def path(tmp_path_factory):
 @pytest.fixture
 def as_rank(monkeypatch):
     def choose(rank, ranks, per_host):
-        monkeypatch.setattr(loader_settings, "ranks", lambda: (rank, ranks))
-        monkeypatch.setattr("omearrow_ds.loader.dataloader.ranks", lambda: (rank, ranks))
+        monkeypatch.setattr(loader_settings, "rank_and_world_size", lambda: (rank, ranks))
+        monkeypatch.setattr("omearrow_ds.loader.dataloader.rank_and_world_size", lambda: (rank, ranks))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(per_host))
 
     return choose
@@ -287,11 +289,11 @@ def test_states_of_others_are_refused(path, tmp_path):
 
 def test_many_parts_tell_how_they_are_mixed():
     assert 2 * WINDOW <= OPEN_PARTS
-    sampler = samplers(in_parts([64] * 100), Plan(0, 1, WINDOW, True), 1, 1)[0]
-    assert "random over 14 of 100 parts at a time" in sampler.told(64)
-    same = float(sampler.told(64).partition("from one part in ")[2].partition("%")[0])
+    sampler = samplers(in_parts([64] * 100), OrderSpec(0, 1, WINDOW, True), 1, 1)[0]
+    assert "random over 14 of 100 parts at a time" in sampler.describe(64)
+    same = float(sampler.describe(64).partition("from one part in ")[2].partition("%")[0])
     assert 4 < same < 8
-    assert "0.98% in a full shuffle" in sampler.told(64)
+    assert "0.98% in a full shuffle" in sampler.describe(64)
 
 
 @pytest.mark.parametrize(("window", "grows"), [(WINDOW, False), (4, False), (4, True)])
@@ -305,13 +307,13 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
         return np.mean([len(np.unique(batch)) for batch in order[: 64 * 150].reshape(-1, 64)])
 
     of_all = distinct(np.random.default_rng(0).permutation(wells))
-    found = {}
+    actual = {}
     for seed in (None, 0):
         written = wells[Cut(96, seed).plan(material).order]
-        plan = Plan(0, 1, window, True, grows)
-        found[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
-    assert found[0] >= 0.9 * of_all
-    assert found[None] <= 0.6 * of_all  # The effect of the window without permuted parts.
+        plan = OrderSpec(0, 1, window, True, grows)
+        actual[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
+    assert actual[0] >= 0.9 * of_all
+    assert actual[None] <= 0.6 * of_all  # The effect of the window without permuted parts.
 
 
 def test_in_one_process_it_follows_torchs_seed(path):

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, SequentialSampler, Subset
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader import read_ahead
-from omearrow_ds.loader.resume import Rest
+from omearrow_ds.loader.resume import RemainingBatches
 from omearrow_ds.loader.seeds import OnArrival
 from tests.conftest import needs
 from tests.support.errors import raises
@@ -176,7 +176,7 @@ def test_errors_of_later_batches_are_raised_when_these_are_made(stored, requeste
 @pytest.mark.parametrize("distance", [1, 2, 5])
 def test_rest_yields_each_batch_once_in_order_when_later_ones_are_peeked(distance):
     batches = list(enumerate(BatchSampler(range(20), 2, drop_last=False)))
-    rest = Rest(iter(batches))
+    rest = RemainingBatches(iter(batches))
     yielded = []
     for number, batch in enumerate(rest):
         yielded.append(batch)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.loader.resume import Order, Place, Progress
-from omearrow_ds.loader.seeds import Lent, Seeds
+from omearrow_ds.loader.resume import EpochBatchSampler, EpochProgress, LoaderPosition
+from omearrow_ds.loader.seeds import BorrowedGenerators, EpochSeeds
 from tests.unit.loader.conftest import COUNT
 from tests.unit.loader.test_trial import Own, draw, states
 
@@ -149,16 +149,16 @@ def failing(image):
 @given(seed=st.integers(0, 2**32 - 1), normals=st.integers(0, 3), within=st.integers(0, 3))
 def test_lent_generators_go_on(seed, normals, within):
     """Equal to NumPy's own stream without the interruption."""
-    lent = Lent()
+    generators = BorrowedGenerators()
 
     def stream(*, lend):
         np.random.seed(seed)
         drawn = [np.random.randn() for _ in range(normals)]
         if lend:
-            lent.lend(seed.to_bytes(32, "little"))
+            generators.borrow(seed.to_bytes(32, "little"))
             np.random.randn(within)
-            lent.give_back()
-            lent.give_back()
+            generators.restore()
+            generators.restore()
         return [*drawn, *np.random.randn(3), np.random.rand()]
 
     assert stream(lend=True) == stream(lend=False)
@@ -169,22 +169,22 @@ def test_lent_generators_go_on(seed, normals, within):
 def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
     """In any order of beginnings and ends of batches."""
     before, generator = states(), np.random.get_bit_generator()
-    waiting = [Lent() for _ in range(data.draw(st.integers(1, 4)))]
+    waiting = [BorrowedGenerators() for _ in range(data.draw(st.integers(1, 4)))]
     out = []
     while waiting or out:
         if waiting and (not out or data.draw(st.booleans())):
             out.append(waiting.pop())
-            out[-1].lend(bytes(32))
+            out[-1].borrow(bytes(32))
             draw()
         else:
-            out.pop(data.draw(st.integers(0, len(out) - 1))).give_back()
+            out.pop(data.draw(st.integers(0, len(out) - 1))).restore()
     assert np.random.get_bit_generator() is generator
     assert states() == before
 
 
 def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
     """Seeding takes time."""
-    monkeypatch.setattr(Seeds, "of_epoch", None)
+    monkeypatch.setattr(EpochSeeds, "of_epoch", None)
     for dataset in (OMEArrowDataset(path), OMEArrowDataset(path, preload=False, target="number")):
         for size in (4, None):
             assert len(list(OMEArrowDataLoader(Subset(dataset, range(8)), size, num_workers=0))) == 8 // (size or 1)
@@ -197,9 +197,9 @@ def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
 @given(data=st.data(), count=st.integers(0, 9))
 def test_what_was_not_delivered_is_left(data, count):
     """Delivered in any order, over any number of resumptions."""
-    progress, delivered = Progress(), []
+    progress, delivered = EpochProgress(), []
     while True:
-        order = Order(range(count), Place(progress), [], drawing=None, workers=True)
+        order = EpochBatchSampler(range(count), LoaderPosition(progress), [], drawing=None, workers=True)
         left = list(order)
         assert sorted([*delivered, *left]) == [*range(count)]
         assert left == sorted(left)
@@ -210,7 +210,7 @@ def test_what_was_not_delivered_is_left(data, count):
         for number in data.draw(st.permutations(left))[: data.draw(st.integers(1, len(left)))]:
             progress.deliver(number)
             delivered.append(number)
-        progress = Progress(0, progress.batches, set(progress.ahead), states=progress.states, resumed=True)
+        progress = EpochProgress(0, progress.batches, set(progress.ahead), states=progress.states, resumed=True)
     assert progress.batches == count
     assert not progress.ahead
 

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, write_images
-from omearrow_ds.loader.settings import Cost, _worth
+from omearrow_ds.loader.settings import BatchCost, _choose_num_workers
 from tests.support.errors import raises, warns
 from tests.unit.loader.test_resume import drawn
 
@@ -76,7 +76,7 @@ def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
     ],
 )
 def test_what_handing_over_costs_is_counted(batch_s, batch_bytes, cores, workers):
-    assert _worth(Cost(batch_s, batch_s, batch_bytes), cores).value == workers
+    assert _choose_num_workers(BatchCost(batch_s, batch_s, batch_bytes), cores).value == workers
 
 
 def test_what_only_workers_need_is_put_aside_without_them(numbers):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
-from omearrow_ds.loader.shuffling import SharedWindowedSampler, order
+from omearrow_ds.loader.shuffling import SharedWindowedSampler, windowed_order
 from tests.support.errors import raises
 from tests.support.strategies import image_of
 
@@ -21,11 +21,11 @@ FIELDS, CELLS = 12, 10
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12), st.integers(0, 9))
 def test_an_order_has_every_sample_once_and_windows_one_after_the_other(fields, window, seed):
     fields = np.array(fields, np.int64)
-    found = order(fields, window, torch.Generator().manual_seed(seed))
-    assert sorted(found.tolist()) == list(range(len(fields)))
-    places = {field: np.flatnonzero(fields[found] == field) for field in set(fields.tolist())}
-    for field, at in places.items():
-        between = fields[found][at.min() : at.max() + 1]
+    actual = windowed_order(fields, window, torch.Generator().manual_seed(seed))
+    assert sorted(actual.tolist()) == list(range(len(fields)))
+    locations = {field: np.flatnonzero(fields[actual] == field) for field in set(fields.tolist())}
+    for field, index in locations.items():
+        between = fields[actual][index.min() : index.max() + 1]
         assert len(set(between.tolist())) <= window, field
 
 

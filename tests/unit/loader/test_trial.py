@@ -178,7 +178,7 @@ def test_copies_share_data_and_what_is_meant_to_be_shared(path):
 
     original = Data()
     vars(original).update({name: getattr(Data, name) for name in ("large", "small", "dataset", "lock")})
-    copy = trial.copied(original)
+    copy = trial.copy_for_trial(original)
     assert copy.large is original.large
     assert copy.lock is original.lock
     assert copy.small is not original.small

@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from omearrow_ds import ArgumentError, FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.loader import workers
-from omearrow_ds.loader.workers import _arrive, warn_of_fork
+from omearrow_ds.loader.workers import _rebuild_process, warn_of_fork
 from tests.support.errors import raises, warns
 from tests.support.loops import made_by
 from tests.support.strategies import NAMES, image_of, same
@@ -377,9 +377,9 @@ def file_that_is_missing():
 def test_a_worker_whose_program_has_ended_meanwhile_says_nothing():
     """Regression: a traceback followed 'stopped' if Ctrl-C ended a program during the start of its workers."""
     with pytest.raises(SystemExit):
-        _arrive(pickle.dumps(Unpickled(semaphore_that_is_gone)))
+        _rebuild_process(pickle.dumps(Unpickled(semaphore_that_is_gone)))
     with pytest.raises(FileNotFoundError, match="/no/such/file"):
-        _arrive(pickle.dumps(Unpickled(file_that_is_missing)))
+        _rebuild_process(pickle.dumps(Unpickled(file_that_is_missing)))
 
 
 def local(samples):

@@ -139,25 +139,25 @@ class _Bar:
 shown: list[_Bar] = []
 
 
-@pytest.mark.parametrize("there", [0, 3])
-def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images, monkeypatch, there):
-    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
-    with open_images(url, **given) as source:
-        source.take(range(sum(SIZES[:there])))
-    monkeypatch.setattr(preload.Shown, "after_s", -1.0)
-    monkeypatch.setattr(preload, "_Bar", _Bar)
+@pytest.mark.parametrize("target", [0, 3])
+def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images, monkeypatch, target):
+    passed = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    with open_images(url, **passed) as source:
+        source.take(range(sum(SIZES[:target])))
+    monkeypatch.setattr(preload.PreloadProgressBar, "after_s", -1.0)
+    monkeypatch.setattr(preload, "_ThreadlessBar", _Bar)
     monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
     shown.clear()
     server.faults = 0.3  # Bytes that are fetched twice count once.
-    dataset = OMEArrowDataset(url, progress=True, normalize=False, **given)
+    dataset = OMEArrowDataset(url, progress=True, normalize=False, **passed)
     np.testing.assert_array_equal(dataset[16].numpy()[:, None], images[16][0])
     (bar,) = shown
-    total = sum(each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir())
+    total = sum(item.stat().st_size for item in (server.folder / "a.parts" / PARTS).iterdir())
     assert (bar.count, bar.options["total"], bar.options["unit"], bar.closed) == (total, total, "B", True)
     assert bar.options["desc"] == "preloading a.parts"
-    assert bar.steps > 2 * (len(SIZES) - there)
+    assert bar.steps > 2 * (len(SIZES) - target)
     for quiet in ({"progress": False}, {}):  # No bar without a terminal either.
-        OMEArrowDataset(url, **quiet, **given)
+        OMEArrowDataset(url, **quiet, **passed)
     assert len(shown) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds.dataset.preload import kinds_of
+from omearrow_ds.dataset.preload import group_into_kinds
 from omearrow_ds.storage import texts
 from omearrow_ds.storage.texts import Texts
 
@@ -44,7 +44,9 @@ IMAGES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from(["u1", 
 def test_kinds_are_those_of_a_dict(images):
 
     shapes = np.array([[1, 1, 1, y, x] for y, x, _, _ in images], np.int64).reshape(-1, 5)
-    kinds = kinds_of(shapes, [np.dtype(kind) for _, _, kind, _ in images], np.array([each for *_, each in images]))
+    kinds = group_into_kinds(
+        shapes, [np.dtype(kind) for _, _, kind, _ in images], np.array([column for *_, column in images])
+    )
     first: dict[tuple[object, ...], int] = {}
     for index, image in enumerate(images):
         first.setdefault(image, index)
