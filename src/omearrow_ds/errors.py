@@ -15,7 +15,7 @@ OMEArrowDSError
 ├── ColumnError (LookupError)           missing or unsuitable column
 │   └── ImageColumnError                several image columns, none of which was chosen
 ├── AxesError (ValueError)              axes, selection or crop that do not fit an image
-│   └── SelectError (IndexError)        selected index outside its axis
+│   └── SelectError (IndexError)        selected index outside its axis, or a filter that no row fulfills
 ├── ImageIndexError (IndexError)        image index out of range
 └── MemoryLimitError (MemoryError)      pixels that exceed the allowed memory
 """
@@ -282,7 +282,7 @@ class AxesError(OMEArrowDSError, ValueError):
 
 
 class SelectError(AxesError, IndexError):
-    """A selected index outside its axis.
+    """A selected index outside its axis, or a filter that no row fulfills.
 
     Examples
     --------

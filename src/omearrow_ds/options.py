@@ -240,6 +240,11 @@ class OpenSettings(OptionRecord):
         kind="types",
         metavar="NAME=TYPE,...",
     )
+    filter: Any = option(
+        None,
+        'Condition on columns that each image (or object) fulfills, e.g. "dose > 1 and site in (1, 2)".',
+        metavar="CONDITION",
+    )
     table: str | None = option(None, "Table of a DuckDB file, if several have images.", kind="text", metavar="TABLE")
     engine: str | None = option(
         None, "Pixel reader, for formats with several readers, e.g. pages or pyarrow.", metavar="NAME"

@@ -103,6 +103,11 @@ def a_plate(folder):
     pages.plate_of_images(folder / "plate.arrow")
 
 
+def a_plate_and_cells(folder):
+    a_plate(folder)
+    pages.cells(folder / "cells.parquet")
+
+
 def a_plate_and_a_model(folder):
     a_plate(folder)
     a_model(folder)
@@ -207,6 +212,10 @@ PREPARED = {
     "README.md: Use the command line": three_commands,
     "docs/how-to/crops-and-masks.md: Cut crops, add masks": single_cells,
     "docs/how-to/crops-and-masks.md: Write crops to a file": single_cells,
+    "docs/how-to/filter-images.md: Filter a collection": a_plate,
+    "docs/how-to/filter-images.md: Filter an open dataset": a_plate,
+    "docs/how-to/filter-images.md: Filter cells": a_plate_and_cells,
+    "docs/how-to/filter-images.md: Write conditions": a_plate,
     "docs/how-to/migrate-benchmarks.md: Files": of_scripts,
     "docs/how-to/migration.md: From CellProfiler tables": tables_of_fields,
     "docs/how-to/migration.md: From your own Dataset over tifffile and pandas": tables_of_fields,

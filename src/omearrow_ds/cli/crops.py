@@ -12,7 +12,7 @@ from omearrow_ds.cli.options import OBJECTS, PATH, flags
 from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.dataset.write_crops import write_crops
 from omearrow_ds.options import SampleSettings
-from omearrow_ds.storage.objects import on_of_objects, types_with_objects
+from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
 
 
@@ -36,10 +36,9 @@ def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
       omearrow-ds crops plate1.zarr cells.parquet boxes.parquet --box auto
     """
     run = Writing(fields, dst, **options)
-    of_objects: OpenOptions = {"nulls": run.opening.get("nulls", "error")}
-    if (on := on_of_objects(run.opening)) is not None:
-        of_objects["on"] = on
-    of_objects["column_types"] = types_with_objects(run.opening, objects) or None
+    of_objects: OpenOptions = {"nulls": run.opening.get("nulls", "error"), "filter": run.opening.get("filter")}
+    settings = ObjectSettings.take(run.opening, objects)
+    of_objects |= {"on": settings.on, "column_types": settings.types or None}
     with run.open() as (source, keywords):
         write_crops(source, objects, dst, **keywords, **of_objects)
         num_fields = text.count(len(source), "field")

@@ -22,6 +22,7 @@ from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.selected_rows import SelectedRows
 from omearrow_ds.storage.stats import check_output
 from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
@@ -163,8 +164,9 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
 
 def _left_out(opened: BaseSource) -> dict[str, Any]:
     """Return the number of rows without an image, and the image columns that were not opened."""
-    columns = [each for each in opened.image_columns() if each.name in opened.image_column]
+    columns = [column for column in opened.image_columns() if column.name in opened.image_column]
     rows = columns[0].images + columns[0].nulls if columns else len(opened)
+    rows -= opened.num_filtered if isinstance(opened, SelectedRows) else 0
     return {"rows": rows - len(opened), "image_columns": list(opened.other_image_columns)}
 
 

@@ -254,7 +254,9 @@ def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
 
 
 def echo_json(values: Any) -> None:
-    """Write one JSON document to stdout, in ASCII."""
+    """Write one JSON document to stdout, in ASCII; commands that open images add their filter, or null."""
+    params = click.get_current_context().params
+    values = {**values, "filter": params["filter"]} if "filter" in params else values
     click.echo(json.dumps(values, indent=2, allow_nan=False))
 
 

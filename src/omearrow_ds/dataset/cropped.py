@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from omearrow_ds.axes import checked_size
@@ -11,37 +12,40 @@ from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions, Places, RandomPlaces, of_centres, of_grid, of_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.options import PADS, check_choice
-from omearrow_ds.storage.objects import open_objects
-from omearrow_ds.storage.protocol import On
-from omearrow_ds.storage.table_files import ColumnTypes
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.objects import ObjectSettings
 
 
 def cropped(
-    collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions, types: ColumnTypes
+    collect: Callable[[BaseSource], Collection],
+    source: BaseSource,
+    crop_size: Any,
+    options: CropOptions,
+    settings: ObjectSettings,
 ) -> CropCollection:
-    """Return the crops of a collection for the options of `omearrow_ds.OMEArrowDataset`.
+    """Return the crops of a source's images for the options of `omearrow_ds.OMEArrowDataset`.
 
-    Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
+    ``collect`` returns the whole images of a source as samples. Raises `ArgumentError` if options are invalid or
+    conflict; `AxesError` if an image is smaller than a crop.
     """
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse(chosen, crop_size)
     objects, pad = chosen.pop("objects", None), chosen.get("pad")
     size = None if crop_size is None else checked_size(crop_size)
-    path, shapes = str(collection.path), collection.shapes
+    path = str(source.path)
     if objects is None:
         assert size is not None
-        crop = chosen.get("crop", "center")
+        crop, collection = chosen.get("crop", "center"), collect(source)
         if crop == "random":
-            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, path))
+            return CropCollection.of(collection, RandomPlaces(source.shapes, size, pad, path))
         if crop == "center":
-            return CropCollection.of(collection, of_centres(shapes, size, pad, path))
-        windows = of_grid(shapes, size, chosen.get("overlap", 0), pad, path)
-        return CropCollection.of(collection, windows, CropRows(collection.source, windows, None))
-    object_table = open_objects(
-        collection.source, objects, chosen.get("center"), chosen.get("box"), on, types=types, skip_nulls=nulls == "skip"
-    )
-    windows, keep_mask = of_objects(object_table, shapes, size, pad)
-    metadata = CropRows(collection.source, windows, object_table.keep(keep_mask))
+            return CropCollection.of(collection, of_centres(source.shapes, size, pad, path))
+        tiles = of_grid(source.shapes, size, chosen.get("overlap", 0), pad, path)
+        return CropCollection.of(collection, tiles, CropRows(source, tiles, None))
+    source, located = settings.open(source, objects, chosen.get("center"), chosen.get("box"))
+    collection = collect(source)
+    boxes, is_inside = of_objects(located, source.shapes, size, pad)
+    rows = CropRows(source, boxes, located.keep(is_inside))
     fit = next(
         (Fit(checked_size(chosen[name]), name == "resize") for name in ("resize", "pad_to") if name in chosen), None
     )
@@ -52,8 +56,8 @@ def cropped(
             remedy="leave out one of them",
         )
     if fit is not None and not fit.scaled:
-        _refuse_larger(windows, metadata, fit)
-    return CropCollection.of(collection, windows, metadata, fit)
+        _refuse_larger(boxes, rows, fit)
+    return CropCollection.of(collection, boxes, rows, fit)
 
 
 def _refuse_larger(windows: Places, metadata: CropRows, fit: Fit) -> None:

@@ -7,12 +7,13 @@ import inspect
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
@@ -35,10 +36,11 @@ from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
-from omearrow_ds.storage.masks import Masks, open_masks
-from omearrow_ds.storage.objects import on_of_objects, types_with_objects
+from omearrow_ds.storage.masks import Masks, open_masks, select_masks
+from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import label_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
+from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count
 
@@ -89,6 +91,7 @@ class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
     _of_arrays = False  # Whether samples are NumPy arrays.
+    _filters: tuple[str, ...] = ()  # Conditions that chose the samples.
 
     def __init__(
         self,
@@ -120,23 +123,23 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("needs target=", option="classes", value=classes, remedy="pass target= or leave it out")
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
-        on = None if crops.get("objects") is None else on_of_objects(opening)
-        types = types_with_objects(opening, crops.get("objects"))
+        if opening.get("filter") is not None:
+            self._filters = (RowFilter(opening["filter"]).text,)
+        of_objects = ObjectSettings.take(opening, crops.get("objects"))
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         fingerprint = None if folder is None else collection_fingerprint(label_of(path))
-        preload_options = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
+        settings = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
         picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)
         sample_axes = SampleAxes(axes, picks, None if crops else crop_size)
-        self._collection = Collection(
-            source,
-            sample_axes,
-            preload_options,
+        collect = partial(
+            Collection,
+            axes=sample_axes,
+            options=settings,
             normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
             illumination=illumination,
         )
-        if crops:
-            self._collection = cropped(self._collection, crop_size, on, opening.get("nulls", "error"), crops, types)
+        self._collection = cropped(collect, source, crop_size, crops, of_objects) if crops else collect(source)
         self._picked: array[int] | None = None  # Positions in the collection; None is all.
         self._count = len(self._collection)
         skip = opening.get("nulls") == "skip"
@@ -150,9 +153,12 @@ class StoredSamples(Dataset[Any]):
         present = None if self._targets is None else self._targets.present
         self._masks: MaskedSamples | None = None
         if masks is not None:
-            mask_source, mask_of = open_masks(source, masks, opening, skip_nulls=skip)
+            opening.pop("filter", None)  # Masks are matched with the chosen images.
+            mask_source, mask_of = open_masks(self._collection.source, masks, opening, skip_nulls=skip)
+            if self._filters:
+                mask_source, mask_of = select_masks(mask_source, mask_of, *self._filters)
             self._masks = MaskedSamples(
-                self._collection, mask_source, mask_of, sample_axes, preload_options, background=bool(mask_background)
+                self._collection, mask_source, mask_of, sample_axes, settings, background=bool(mask_background)
             )
             masked = mask_of[self._collection.fields_of(np.arange(self._count))] >= 0
             present = masked if present is None else present & masked
@@ -168,8 +174,8 @@ class StoredSamples(Dataset[Any]):
         if self._masks is not None:
             self._masks.preload(preload, max_bytes)
             if skip and mask_background:
-                picked_indices = self._masks.with_object(self._all_positions())
-                self._picked = array("q", self._all_positions()[picked_indices].tolist())
+                has_object = self._masks.with_object(self._all_positions())
+                self._picked = array("q", self._all_positions()[has_object].tolist())
                 self._count = len(self._picked)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -472,6 +478,45 @@ class StoredSamples(Dataset[Any]):
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         whole = None if self._picked is None else np.asarray(self._picked)
         return [self._subset_at(part if whole is None else whole[part]) for part in parts]
+
+    def filter(self, condition: str | pc.Expression) -> Self:
+        """Return a view of the samples for which a condition on their columns is true.
+
+        A view is a dataset of the same class that shares pixels, source and targets, and can be filtered or split.
+        Unlike with the option ``filter``, pixels of the other samples stay in memory if they are preloaded.
+
+        Parameters
+        ----------
+        condition
+            A text such as ``"dose > 1 and treatment in ('DMSO', 'TAXOL')"``, or a `pyarrow.compute.Expression`. Columns
+            are those of `columns`, and ``image_id``.
+
+        Returns
+        -------
+        OMEArrowDataset or OMEArrowDatasetNumpy
+            The view. It is empty if samples outside of this view fulfill the condition.
+
+        Raises
+        ------
+        ArgumentError
+            If the condition is invalid.
+        ColumnError
+            If a column does not exist, or is compared with a value of another type.
+        SelectError
+            If no sample of the collection fulfills the condition.
+
+        Examples
+        --------
+        >>> from omearrow_ds import OMEArrowDataset
+        >>> plate = OMEArrowDataset("plate.arrow")
+        >>> view = plate.filter("label == 1 and Metadata_Well != 'B02'")
+        >>> len(plate), len(view), set(view.columns["label"].to_pylist())
+        (10, 4, {1})
+        """
+        row_filter, positions = RowFilter(condition), self._all_positions()
+        view = self._subset_at(positions[np.isin(positions, row_filter.choose(self._collection.beside))])
+        view._filters = (*self._filters, row_filter.text)  # noqa: SLF001  # Same class.
+        return view
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
         """Return a sampler that draws all values of a column with the same probability, with replacement.

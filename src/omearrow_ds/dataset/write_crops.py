@@ -29,13 +29,12 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
 from omearrow_ds.storage.materials import Image, Material, opening_of
-from omearrow_ds.storage.objects import on_of_objects, types_with_objects
+from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.place import JOBS, Place
-from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
-from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -97,7 +96,8 @@ def write_crops(
         faster to write the crops first and then convert them. With ``on_error="skip"``, crops of skipped fields are
         left out.
     **opening
-        See `open_images`. ``nulls="skip"`` also leaves out objects without a position. Unless ``columns`` is passed,
+        See `open_images`. ``nulls="skip"`` also leaves out objects without a position, and ``filter`` chooses
+        objects by their columns and those of their fields. Unless ``columns`` is passed,
         ``on`` assigns objects to fields, and ``column_types`` applies to their table.
 
     Returns
@@ -118,7 +118,7 @@ def write_crops(
     20 [1, 2, 1, 32, 32] B02_1:1
     """
     settings = WriteSettings.take(locals())
-    on, types = on_of_objects(opening), types_with_objects(opening, objects)
+    of_objects = ObjectSettings.take(opening, objects)
     target = Target.choose(dst, format, settings)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: the target is the table of objects; choose another path")
@@ -126,13 +126,11 @@ def write_crops(
         raise ArgumentError(
             option="objects", value=None, allowed="a table or data frame of objects, or the path of a table"
         )
-    options = {"center": center, "box": box, "pad": pad}
+    placing = {"center": center, "box": box, "pad": pad}
     cutting = _Cutting(
         crop_size,
-        {name: value for name, value in options.items() if value is not None},
-        on,
-        opening.get("nulls", "error"),
-        types,
+        {name: value for name, value in placing.items() if value is not None},
+        of_objects,
         verified=opening.get("verify") is not False,
         checksum=checksum,
     )
@@ -183,10 +181,8 @@ class _Cutting:
     """Options of `write_crops` for objects and crops."""
 
     crop_size: tuple[int, int] | None
-    places: Mapping[str, Any]
-    on: On | None
-    nulls: str
-    types: ColumnTypes
+    placing: Mapping[str, Any]
+    of_objects: ObjectSettings
     verified: bool
     checksum: bool
 
@@ -195,11 +191,12 @@ class _Crops:
     """Crops around objects to be written field by field, a `omearrow_ds.storage.materials.Material`."""
 
     def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
-        self.source, self._objects, self._cutting = source, objects, cutting
+        self._whole, self._objects, self._cutting = source, objects, cutting
         fields = verified_where_stored(source) if cutting.verified else source
-        whole = Collection(fields, SampleAxes(AXES, None, None), PreloadOptions(), normalize=False)
-        options = cast(CropOptions, {"objects": objects, **cutting.places})
-        self.crops = cropped(whole, cutting.crop_size, cutting.on, cutting.nulls, options, cutting.types)
+        collect = partial(Collection, axes=SampleAxes(AXES, None, None), options=PreloadOptions(), normalize=False)
+        options = cast(CropOptions, {"objects": objects, **cutting.placing})
+        self.crops = cropped(collect, fields, cutting.crop_size, options, cutting.of_objects)
+        self.source = source if len(self.crops.source) == len(source) else self.crops.source
         self.order = _field_by_field(self.crops.places.fields)
         self.columns = _columns(self.crops, self.order)
         ids, windows = self.crops.sample_ids, self.crops.windows(self.order.tolist())
@@ -209,7 +206,7 @@ class _Crops:
         self.dtypes: Sequence[np.dtype[Any]] = [self.crops.dtypes[field] for field in windows.fields.tolist()]
         self._hasher = Hasher() if cutting.checksum else None
         self.checksums: pa.ChunkedArray | None = None
-        self.options: Mapping[str, Any] = {"pad": cutting.places.get("pad")}
+        self.options: Mapping[str, Any] = {"pad": cutting.placing.get("pad")}
 
     def images(self, numbers: Array) -> Iterator[Image]:
         """Yield crops of sorted indices, with their ids and the metadata of their fields."""
@@ -229,8 +226,8 @@ class _Crops:
         else:
             table = _Kept(target, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
             with target.replacing(table.name) as file:
-                pq.write_table(read_input_table(self._objects, "objects", self._cutting.types).table, file)
-        return partial(_opened_again, opening_of(self.source), table, self._cutting)
+                pq.write_table(read_input_table(self._objects, "objects", self._cutting.of_objects.types).table, file)
+        return partial(_opened_again, opening_of(self._whole), table, self._cutting)
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if isinstance(self.dataset, IterableDataset):
             raise ArgumentError("state_dict: iterable datasets have no order to resume; use a dataset with __getitem__")
         identity = {"samples": len(self.dataset), "batch_size": size, "ranks": rank_and_world_size()[1]}  # type: ignore[arg-type]
+        filters = getattr(unwrap(self.dataset)[0], "_filters", ())
+        identity |= {"filter": " and ".join(f"({condition})" for condition in filters)} if filters else {}
         return {**identity, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 
     @property

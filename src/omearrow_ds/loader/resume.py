@@ -253,12 +253,12 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
         raise ArgumentError(
             f"load_state_dict: not a state of this version of OMEArrowDataLoader: {state!r:.200}; pass state_dict()"
         )
-    changed = {name: (state.get("loader", {}).get(name), value) for name, value in loader.items()}
+    saved = state.get("loader", {})
+    changed = {name: (saved.get(name), loader.get(name)) for name in dict.fromkeys([*loader, "filter"])}
     differences = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
     if differences:
-        raise ArgumentError(
-            f"load_state_dict: the state is from another loader: {differences}; create the loader as before"
-        )
+        problem = f"load_state_dict: the state is from another loader: {differences}"
+        raise ArgumentError(f"{problem}; create the loader as before")
 
 
 def state_of(progress: EpochProgress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:

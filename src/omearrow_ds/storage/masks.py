@@ -32,6 +32,7 @@ from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import OpenOptions, Paths
+from omearrow_ds.storage.selected_rows import select_rows
 from omearrow_ds.storage.source import open_source
 
 Masks = Paths | Mapping[str, Any] | BaseSource
@@ -83,6 +84,13 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
             f"the size of their images"
         )
     return opened, mask_of
+
+
+def select_masks(masks: BaseSource, mask_of: Array, condition: str) -> tuple[BaseSource, Array]:
+    """Return only the masks of images that a condition chose, and the mask index of each image, or -1."""
+    used = np.unique(mask_of[mask_of >= 0])
+    masks = select_rows(masks, used, f"masks of {condition}")
+    return masks, np.where(mask_of < 0, -1, np.searchsorted(used, mask_of))
 
 
 def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
     InputTable,
@@ -26,6 +28,8 @@ from omearrow_ds.storage.keys import (
 )
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On, OpenOptions
+from omearrow_ds.storage.row_filter import RowFilter
+from omearrow_ds.storage.selected_rows import select_rows
 from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.storage.text_columns import parse_as
 from omearrow_ds.text import count
@@ -104,6 +108,70 @@ _CENTER = _PositionColumns("center", "(Y, X)", _CENTERS, "centroid", (), "Nuclei
 _BOX = _PositionColumns(
     "box", "(y0, y1, x0, x1)", _BOXES, "bbox", ("min", "max"), "Nuclei_AreaShape_BoundingBoxMinimum_Y and so on"
 )
+
+
+@dataclass(frozen=True)
+class ObjectSettings:
+    """Options of opening that apply to objects; ``skip_nulls`` leaves out objects without a position."""
+
+    on: On | None
+    skip_nulls: bool
+    types: ColumnTypes
+    row_filter: RowFilter | None
+
+    @classmethod
+    def take(cls, opening: OpenOptions, objects: Any) -> Self:
+        """Return the options of ``opening`` that apply to a table of objects, and remove those that apply only to it.
+
+        With ``columns``, ``on`` applies to these.
+        """
+        types = ColumnTypes.of(opening.get("column_types"))
+        file = table_file(objects, "objects") if types else None
+        if file is not None:
+            types.of_table(file)
+            opening["column_types"] = types
+        skip_nulls = opening.get("nulls") == "skip"
+        if objects is None:
+            return cls(None, skip_nulls, types, None)
+        on = opening.pop("on", None) if opening.get("columns") is None else None
+        condition = opening.pop("filter", None)
+        return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
+
+    def open(self, source: BaseSource, objects: Any, center: Any, box: Any) -> tuple[BaseSource, Objects]:
+        """Return the images, and the objects of a table that are in them; see `open_objects` for parameters.
+
+        With a filter, these are the objects that it chooses, and the images that contain any of them.
+        """
+        located = open_objects(source, objects, center, box, self.on, types=self.types, skip_nulls=self.skip_nulls)
+        if self.row_filter is None:
+            return source, located
+        chosen = located.keep(self.row_filter.choose(ObjectRows(source, located)))
+        fields, field_of = np.unique(chosen.fields, return_inverse=True)
+        return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
+
+
+class ObjectRows(ColumnReader):
+    """Ids and columns of objects, followed by the columns of their images."""
+
+    def __init__(self, source: BaseSource, objects: Objects) -> None:
+        self._source, self._objects, self.path = source, objects, source.path
+
+    @property
+    def image_ids(self) -> Sequence[str]:
+        """One id per object."""
+        return object_ids(self._objects, self._source.image_ids)
+
+    @cached_property
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        own = self._objects.table.schema
+        return pa.schema([*own, *(field for field in self._source.column_schema if field.name not in own.names)])
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        own = self._objects.table
+        of_images = self._source.column_table([name for name in names if name not in own.column_names])
+        of_images = of_images.take(pa.array(self._objects.fields)) if of_images.num_columns else of_images
+        return pa.table({name: (own if name in own.column_names else of_images)[name] for name in names})
 
 
 def open_objects(
@@ -294,21 +362,6 @@ def _refuse_outside(
         f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; pass columns in this order, in "
         f"pixels of this image"
     )
-
-
-def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
-    """Return the column types in ``opening``, after adding the column names of the table of objects."""
-    types = ColumnTypes.of(opening.get("column_types"))
-    file = table_file(objects, "objects") if types else None
-    if file is not None:
-        types.of_table(file)
-        opening["column_types"] = types
-    return types
-
-
-def on_of_objects(opening: OpenOptions) -> On | None:
-    """Remove ``on`` from ``opening`` and return it; if ``on`` applies to ``columns``, keep it and return None."""
-    return opening.pop("on", None) if opening.get("columns") is None else None
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:

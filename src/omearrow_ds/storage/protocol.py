@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._regions import Pick
@@ -245,6 +246,7 @@ class OpenOptions(TypedDict, total=False):
     columns: Any
     on: On | None
     column_types: Mapping[str, str] | None
+    filter: str | pc.Expression | None
     storage: Storage | None
     part_cache: StrPath | None
     part_cache_bytes: int | None

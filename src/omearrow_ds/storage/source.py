@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
+import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
 from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
@@ -42,6 +43,8 @@ from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, St
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
+from omearrow_ds.storage.row_filter import RowFilter
+from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
 from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
@@ -74,6 +77,7 @@ def open_images(
     columns: Any = None,
     on: On | None = None,
     column_types: Mapping[str, str] | None = None,
+    filter: str | pc.Expression | None = None,  # noqa: A002  # the public name
     storage: Storage | None = None,
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
@@ -83,7 +87,7 @@ def open_images(
     Options by topic:
 
     - files: ``format``, ``engine``, ``verify``, ``level``;
-    - tables: ``image_column``, ``nulls``, ``table``;
+    - tables: ``image_column``, ``nulls``, ``table``, ``filter``;
     - plates: ``pattern``, ``channels``, ``incomplete``, ``root``, ``columns``, ``on``, ``column_types``;
     - URLs: ``storage``, ``part_cache``, ``part_cache_bytes``.
 
@@ -131,6 +135,10 @@ def open_images(
     column_types
         ``None`` derives types of CSV and TSV columns from their values (`docs/reference/column-types.md`). A mapping
         such as ``{"code": "text"}`` overrides them with ``"text"``, ``"integer"`` or ``"float"``.
+    filter
+        ``None`` opens all images. Otherwise those for which a condition on their columns is true: a text such as
+        ``"dose > 1 and treatment in ('DMSO', 'TAXOL')"``, or a `pyarrow.compute.Expression`. Columns of ``columns``
+        and ``image_id`` can be used (`docs/how-to/filter-images.md`).
     storage
         ``None`` is ``Storage()``. Otherwise endpoint, region and credentials for URLs.
     part_cache
@@ -152,13 +160,16 @@ def open_images(
     FormatError
         If the format is unknown or ambiguous, the file is damaged, or images are null.
     ColumnError
-        If a table, image column, or column of ``column_types`` does not exist, or joined images differ.
+        If a table, image column, or column of ``column_types`` or ``filter`` does not exist, joined images differ, or
+        ``filter`` compares values of different types.
     ImageColumnError
         If a table has several image columns, and none was chosen.
     BackendError
         If the library of the format is not installed.
     ArgumentError
         If an option is invalid for this collection, or ``verify=True`` and no checksums are stored.
+    SelectError
+        If no image fulfills ``filter``.
     MetadataError
         If keys of ``columns`` are duplicate, none matches, or a column name already has other values.
     StorageError
@@ -191,6 +202,8 @@ def open_source(
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     options = OpenSettings.take({name: value for name, value in opening.items() if value is not None}).chosen
     columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
+    condition = options.pop("filter", None)
+    row_filter = None if condition is None else RowFilter(condition)
     if on is not None and columns is None:
         raise ArgumentError(
             "applies to the join of columns=, which is missing", option="on", value=on, remedy="pass columns= with it"
@@ -204,6 +217,8 @@ def open_source(
     if columns is not None:
         source = with_columns(source, columns, on, types)
     types.refuse_unknown()
+    if row_filter is not None:
+        source = filter_rows(source, row_filter)
     if verify:
         source = VerifiedSource(source)
     reopening: dict[str, Any] = {**opening, "column_types": types or None}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
@@ -19,6 +18,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.selected_rows import SelectedRows
 
 
 def open_as(
@@ -84,48 +84,6 @@ def _null_images_message(sources: Sequence[TableSource]) -> str:
         f"{source.path}: {number:,} of the {len(source):,} images in column {column!r}{also} {verb} null, the first is "
         f"image {int(source.null.argmax())}; pass nulls='skip' to skip these rows"
     )
-
-
-class SelectedRows(Over):
-    """Selected images of a source.
-
-    ``picked`` are sorted indices of the images; ``reopen`` opens the table again. Closing it closes the source.
-    """
-
-    def __init__(self, source: BaseSource, picked: Array, reopen: partial[BaseSource]) -> None:
-        super().__init__(source)
-        self._picked, self._reopen = picked, reopen
-        self.rows = source.rows[picked]
-        self.image_ids = [source.image_ids[index] for index in picked.tolist()]
-        self.shapes, self.dtypes = source.shapes[picked], [source.dtypes[index] for index in picked.tolist()]
-        self.checksums = None if source.checksums is None else source.checksums.take(picked)
-
-    def _read_columns(self, names: list[str]) -> pa.Table:
-        return self._source.column_table(names).take(self._picked) if names else pa.table({})
-
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        return self._source.views(self._picked[indices].tolist())
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        return self._source.read_regions(self._picked[rows].tolist(), regions)
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        return self._source.metadata(int(self._picked[self.index(index)]))
-
-    def stems(self, index: int) -> list[str]:
-        return self._source.stems(int(self._picked[index]))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(self._reopen, **self.pinned), ()
-
-    def blocks(self) -> Iterator[Block]:
-        done = 0
-        for start, images in self._source.blocks():
-            first, stop = np.searchsorted(self._picked, [start, start + len(images)])
-            here = self._picked[first:stop] - start
-            for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1) if len(here) else []:
-                yield done, images[run[0] : run[-1] + 1]
-                done += len(run)
 
 
 class JoinedColumns(Over):

@@ -45,7 +45,7 @@ from omearrow_ds.dataset.samples import DatasetOptions
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.tables import SelectedRows
+from omearrow_ds.storage.selected_rows import SelectedRows
 from tests.conftest import needs
 from tests.support.errors import raises, warns
 from tests.support.raw_tables import raw_table, store_table, struct_of

@@ -32,7 +32,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX
-from omearrow_ds.storage.objects import on_of_objects, types_with_objects
+from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count
@@ -137,18 +137,18 @@ def recommend(
     values = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
     crops = cast(CropOptions, {name: value for name, value in values.items() if value is not None})
     _refuse_apart(crops, tile)
-    on = None if objects is None else on_of_objects(opening)
-    types = types_with_objects(opening, objects)
+    of_objects = ObjectSettings.take(opening, objects)
     network_link = NetworkLink.parse(bandwidth, latency)
     if not seconds > 0:
         raise ArgumentError(option="seconds", value=seconds, allowed="a number above 0")
     start_s = clock()
-    with open_source(path, format, **opening) as source, workspace(work_dir) as folder:
-        tried = layouts(formats, source.format)
+    with open_source(path, format, **opening) as opened, workspace(work_dir) as folder:
+        tried = layouts(formats, opened.format)
         if tile is not None:
             tried = [layout for layout in tried if not layout.as_it_is]  # The existing files contain no tiles.
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
-        cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops, types)
+        cells = None if objects is None else Cells(opened, crop_size, crops, of_objects)
+        source = opened if cells is None else cells.source
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
         pixel_range = PixelRange.measure(sample.images)
         normalize = (pixel_range is not None and pixel_range.normalize) or True
@@ -256,7 +256,11 @@ def _task(
 
 
 def _scanned(
-    rows: list[PlanCost], contest: LayoutElimination, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
+    rows: list[PlanCost],
+    elimination: LayoutElimination,
+    deadline_s: float,
+    progress: tqdm,
+    start_methods: Sequence[str],
 ) -> tuple[PlanCost, list[LoaderTiming], Settings | None, list[PlanCost]]:
     """Scan loader settings of the first choice and of plans that workers may make faster; return the final choice."""
     chosen = choose(rows)
@@ -266,16 +270,19 @@ def _scanned(
     others = [
         row
         for row in ranked(rows)
-        if row.why_not is None and not row.plan.preload and row.total_s <= limit_s and row.plan.layout in contest.trials
+        if row.why_not is None
+        and not row.plan.preload
+        and row.total_s <= limit_s
+        and row.plan.layout in elimination.trials
     ]
     few = [row for row in others if row is not chosen][: _MOST_FINALISTS - 1]
     finalists = [chosen, *(few if available_cores() > 1 else [])]
-    use, task = contest.use, contest.task
+    use, task = elimination.use, elimination.task
     scans: dict[LoadingPlan, list[LoaderTiming]] = {}
     for position, row in enumerate(finalists):
         now_s = use.clock()
         share_s = max(0.0, deadline_s - now_s) / (len(finalists) - position)
-        trial = contest.trial_for(row.plan)
+        trial = elimination.trial_for(row.plan)
         if trial is None or (position and share_s <= 0):
             continue
         dataset = trial.dataset(preload=row.plan.preload)
@@ -301,10 +308,10 @@ def _with(row: PlanCost, scanned: LoaderTiming, task: ReadBudget) -> PlanCost:
 
 
 def _notes(
-    row: PlanCost, rows: Sequence[PlanCost], contest: LayoutElimination, source: BaseSource, looked: SampleCoverage
+    row: PlanCost, rows: Sequence[PlanCost], elimination: LayoutElimination, source: BaseSource, looked: SampleCoverage
 ) -> list[str]:
     notes = []
-    cells = contest.cells
+    cells = elimination.cells
     if cells is not None:
         notes.append(f"Samples are the crops around {count(len(cells), 'object')}, each of which an epoch reads once.")
     first = ranked(rows)[0]
@@ -312,7 +319,7 @@ def _notes(
         why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
         part = row.total_s / first.total_s - 1
         notes.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
-    if any(trial.growth > 1 for trial in contest.trials.values()):
+    if any(trial.growth > 1 for trial in elimination.trials.values()):
         notes.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
     if not row.plan.preload and row.size_bytes > available_bytes():
         notes.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.axes import checked_size
-from omearrow_ds.dataset.places import CropOptions, of_objects
+from omearrow_ds.dataset.places import CropOptions
+from omearrow_ds.dataset.places import of_objects as crops_of_objects
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
-from omearrow_ds.storage.objects import open_objects
-from omearrow_ds.storage.protocol import On, OpenOptions
-from omearrow_ds.storage.table_files import ColumnTypes
+from omearrow_ds.storage.objects import ObjectSettings
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import as_keywords
 
 _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
@@ -26,14 +26,15 @@ _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
 class Cells:
     """Objects of a source around which samples are cropped.
 
-    ``crop_size``, ``on``, ``nulls`` and ``options`` have the meaning of `omearrow_ds.OMEArrowDataset`. ``options``
-    contains those of ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that were passed. Errors are those of the
-    dataset.
+    ``crop_size`` and ``options`` have the meaning of `omearrow_ds.OMEArrowDataset`. ``options`` contains those of
+    ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that were passed. Errors are those of the dataset.
 
     Attributes
     ----------
     dataset_options
         Keywords of a dataset of the source.
+    source
+        Images that contain objects; all images without a filter.
     fields
         (n,) int64, image index per sample.
     """
@@ -42,10 +43,8 @@ class Cells:
         self,
         source: BaseSource,
         crop_size: tuple[int, int] | None,
-        on: On | None,
-        nulls: str,
         options: CropOptions,
-        types: ColumnTypes,
+        of_objects: ObjectSettings,
     ) -> None:
         box, pad = options.get("box"), options.get("pad")
         if crop_size is None and not box:
@@ -53,16 +52,18 @@ class Cells:
         if pad is not None:
             check_choice("pad", pad, PADS, ", or None")
         table, center = options.get("objects"), options.get("center")
-        objects = open_objects(source, table, center, box, on, types=types, skip_nulls=nulls == "skip")
+        self.source, objects = of_objects.open(source, table, center, box)
         size = None if crop_size is None else checked_size(crop_size)
         self._source_columns = source.column_names
-        self._objects = objects.keep(of_objects(objects, source.shapes, size, pad)[1])
+        self._objects = objects.keep(crops_of_objects(objects, self.source.shapes, size, pad)[1])
         if not len(self._objects.rows):
             raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
         file = table_file(table, "objects")
-        extra_options = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
+        types = None if file is None else of_objects.types.of_table(file) or None
+        condition = None if of_objects.row_filter is None else of_objects.row_filter.condition
+        chosen = {"on": of_objects.on, "column_types": types, "filter": condition}
         self.dataset_options = cast(
-            CropOptions, {**options, **{name: value for name, value in extra_options.items() if value is not None}}
+            CropOptions, {**options, **{name: value for name, value in chosen.items() if value is not None}}
         )
         self.fields = self._objects.fields
 

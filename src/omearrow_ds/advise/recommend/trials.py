@@ -118,12 +118,12 @@ class LayoutTrial:
         crops: CropOptions | None = None,
         fields: Array | None = None,
     ) -> None:
-        sample_options: dict[str, Any] = dict(crops or {})
-        of_opening = {name: sample_options.pop(name) for name in ("on", "column_types") if name in sample_options}
+        options: dict[str, Any] = dict(crops or {})
+        of_opening = {name: options.pop(name) for name in ("on", "column_types", "filter") if name in options}
         self.layout, self.path, self.indices = layout, path, indices
         self.opening = cast(OpenOptions, {**of_opening, **opening})
         self.fields, self._factor = fields, factor
-        self._use = replace(use, samples=replace(use.samples, **sample_options))
+        self._use = replace(use, samples=replace(use.samples, **options))
 
     @property
     def size_bytes(self) -> int:

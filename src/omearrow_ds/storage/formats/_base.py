@@ -82,7 +82,7 @@ class BaseSource(ColumnReader, ABC):
     image_column, other_image_columns
         Names of the columns that hold the images, and of those with other images; empty for a folder.
     variant
-        Selects one of several collections at a path: the table name, the level, the files that make an image.
+        Selects one of several collections at a path: the table name, the level, the files that make an image, a filter.
     stamp
         Fingerprint of the opened file or folder, which changes if another one replaces it.
     opened_by

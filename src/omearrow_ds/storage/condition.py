@@ -1,0 +1,210 @@
+"""Conditions on columns: their syntax tree, and the parser of their text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from types import MappingProxyType
+from typing import NoReturn
+
+from omearrow_ds.errors import ArgumentError
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+    (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    | (?P<text>'(?:[^']|'')*')
+    | (?P<name>"(?:[^"]|"")+")
+    | (?P<word>[^\W\d]\w*)
+    | (?P<symbol>==|!=|<=|>=|[<>(),])
+    | (?P<end>\Z)
+    | (?P<unknown>.)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_MIRRORED = MappingProxyType({"<": ">", "<=": ">=", ">": "<", ">=": "<="})
+_KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+_MAX_DEPTH = 100
+_EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
+
+
+Value = Decimal | str | bool
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of a table."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """Comparison of a column with a value or another column, or ``in`` with several values, or ``is null``."""
+
+    operator: str
+    column: str
+    others: tuple[Column | Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Combination of several conditions by ``and`` or ``or``, or ``not`` of one."""
+
+    operator: str
+    parts: tuple[Condition, ...]
+
+
+Condition = Predicate | Operation
+
+
+@dataclass(frozen=True)
+class _Token:
+    """Smallest unit of a text; ``start`` counts characters from 1. Keywords are in lower case."""
+
+    kind: str
+    text: str
+    start: int
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the syntax tree of a condition.
+
+    Raises `ArgumentError` that states the expected syntax and its position in the text.
+    """
+    return _Parser(text).parse()
+
+
+def columns_of(condition: Condition) -> list[str]:
+    """Return the names of the columns in a condition, with repeats."""
+    if isinstance(condition, Operation):
+        return [name for part in condition.parts for name in columns_of(part)]
+    return [condition.column, *(other.name for other in condition.others if isinstance(other, Column))]
+
+
+def _tokenize(text: str) -> list[_Token]:
+    """Return the tokens of a text, the last of which marks its end."""
+    tokens = []
+    for match in _TOKEN.finditer(text):
+        kind = str(match.lastgroup)
+        is_keyword = kind == "word" and match[kind].lower() in _KEYWORDS
+        token = match[kind].lower() if is_keyword else match[kind]
+        tokens.append(_Token("keyword" if is_keyword else kind, token, match.start(kind) + 1))
+    return tokens
+
+
+class _Parser:
+    """Recursive descent parser of one text: ``or`` binds less than ``and``, and ``and`` less than ``not``."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokenize(text)
+        self._index = self._depth = 0
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._index]
+
+    def parse(self) -> Condition:
+        condition = self._parse_operation()
+        if self._token.kind != "end":
+            self._fail('"and", "or" or the end')
+        return condition
+
+    def _accept(self, *texts: str) -> str | None:
+        """Return the next token if it is one of these symbols or keywords, and go to the one after it."""
+        token = self._token
+        if token.kind not in ("symbol", "keyword") or token.text not in texts:
+            return None
+        self._index += 1
+        return token.text
+
+    def _expect(self, text: str) -> None:
+        if self._accept(text) is None:
+            self._fail(f'"{text}"')
+
+    def _fail(self, expected: str) -> NoReturn:
+        token = self._token
+        previous = f' after "{self._tokens[self._index - 1].text}"' if self._index else ""
+        remedy = _EXAMPLE
+        if token.text in ("=", "<>"):
+            remedy = 'write "==" for equal, and "!=" for not equal'
+        elif token.text in ("'", '"'):
+            remedy = f"close the text or name with {token.text}, and double each {token.text} inside it"
+        elif token.kind == "unknown":
+            remedy = "write texts in 'single quotes', and names with spaces or symbols in \"double quotes\""
+        raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {token.start}", remedy=remedy)
+
+    def _parse_operation(self, operator: str = "or") -> Condition:
+        parts = [self._parse_operation("and") if operator == "or" else self._parse_negation()]
+        while self._accept(operator):
+            parts.append(self._parse_operation("and") if operator == "or" else self._parse_negation())
+        return parts[0] if len(parts) == 1 else Operation(operator, tuple(parts))
+
+    def _parse_negation(self) -> Condition:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._fail(f"at most {_MAX_DEPTH} nested parentheses and negations")
+        if self._accept("not"):
+            condition: Condition = Operation("not", (self._parse_negation(),))
+        elif self._accept("("):
+            condition = self._parse_operation()
+            self._expect(")")
+        else:
+            condition = self._parse_predicate()
+        self._depth -= 1
+        return condition
+
+    def _parse_predicate(self) -> Condition:
+        left, start = self._parse_operand("a column"), self._index
+        operator = self._accept(*_COMPARISONS)
+        if operator is not None:
+            right = self._parse_operand("a value")
+            if isinstance(left, Column):
+                return Predicate(operator, left.name, (right,))
+            if isinstance(right, Column):
+                return Predicate(_MIRRORED.get(operator, operator), right.name, (left,))
+            self._index = start
+            self._fail("a comparison with a column")
+        if not isinstance(left, Column):
+            self._fail('a comparison such as "=="')
+        if self._accept("is"):
+            is_negated = self._accept("not") is not None
+            self._expect("null")
+            predicate = Predicate("is null", left.name)
+        else:
+            is_negated = self._accept("not") is not None
+            if not is_negated and self._token.text != "in":
+                return Predicate("==", left.name, (True,))
+            self._expect("in")
+            predicate = Predicate("in", left.name, self._parse_values())
+        return Operation("not", (predicate,)) if is_negated else predicate
+
+    def _parse_values(self) -> tuple[Value, ...]:
+        self._expect("(")
+        values: list[Value] = []
+        while not values or self._accept(","):
+            value = self._parse_operand("a value")
+            if isinstance(value, Column):
+                self._index -= 1
+                self._fail("a number or a text in 'single quotes'")
+            values.append(value)
+        self._expect(")")
+        return tuple(values)
+
+    def _parse_operand(self, expected: str) -> Column | Value:
+        token = self._token
+        self._index += 1
+        match token.kind:
+            case "number":
+                return Decimal(token.text)
+            case "text":
+                return token.text[1:-1].replace("''", "'")
+            case "name":
+                return Column(token.text[1:-1].replace('""', '"'))
+            case "word":
+                return Column(token.text)
+            case "keyword" if token.text in ("true", "false"):
+                return token.text == "true"
+        self._index -= 1
+        return self._fail(expected)

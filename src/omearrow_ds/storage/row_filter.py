@@ -1,0 +1,219 @@
+"""Row filters: conditions on columns, evaluated with the null logic of SQL."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
+from omearrow_ds.storage.condition import Column, Condition, Operation, Value, columns_of, parse_condition
+from omearrow_ds.storage.protocol import Beside
+
+Array = np.ndarray[Any, Any]
+Values = Any  # Arrow array or scalar.
+IMAGE_ID = "image_id"
+_ROW = "\0row"  # No stored column has a NUL in its name.
+_NUM_SHOWN = 20
+_UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
+    {
+        "==": pc.equal,
+        "!=": pc.not_equal,
+        "<": pc.less,
+        "<=": pc.less_equal,
+        ">": pc.greater,
+        ">=": pc.greater_equal,
+    }
+)
+_INT64_LIMIT = 2**63
+_INT_OR_UINT = pa.decimal128(20, 0)
+_JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
+
+
+class RowFilter:
+    """Condition that chooses rows of a table.
+
+    Raises `ArgumentError` if ``condition`` is neither a valid text nor a `pyarrow.compute.Expression`.
+
+    Attributes
+    ----------
+    condition
+        The text or expression.
+    text
+        Text that identifies the condition, equal in all processes.
+    """
+
+    def __init__(self, condition: Any) -> None:
+        self.condition, self._tree = condition, None
+        if isinstance(condition, str):
+            self.text, self._tree = condition.strip(), parse_condition(condition)
+        elif isinstance(condition, pc.Expression):
+            self.text = str(condition)
+            if "..." in self.text:  # Arrow shortens long lists of values.
+                _, (serialized,) = condition.__reduce__()
+                self.text += f" [{hashlib.blake2b(serialized, digest_size=8).hexdigest()}]"
+        else:
+            allowed, remedy = (
+                "a text or a pyarrow.compute.Expression",
+                "write e.g. \"dose > 1 and treatment == 'DMSO'\"",
+            )
+            raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
+
+    def choose(self, rows: Beside) -> Array:
+        """Return the sorted indices of the rows for which the condition is true, neither false nor null.
+
+        Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one. Raises
+        `ColumnError` if a column does not exist or has an unsuitable type; `SelectError` if no row is chosen.
+        """
+        known = rows.column_names
+        if self._tree is None:
+            if "FieldPath(" in self.text:
+                problem, remedy = "it refers to a column by its number", "use pyarrow.compute.field('name')"
+                raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
+            # The text has the name of each column of the expression, and possibly names of others.
+            names = [name for name in dict.fromkeys([*known, IMAGE_ID]) if name in self.text]
+        else:
+            names = list(dict.fromkeys(columns_of(self._tree)))
+        unknown = next((name for name in names if name not in known and name != IMAGE_ID), None)
+        if unknown is not None:
+            raise _unknown_column(unknown, known, rows.path)
+        table = {name: rows.column(name) if name in known else _ids(rows) for name in names}
+        if self._tree is None:
+            chosen = _choose_by_expression(self.condition, table, rows)
+        else:
+            chosen = _Evaluation(table, rows.path).choose(self._tree)
+        if not len(chosen):
+            remedy = "correct the condition, or leave it out"
+            raise SelectError("it matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
+        return chosen
+
+
+def _ids(rows: Beside) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
+
+
+def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.ChunkedArray], rows: Beside) -> Array:
+    try:
+        chosen = pa.table({**table, _ROW: np.arange(len(rows.image_ids))}).filter(expression)
+    except pa.ArrowException as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown is not None:
+            raise _unknown_column(unknown[1], rows.column_names, rows.path) from None
+        remedy = "correct the expression, or cast a column in it"
+        raise ColumnError(str(error), path=rows.path, option="filter", value=str(expression), remedy=remedy) from error
+    numbers: Array = chosen[_ROW].to_numpy()
+    return numbers
+
+
+def _unknown_column(name: str, known: Sequence[str], path: Path) -> ColumnError:
+    """Return the error for a column that does not exist; it names the columns with the most similar names."""
+    by_lower = {column.lower(): column for column in reversed(known)}
+    close = [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, 3)]
+    columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
+    remedy = f"use {columns}, or write a text in 'single quotes'"
+    return ColumnError(f"no column {name!r} exists", path=path, option="filter", column=name, remedy=remedy)
+
+
+class _Evaluation:
+    """Evaluation of a condition on columns of the collection at ``path``."""
+
+    def __init__(self, columns: Mapping[str, pa.ChunkedArray], path: Path) -> None:
+        self._columns, self._path = columns, path
+
+    def choose(self, condition: Condition) -> Array:
+        """Return the indices of the rows for which a condition is true."""
+        try:
+            values = self._values(condition)
+        except pa.ArrowException as error:
+            raise self._error(str(error), "compare it with another value") from error
+        if isinstance(values, pa.Scalar):  # Null for each row.
+            return np.zeros(0, np.int64)
+        chosen: Array = np.flatnonzero(pc.fill_null(values, fill_value=False).to_numpy(zero_copy_only=False))
+        return chosen
+
+    def _values(self, condition: Condition) -> Values:
+        """Return whether a condition is true for each row, null if unknown; a null scalar if all are unknown."""
+        if isinstance(condition, Operation):
+            parts = list(map(self._values, condition.parts))
+            return (
+                pc.invert(parts[0])
+                if condition.operator == "not"
+                else functools.reduce(_JOIN[condition.operator], parts)
+            )
+        stored, others = self._columns[condition.column], condition.others
+        if condition.operator == "is null":
+            return pc.is_null(stored)
+        if condition.operator != "in":
+            return self._compare(condition.operator, condition.column, others[0])
+        if pa.types.is_string(stored.type) and all(isinstance(text, str) for text in others):
+            return pc.if_else(pc.is_null(stored), None, pc.is_in(stored, value_set=pa.array(others, pa.string())))
+        return functools.reduce(pc.or_kleene, (self._compare("==", condition.column, value) for value in others))
+
+    def _compare(self, operator: str, name: str, other: Column | Value) -> Values:
+        stored = self._columns[name]
+        if isinstance(other, Column):
+            values, described = self._columns[other.name], f"column {other.name!r}"
+        else:
+            values = _as_scalar(other, stored.type)
+            described = str(other) if isinstance(other, Decimal) else repr(other)
+        if pa.types.is_null(stored.type) or pa.types.is_null(values.type):
+            return pa.scalar(None, pa.bool_())
+        kind = _kind(stored.type)
+        if kind != _kind(values.type) or kind == "other":
+            remedy = "write texts in 'single quotes', and numbers without quotes"
+            raise self._error(f"column {name!r} is {stored.type} but {described} is {values.type}", remedy, name)
+        return _COMPARE[operator](*_with_one_type(stored, values))
+
+    def _error(self, problem: str, remedy: str, column: str | None = None) -> ColumnError:
+        return ColumnError(problem, path=self._path, option="filter", column=column, remedy=remedy)
+
+
+def _kind(kind: pa.DataType) -> str:
+    """Return the group of types that can be compared with each other."""
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_string(kind):
+        return "text"
+    if pa.types.is_boolean(kind):
+        return "truth value"
+    return "time" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else "other"
+
+
+def _as_scalar(value: Value, kind: pa.DataType) -> pa.Scalar:
+    """Return a value as an Arrow scalar that can be compared with a column of type ``kind``, if possible.
+
+    A number is exact, unless the column is of floating point.
+    """
+    if isinstance(value, str) and _kind(kind) == "time":
+        return pa.scalar(value).cast(pa.timestamp("ns" if pa.types.is_timestamp(kind) else "us")).cast(kind)
+    if not isinstance(value, Decimal):
+        return pa.scalar(value)
+    if pa.types.is_floating(kind):
+        return pa.scalar(float(value)).cast(kind, safe=False)
+    if abs(value) < _INT64_LIMIT and value == int(value) and not pa.types.is_uint64(kind):
+        return pa.scalar(int(value))
+    is_exact = (
+        _kind(kind) == "number" and value.adjusted() < 20 and int(value.as_tuple().exponent) >= -18
+    )  # Up to 38 digits.
+    return pa.scalar(value if is_exact else float(value))
+
+
+def _with_one_type(left: pa.ChunkedArray, right: Values) -> tuple[Values, Values]:
+    """Return numbers in a type that holds the values of both, and other values unchanged."""
+    types = left.type, right.type
+    if any(map(pa.types.is_floating, types)):
+        return left.cast(pa.float64(), safe=False), right.cast(pa.float64(), safe=False)
+    if any(map(pa.types.is_uint64, types)) and types[0] != types[1] and not pa.types.is_decimal(right.type):
+        return left.cast(_INT_OR_UINT), right.cast(_INT_OR_UINT)
+    return left, right

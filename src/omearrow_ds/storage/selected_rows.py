@@ -1,0 +1,144 @@
+"""Selected images of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.kernels.selected_stacks import SelectedStacks
+from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted, Reader
+from omearrow_ds.storage.formats._regions import Region
+from omearrow_ds.storage.formats._stored import Outline
+from omearrow_ds.storage.hashes import digest_of
+from omearrow_ds.storage.row_filter import RowFilter
+
+_BLOCK_BYTES = 2**26
+_FEW = 8  # Whole parts are fetched if at least one of this number of images is selected.
+
+
+class SelectedRows(Over):
+    """Selected images of a source; closing it closes the source.
+
+    Parameters
+    ----------
+    source
+        The source.
+    selected
+        Sorted indices of images.
+    reopen
+        Function that opens the images again in another process; None selects them from the pickled source.
+    condition
+        Text of the filter that selected the images; an empty text for null images.
+    """
+
+    def __init__(
+        self, source: BaseSource, selected: Array, reopen: partial[BaseSource] | None = None, condition: str = ""
+    ) -> None:
+        super().__init__(source)
+        self._selected, self._reopen, self._condition = selected, reopen, condition
+        self.rows = source.rows[selected]
+        self.image_ids = [source.image_ids[index] for index in selected.tolist()]
+        self.shapes, self.dtypes = source.shapes[selected], [source.dtypes[index] for index in selected.tolist()]
+        self.num_filtered = len(source) - len(selected) if condition else 0
+        if condition:
+            self.variant = (*source.variant, f"filter {condition}")
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        return self._source.column_table(names).take(self._selected) if names else pa.table({})
+
+    @cached_property
+    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # Read lazily.
+        checksums = self._source.checksums
+        return None if checksums is None else checksums.take(self._selected)
+
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether so few images are selected that whole parts should not be fetched for them."""
+        return len(self) * _FEW < len(self._source)
+
+    @cached_property
+    def parted(self) -> Parted | None:
+        parted = self._source.parted
+        if parted is None:
+            return None
+        starts = np.searchsorted(self._selected, parted.starts).tolist()
+        digest = digest_of(parted.digest.encode() + self._selected.tobytes())
+        window, mixed = (None, False) if self._is_sparse else (parted.window, parted.mixed)
+        return Parted(starts, digest, window, mixed)
+
+    def arriving(self, notify: Callable[[int], object] | None) -> int:  # noqa: ARG002  # Other parts may arrive too.
+        return 0
+
+    def coming(self, indices: Sequence[int]) -> None:
+        self._source.coming(self._selected[indices].tolist())
+
+    def files_of(self, index: int) -> Sequence[str]:
+        return self._source.files_of(int(self._selected[index]))
+
+    def labels(self, name: str) -> tuple[BaseSource, Array]:
+        labels, label_of = self._source.labels(name)
+        return labels, label_of[self._selected]
+
+    def outline(self) -> Outline:
+        return self._source.outline()
+
+    def stacked(self) -> Stacks | None:
+        stacks = self._source.stacked()
+        return None if stacks is None else SelectedStacks(stacks, self._selected)
+
+    def reader(self) -> Reader | None:
+        read = self._source.reader()
+        return None if read is None else lambda index, block: read(int(self._selected[index]), block)
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        return self._source.views(self._selected[indices].tolist())
+
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        return self._source.read_regions(self._selected[rows].tolist(), regions)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        return self._source.metadata(int(self._selected[self.index(index)]))
+
+    def stems(self, index: int) -> list[str]:
+        return self._source.stems(int(self._selected[index]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reopen is not None:
+            return partial(self._reopen, **self.pinned), ()
+        return SelectedRows, (self._source, self._selected, None, self._condition)
+
+    def blocks(self) -> Iterator[Block]:
+        # Blocks of a mapped file are views. Null images have no pixels, so reading all images reads no more.
+        if not self._condition or self._source.mapping is not None:
+            yield from self._blocks_of_source()
+            return
+        if self.parted is not None and not self._is_sparse:
+            self.expect(np.flatnonzero(np.diff(self.parted.starts)).tolist())
+        stops_bytes = np.cumsum(image_bytes(self.shapes, self.dtypes))
+        for block in np.split(np.arange(len(self)), np.flatnonzero(np.diff(stops_bytes // _BLOCK_BYTES)) + 1):
+            yield int(block[0]), self.views(block.tolist())
+
+    def _blocks_of_source(self) -> Iterator[Block]:
+        done = 0
+        for start, images in self._source.blocks():
+            first, stop = np.searchsorted(self._selected, [start, start + len(images)])
+            selected = self._selected[first:stop] - start
+            for run in np.split(selected, np.flatnonzero(np.diff(selected) > 1) + 1) if len(selected) else []:
+                yield done, images[run[0] : run[-1] + 1]
+                done += len(run)
+
+
+def filter_rows(source: BaseSource, row_filter: RowFilter) -> BaseSource:
+    """Return the images of a source that a filter chooses; see `RowFilter.choose` for errors."""
+    return select_rows(source, row_filter.choose(source), row_filter.text)
+
+
+def select_rows(source: BaseSource, selected: Array, condition: str) -> BaseSource:
+    """Return the images at sorted indices, which a condition chose."""
+    return source if len(selected) == len(source) else SelectedRows(source, selected, condition=condition)
