@@ -53,10 +53,6 @@ class _PlacedWindow(NamedTuple):
     shown: tuple[slice | Array, slice | Array]
     target: tuple[Any, ...] | None = None
 
-    @property
-    def is_inside(self) -> bool:
-        return self.target is None and isinstance(self.shown[0], slice)
-
 
 class CropCollection(Collection):
     """Collection whose samples are windows of images.
@@ -149,7 +145,7 @@ class CropCollection(Collection):
 
     def _shape(self, lead: Sequence[int], height: int, width: int) -> tuple[int, ...]:
         lengths = dict(zip(AXES, (*lead, height, width), strict=True))
-        return tuple(lengths[axis] for axis in self.axes)
+        return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
     def sample(self, position: int) -> Array:
         return self.at(self.places.windows([position]), np.empty)[0]
@@ -194,7 +190,7 @@ class CropCollection(Collection):
             self._fill_from_memory(fields, windows, self._tczyx_of_all(samples))
             return
         # The source reads the part of each window that is in its field, and this pads the pixels outside.
-        placed = [self._place(*window) for window in zip(*(values.tolist() for values in windows), strict=True)]
+        placed = list(map(self._place, *[values.tolist() for values in windows]))
         arrays = self._read(placed)
 
         def fill(positions: Iterable[int]) -> None:
@@ -205,7 +201,7 @@ class CropCollection(Collection):
         if not isinstance(samples, np.ndarray):
             fill(positions)
         elif self._even is not None:  # One loop writes the windows that are inside.
-            inside = [n for n, window in enumerate(placed) if window.is_inside]
+            inside = [n for n, (_, _, (y, _), target) in enumerate(placed) if target is None and isinstance(y, slice)]
             batch = self._tczyx_of_all(samples)
             assemble([arrays[position][self._taken[0][1]] for position in inside], inside, batch, self._even[0])
             for position in sorted({*positions} - {*inside}):
@@ -280,8 +276,7 @@ class CropCollection(Collection):
             fields.request(windows.fields, (windows.tops, size[0]))
 
     def _tczyx_of_all(self, samples: Array) -> Array:
-        order = (0, *(axis + 1 for axis in self._order))
-        return samples.transpose(order)[(slice(None), *self._present)]
+        return samples.transpose([0, *[axis + 1 for axis in self._order]])[(slice(None), *self._present)]
 
     def tczyx(self, sample: Array) -> Array:
         """Return a sample as a view with the axes (T, C, Z, Y, X)."""
@@ -320,16 +315,17 @@ class CropCollection(Collection):
         ]
 
     def _read_from_source(self, placed: Sequence[_PlacedWindow]) -> list[Array]:
-        picked = [self._picked[window.field] for window in placed]
+        parts = [self._picked[window.field] for window in placed]
         rows, regions = [], []
-        for part, (field, (y0, x0, y1, x1), *_) in zip(picked, placed, strict=True):
-            rows += [field] * len(part.regions)
-            regions += [[*lead[:3], y0, x0, *lead[3:], y1, x1] for lead in part.regions]
+        for part, (field, (y0, x0, y1, x1), *_) in zip(parts, placed, strict=True):
+            for t0, c0, z0, t1, c1, z1 in part.regions:
+                rows.append(field)
+                regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
         arrays = self.source.read_regions(rows, regions)
         if len(arrays) == len(placed):
             return arrays
         remaining = iter(arrays)
-        return [part.join(list(islice(remaining, len(part.regions)))) for part in picked]
+        return [part.join(list(islice(remaining, len(part.regions)))) for part in parts]
 
     def unscaled(self, image: Array, position: int) -> Array:
         field, top, left, height, width = (int(values[0]) for values in self.places.windows([position]))

@@ -91,11 +91,12 @@ class Places:
         return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
 
     def windows(self, positions: Sequence[int]) -> Windows:
-        rows = np.asarray(positions, np.intp)
-        fields, tops, lefts = (values[rows].astype(np.int64) for values in self._windows[:3])
-        if self.size is None:
-            return Windows(fields, tops, lefts, *(values[rows].astype(np.int64) for values in self._windows[3:]))
-        return Windows(fields, tops, lefts, *(np.full(len(rows), length) for length in self.size))
+        """Return the windows of samples in the order of ``positions``."""
+        indices = np.asarray(positions, np.intp)
+        if self.size is not None:
+            sides = [np.full(len(indices), length) for length in self.size]
+            return Windows._make([*[values[indices].astype(np.int64) for values in self._windows[:3]], *sides])
+        return Windows._make([values[indices].astype(np.int64) for values in self._windows])
 
 
 class RandomPlaces(Places):

@@ -12,8 +12,8 @@ import pyarrow as pa
 from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
-from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, first_duplicate, match_rows, read_input_table
 from omearrow_ds.storage.plate_sites import choose_pairs

@@ -11,12 +11,14 @@ import io
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -29,6 +31,7 @@ STATUS_NS = 10**6  # Time between two checks of the status of a file, which cost
 HEAD_BYTES = 2**16  # Fetched from the start of an object when it is opened.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # No link, and no waiting for a pipe's writer.
 _MAX_GAP_BYTES = 2**13  # Largest gap between ranges that are fetched by one request.
+_MAX_SMALL_BYTES = 2**24  # Limit of a file that is expected to be small.
 _MIN_READ_BYTES = 2**15  # Smallest cached read of a library, which reads headers in small steps.
 
 
@@ -149,46 +152,86 @@ class MappedFile(_LocalBytes):
             raise FormatError(f"{self.name}: was changed since it was opened; open it again")
 
 
-class LocalFile(_LocalBytes):
-    """Local file that is opened for each read, such as a chunk file of OME-Zarr.
+class ChangedFileError(FormatError):
+    """Error for a file that has another fingerprint than before, or is shorter than its pixels."""
 
-    Parameters
+
+@dataclass(slots=True, eq=False)
+class LocalFile(_LocalBytes):
+    """Local file that is opened for each read, such as a TIFF file or a chunk file of OME-Zarr.
+
+    Attributes
     ----------
     name
         Path, or a path relative to ``folder``.
     folder
-        Descriptor of the open folder of the file; None for a full path.
+        Open folder of the file, referenced so that no other folder gets its descriptor; None for a full path.
+    fingerprint
+        Size in bytes, modification time, device and inode, or the first ones of these, which each read compares.
     """
 
-    data = None
+    name: str
+    folder: OpenFolder | None = None
+    fingerprint: tuple[int, ...] = ()
+    data: ClassVar[None] = None
+    cached_bytes: ClassVar[int] = 0
 
-    def __init__(self, name: str, folder: int | None = None) -> None:
-        self.name, self._folder = name, folder
+    @classmethod
+    def as_it_is(cls, path: Path) -> LocalFile:
+        """Return a file whose later versions cannot be read."""
+        status = path.stat()
+        return cls(str(path), None, (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino))
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes."""
-        return os.stat(self.name, dir_fd=self._folder).st_size
+        return os.stat(self.name, dir_fd=None if self.folder is None else self.folder.descriptor).st_size
 
-    @contextmanager
-    def open(self) -> Iterator[int]:
-        """Return the descriptor of the file, open within this context."""
-        descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=self._folder)
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return the bytes of ranges, by one system call per range; see `read_into`."""
+        arrays = [np.empty(stop - start, np.uint8) for start, stop in ranges]
+        self.read_into([(start, array) for (start, _), array in zip(ranges, arrays, strict=True)])
+        return [array.data for array in arrays]
+
+    def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
+        """Fill contiguous arrays with the bytes from a start on, without an intermediate copy.
+
+        Raises `ChangedFileError` if the file ends before, or has another fingerprint.
+        """
+        descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=None if self.folder is None else self.folder.descriptor)
         try:
-            yield descriptor
+            if self.fingerprint:
+                status = os.fstat(descriptor)
+                fingerprint = status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+                if fingerprint[: len(self.fingerprint)] != self.fingerprint:
+                    raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
+            for start, array in reads:
+                if os.preadv(descriptor, [array.data], start) < array.nbytes:
+                    raise ChangedFileError(f"{self.name}: is shorter than its pixels; restore the file")
         finally:
             os.close(descriptor)
 
-    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of ranges, by one system call per range."""
-        with self.open() as descriptor:
-            return [memoryview(os.pread(descriptor, stop - start, start)) for start, stop in ranges]
+    def read_all(self, likely_bytes: int = 4096) -> memoryview:
+        """Return the bytes of the file, usually fewer than ``likely_bytes``; raise `ValueError` if it is far larger.
+
+        The fingerprint is not compared.
+        """
+        descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=None if self.folder is None else self.folder.descriptor)
+        try:
+            data = os.read(descriptor, likely_bytes)
+            if len(data) == likely_bytes:
+                size_bytes = os.fstat(descriptor).st_size
+                if size_bytes > max(_MAX_SMALL_BYTES, 2 * likely_bytes):
+                    raise ValueError(f"{self.name} has {size_bytes:,} bytes, expected fewer than {likely_bytes:,}")
+                data += os.read(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
+        return memoryview(data)
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``."""
-        with self.open() as descriptor:
-            start = max(0, os.fstat(descriptor).st_size - num_bytes)
-            return memoryview(os.pread(descriptor, num_bytes, start))
+        stop = self.size_bytes
+        return self.read_ranges([(max(0, stop - num_bytes), stop)])[0]
 
     def read_at_random(self) -> AbstractContextManager[None]:
         """Do nothing: the file is not mapped."""
@@ -196,6 +239,14 @@ class LocalFile(_LocalBytes):
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Do nothing: each read opens the file again."""
+
+
+class OpenFolder:
+    """Open folder, which is closed with the last reference at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
 
 
 class _RangeCache:
@@ -245,6 +296,11 @@ class ObjectFile(io.RawIOBase):
         return other
 
     @property
+    def cached_bytes(self) -> int:
+        """Number of bytes in memory."""
+        return sum(map(len, map(itemgetter(1), self._cache.ranges)))
+
+    @property
     def last_error(self) -> OMEArrowDSError | None:
         """Last error raised to a library that reads the object and may have ignored it; None without one."""
         return self._cache.last_error
@@ -279,6 +335,14 @@ class ObjectFile(io.RawIOBase):
         if missing:
             by_range |= zip(missing, self._fetch(missing), strict=True)
         return [data for byte_range in ranges if (data := by_range[byte_range]) is not None]
+
+    def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
+        """Fill contiguous arrays with the bytes from a start on; raise `ChangedFileError` if the object ends before."""
+        ranges = [(start, start + array.nbytes) for start, array in reads]
+        if any(not 0 <= start <= stop <= self.size_bytes for start, stop in ranges):
+            raise ChangedFileError(f"{self.name}: is shorter than its pixels; restore the file")
+        for (_, array), data in zip(reads, self.read_ranges(ranges), strict=True):
+            array.reshape(-1).view(np.uint8)[...] = np.frombuffer(data, np.uint8)
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``, and cache them."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ import pyarrow as pa
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage import patterns
+from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import Region, size_of, uses_by_chunk
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
@@ -91,18 +91,14 @@ class FieldSource(Over):
         return block
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        if self._are_planes:
+            return self._read_planes(rows, regions)
         files: list[int] = []
         in_files: list[Region] = []
         targets: list[tuple[int, tuple[slice, ...]]] = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
-            if self._are_planes:  # The files of a region, in their order, are its planes.
-                t0, c0, z0, y0, x0, t1, c1, z1, y1, x1 = region
-                in_region = self._fields.grids[row][t0:t1, c0:c1, z0:z1].ravel().tolist()
-                files += in_region
-                in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * len(in_region)
-                continue
             lead = [*region[:3], *region[5:8]]
-            for position, ((_, inner, outer),) in uses_by_chunk([lead], self._plane[row, :3].tolist()).items():
+            for position, inner, outer in chunk_windows(lead, self._plane[row, :3].tolist()):
                 starts, stops = [cut.start for cut in inner], [cut.stop for cut in inner]
                 files.append(int(self._fields.grids[row][position]))
                 in_files.append([*starts, *region[3:5], *stops, *region[8:]])
@@ -110,13 +106,29 @@ class FieldSource(Over):
         parts = self._source.read_regions(files, in_files)
         if len(parts) == len(rows):
             return parts
-        if not targets:
-            shapes, planes = [size_of(region) for region in regions], iter(parts)
-            joined = (np.concatenate(list(islice(planes, math.prod(shape[:3])))) for shape in shapes)
-            return [pixels.reshape(shape) for pixels, shape in zip(joined, shapes, strict=True)]
         arrays = [np.empty(size_of(region), self.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
         for (number, target), part in zip(targets, parts, strict=True):
             arrays[number][target] = part
+        return arrays
+
+    def _read_planes(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        """Return regions of fields whose files hold one plane."""
+        files: list[int] = []
+        in_files: list[Region] = []
+        shapes = []
+        for row, (t0, c0, z0, y0, x0, t1, c1, z1, y1, x1) in zip(rows, regions, strict=True):
+            grid = self._fields.grids[row][t0:t1, c0:c1, z0:z1]
+            files += grid.ravel().tolist()
+            in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * grid.size
+            shapes.append((*grid.shape, y1 - y0, x1 - x0))
+        planes = self._source.read_regions(files, in_files)
+        if len(planes) == len(rows):
+            return planes
+        arrays, first = [], 0
+        for shape in shapes:
+            stop = first + math.prod(shape[:3])
+            arrays.append(np.concatenate(planes[first:stop]).reshape(shape))
+            first = stop
         return arrays
 
     @cached_property

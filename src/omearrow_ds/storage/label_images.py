@@ -10,8 +10,8 @@ import numpy as np
 from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.resources import one_of
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
-from omearrow_ds.storage.formats._regions import Region
 
 
 class LabelSource(Over):

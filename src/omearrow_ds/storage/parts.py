@@ -16,9 +16,9 @@ import pyarrow as pa
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
-from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks

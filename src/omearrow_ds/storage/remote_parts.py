@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of

@@ -12,8 +12,8 @@ import pyarrow as pa
 from omearrow_ds.kernels.selected_stacks import SelectedStacks
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted, Reader
-from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.row_filter import RowFilter

@@ -12,10 +12,10 @@ import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.selected_rows import SelectedRows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import AxesError, FormatError, MemoryLimitError, open_images, write_images
 from omearrow_ds.errors import SelectError
-from omearrow_ds.storage.formats._regions import spans_of, uses_by_chunk
+from omearrow_ds.storage.formats._regions import spans_of
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.testing.conformance import METADATA as NAMED
 from tests.support.errors import raises
@@ -31,21 +31,6 @@ def span(size):
     return st.tuples(st.integers(0, size - 1), st.integers(1, size)).map(
         lambda drawn: (drawn[0], min(size, drawn[0] + drawn[1]))
     )
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(span(7), span(30)), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 40))
-def test_uses_by_chunk_have_each_pixel_of_regions_once(spans, height, width):
-    image = np.arange(7 * 30).reshape(7, 30)
-    arrays = [np.full((y[1] - y[0], x[1] - x[0]), -1) for y, x in spans]
-    regions = [[y[0], x[0], y[1], x[1]] for y, x in spans]
-    for (row, column), uses in uses_by_chunk(regions, (height, width)).items():
-        chunk = image[row * height :, column * width :][:height, :width]
-        for region, inner, outer in uses:
-            assert (arrays[region][outer] == -1).all()
-            arrays[region][outer] = chunk[inner]
-    for array, (y, x) in zip(arrays, spans, strict=True):
-        np.testing.assert_array_equal(array, image[slice(*y), slice(*x)])
 
 
 @settings(deadline=None, max_examples=60)

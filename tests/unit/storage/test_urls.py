@@ -185,23 +185,24 @@ def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bu
             opened("s3://lab/evil.csv")
 
 
-def test_a_header_that_cannot_be_fetched_is_no_other_image(server, bucket, opened, monkeypatch):
+def test_opening_raises_when_any_part_of_the_header_cannot_be_fetched(server, bucket, opened, monkeypatch):
     """tifffile may log and ignore errors while it reads."""
     tifffile.imwrite(bucket / "a.tif", np.zeros((3, 700, 500), np.uint16), tile=(32, 48), photometric="minisblack")
-    read, requests, wrong = byte_source.ObjectFile._read_into, [], [0]
+    read, reads, failing_read = byte_source.ObjectFile._read_into, [], [0]
 
-    def failing(file, buffer):
-        requests.append(1)
-        if len(requests) == wrong[0]:
+    def read_or_fail(file, buffer):
+        reads.append(1)
+        if len(reads) == failing_read[0]:
             raise StorageError("s3://lab/a.tif: no byte came")
         return read(file, buffer)
 
-    monkeypatch.setattr(byte_source.ObjectFile, "_read_into", failing)
+    monkeypatch.setattr(byte_source.ObjectFile, "_read_into", read_or_fail)
     opened("s3://lab/a.tif")
-    assert len(requests) > 3
-    for number in range(1, len(requests) + 1):
-        wrong[0] = number
-        requests.clear()
+    num_reads = len(reads)
+    assert num_reads > 3
+    for number in range(1, num_reads + 1):
+        failing_read[0] = number
+        reads.clear()
         with raises(StorageError, path="s3://lab/a.tif", remedy=False):
             opened("s3://lab/a.tif")
 

@@ -28,6 +28,7 @@ from omearrow_ds.errors import (
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk
 from omearrow_ds.storage.byte_source import MappedFile
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
@@ -35,7 +36,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
-from omearrow_ds.storage.formats._regions import Pick, Region, pick_region, rows_to_positions, slices_of
+from omearrow_ds.storage.formats._regions import Pick, pick_region, rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 from omearrow_ds.text import count
 

@@ -22,6 +22,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
@@ -32,7 +33,6 @@ from omearrow_ds.storage.formats._detect import (
     refuse_special,
 )
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._regions import Region, rows_to_positions
 
 Described = TypeVar("Described")
 _MEMBER = pa.struct(
@@ -370,28 +370,23 @@ class FolderSource(BaseSource):
             return [self._read(index) for index in indices]
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        arrays: dict[int, Array] = {}
-        whole: list[int] = []
         with nullcontext() if self._in_place else self._opening():
-            for row, positions in rows_to_positions(rows).items():
-                read = self._read_image_regions(row, [regions[position] for position in positions])
-                if read is None:
-                    whole += positions
-                else:
-                    arrays.update(zip(positions, read, strict=True))
-        if whole:
-            read = super().read_regions([rows[n] for n in whole], [regions[n] for n in whole])
-            arrays.update(zip(whole, read, strict=True))
-        return [arrays[position] for position in range(len(rows))]
+            arrays = self._read_located(rows, regions)
+        missing = [position for position, pixels in enumerate(arrays) if pixels is None]
+        if missing:
+            whole = super().read_regions([rows[n] for n in missing], [regions[n] for n in missing])
+            for position, pixels in zip(missing, whole, strict=True):
+                arrays[position] = pixels
+        return arrays
 
     @cached_property
     def _in_place(self) -> bool:
         """Whether pixels of all files are read in place, through the folder that was opened."""
         return all(member.pixel_offset is not None for member in self._members)
 
-    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:  # noqa: ARG002  # Formats override it.
-        """Return regions of one image; None if they must be cut out of the whole image."""
-        return None
+    @abstractmethod
+    def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
+        """Return an array per region; None if it must be cropped from the whole image."""
 
     def blocks(self) -> Iterator[Block]:
         for index in range(len(self)):

@@ -1,4 +1,4 @@
-"""Regions of images as arrays of starts and stops, and the chunks of a grid that they meet."""
+"""Regions of images as starts and stops of their axes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import AxesError, SelectError
+from omearrow_ds.storage.extents import Array, Region
 
-Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # First index, and the one after the last.
-Region = Sequence[int]  # Starts of some axes, then their stops.
-Chunk = tuple[int, ...]
-ChunkUse = tuple[int, tuple[slice, ...], tuple[slice, ...]]
 Pick = int | str | slice | Sequence[int | str]
 
 
@@ -39,10 +36,11 @@ class PickedRegion(NamedTuple):
     @classmethod
     def from_spans(cls, spans: Sequence[Sequence[Span]]) -> PickedRegion:
         """Return the part that consists of some spans of each axis."""
-        combined = (zip(*each, strict=True) for each in product(*spans))
+        combined = (zip(*pairs, strict=True) for pairs in product(*spans))
         regions: list[Region] = [[*starts, *stops] for starts, stops in combined]
         if len(regions) == 1:
-            return cls(tuple(size_of(regions[0])), regions, [])
+            starts, stops = regions[0][: len(spans)], regions[0][len(spans) :]
+            return cls(tuple(map(operator.sub, stops, starts)), regions, [])
         lengths = [[stop - start for start, stop in axis] for axis in spans]
         targets = [[slice(*ends) for ends in pairwise(accumulate(axis, initial=0))] for axis in lengths]
         return cls(tuple(map(sum, lengths)), regions, list(product(*targets)))
@@ -146,12 +144,6 @@ def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence
     return index % size
 
 
-def size_of(region: Region) -> list[int]:
-    """Return the shape of a region of k axes: the differences of its k stops and k starts."""
-    rank = len(region) // 2
-    return [stop - start for start, stop in zip(region[:rank], region[rank:], strict=True)]
-
-
 def slices_of(region: Region) -> tuple[slice, ...]:
     """Return a region of k axes as k slices."""
     rank = len(region) // 2
@@ -164,31 +156,3 @@ def rows_to_positions(rows: Sequence[int]) -> dict[int, list[int]]:
     for position, row in enumerate(rows):
         positions.setdefault(row, []).append(position)
     return positions
-
-
-def uses_by_chunk(regions: Sequence[Region], chunk_shape: Sequence[int]) -> dict[Chunk, list[ChunkUse]]:
-    """Return the chunks of a grid that regions of the same axes meet.
-
-    Each chunk, by its position in the grid, has its uses: the number of a region, and slices of the chunk and of the
-    region.
-    """
-    rank = len(chunk_shape)
-    uses: dict[Chunk, list[ChunkUse]] = {}
-    for number, region in enumerate(regions):
-        axes = []
-        for start, stop, length in zip(region[:rank], region[rank:], chunk_shape, strict=True):
-            first, last = start // length, (stop - 1) // length
-            if first == last:
-                axes.append([(first, slice(start - first * length, stop - first * length), slice(0, stop - start))])
-                continue
-            ends = [(max(start, n * length), min(stop, (n + 1) * length)) for n in range(first, last + 1)]
-            axes.append(
-                [
-                    (n, slice(low - n * length, high - n * length), slice(low - start, high - start))
-                    for n, (low, high) in enumerate(ends, first)
-                ]
-            )
-        for use in product(*axes):
-            chunk, inner, outer = zip(*use, strict=True)
-            uses.setdefault(chunk, []).append((number, inner, outer))
-    return uses

@@ -12,7 +12,8 @@ import zarr
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.storage.formats._regions import Array, Region, size_of, slices_of, uses_by_chunk
+from omearrow_ds.storage.extents import Array, Region, chunk_windows, size_of
+from omearrow_ds.storage.formats._regions import slices_of
 from omearrow_ds.storage.formats._zarr_chunks import Layout, decode_into
 
 STAGES = {"read": "decode"}
@@ -34,7 +35,11 @@ def read(folder: str, layout: Layout, regions: Sequence[Region]) -> list[Array]:
     flat = pixels.reshape(-1).view(np.uint8)
     grid = [-(-size // length) for size, length in zip(layout.shape, layout.chunk, strict=True)]
     steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
-    for chunk, uses in uses_by_chunk(regions, layout.chunk).items():
+    uses_by_chunk: dict[tuple[int, ...], list[Any]] = {}
+    for number, region in enumerate(regions):
+        for chunk, inner, outer in chunk_windows(region, layout.chunk):
+            uses_by_chunk.setdefault(chunk, []).append((number, inner, outer))
+    for chunk, uses in uses_by_chunk.items():
         name, _ = layout.places[sum(map(int.__mul__, chunk, steps))]
         decode_into(f"{folder}/{name}", layout, flat)
         for region, inner, outer in uses:

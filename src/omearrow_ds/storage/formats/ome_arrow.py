@@ -27,6 +27,7 @@ from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
+from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
@@ -36,7 +37,6 @@ from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
-from omearrow_ds.storage.formats._regions import ChunkUse, Region, size_of, uses_by_chunk
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
@@ -421,13 +421,13 @@ class Source(BaseSource):
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         if self._one_each:
             return super().read_regions(rows, regions)
-        uses: dict[int, list[ChunkUse]] = {}
+        uses: dict[int, list[tuple[int, Window, Window]]] = {}
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
             chunk_rows = self._rows[self._firsts[row] : self._firsts[row + 1]]
             chunk_shape = self._grid.sizes[chunk_rows[0]].tolist()
             grid = -(-self.shapes[row] // chunk_shape)
-            for chunk, ((_, inner, outer),) in uses_by_chunk([region], chunk_shape).items():
+            for chunk, inner, outer in chunk_windows(region, chunk_shape):
                 chunk_row = chunk_rows[int(np.ravel_multi_index(chunk, grid))]
                 uses.setdefault(chunk_row, []).append((number, inner, outer))
             arrays.append(np.empty(size_of(region), self.dtypes[row]))

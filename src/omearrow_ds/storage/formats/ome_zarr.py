@@ -25,6 +25,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
 from omearrow_ds.storage.formats._base import Array, BaseSource, Reader
 from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
@@ -40,7 +41,7 @@ from omearrow_ds.storage.formats._folder import (
 )
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import Region
+from omearrow_ds.storage.formats._regions import rows_to_positions
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
@@ -351,17 +352,25 @@ class Source(FolderSource):
             raise FormatError(f"{folder}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         return array
 
-    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        if not self._listed:
-            return self._read_foreign_regions(row, regions)
-        folder = f"{self._root}/{self._members[row].file}/0"
-        with refusing(Path(folder), "OME-Zarr", _ERRORS):
-            layout = self._layout(row, folder)
-            if layout is not None:
-                return _zarr_windows.read(folder, layout, regions)
-            array = self._complete(folder)
-            self._checked(row, np.broadcast_to(np.zeros((), array.dtype), array.shape))
-            return _zarr_windows.read_by_zarr(array, regions, Path(folder))
+    def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
+        arrays: list[Any] = [None] * len(rows)
+        for row, positions in rows_to_positions(rows).items():
+            in_image = [regions[position] for position in positions]
+            folder = f"{self._root}/{self._members[row].file}/0"
+            if self.fetches or not self._listed:
+                parts = self._read_foreign_regions(row, in_image)
+            else:
+                with refusing(Path(folder), "OME-Zarr", _ERRORS):
+                    layout = self._layout(row, folder)
+                    if layout is not None:
+                        parts = _zarr_windows.read(folder, layout, in_image)
+                    else:
+                        array = self._complete(folder)
+                        self._checked(row, np.broadcast_to(np.zeros((), array.dtype), array.shape))
+                        parts = _zarr_windows.read_by_zarr(array, in_image, Path(folder))
+            for position, pixels in zip(positions, parts, strict=True):
+                arrays[position] = pixels
+        return arrays
 
     def _read_foreign_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
         file = self._members[row].file
@@ -564,9 +573,6 @@ class RemoteSource(Source):
 
     def _read_into(self, index: int, image: Array) -> None:
         image[...] = self._read(index)
-
-    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        return self._read_foreign_regions(row, regions)
 
     def label_images(self) -> list[str]:
         return []

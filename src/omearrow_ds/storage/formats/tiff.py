@@ -8,17 +8,14 @@ import math
 import os
 import struct
 import sys
-import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, TypeVar
+from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
@@ -30,25 +27,31 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
-from omearrow_ds.storage.byte_source import STATUS_NS, ObjectFile
-from omearrow_ds.storage.formats import _ome_siblings, _ome_xml, _tiff_windows
+from omearrow_ds.storage.byte_source import (
+    STATUS_NS,
+    ChangedFileError,
+    LocalFile,
+    ObjectFile,
+    OpenFolder,
+)
+from omearrow_ds.storage.extents import ChunkFile, Decode, ExtentReader, ImageChunks, Region
+from omearrow_ds.storage.formats import _ome_siblings, _ome_xml
 from omearrow_ds.storage.formats._base import Array, Block, Done, Reader, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import Region, rows_to_positions
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._tiff_chunks import listed_planes, locate_chunks
 from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, refuse_mixed_pages, with_axes
 from omearrow_ds.storage.formats._urls import Url, url_of
 
-Found = TypeVar("Found")
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels in the checksum of the UUID
 _DESCRIBED_AT_ONCE = 8  # files of a server whose headers or regions are fetched in parallel
-_UNKNOWN: Any = object()
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
 _RECENT_FILES = 64  # files of a server whose fetched headers are cached
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
@@ -113,11 +116,12 @@ class Source(FolderSource):
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, **how: Any) -> None:
         super().__init__(path, known, **how)
         self._folder = ProcessLocal(self._open_folder)
-        self._plans = _tiff_windows.Plans()
+        self._chunks = ExtentReader(_ERRORS)
+        self._decoders: dict[int, Decode] = {}
 
-    def _open_folder(self) -> _Folder:
+    def _open_folder(self) -> OpenFolder:
         with self._opening():
-            return _Folder(self._root)
+            return OpenFolder(self._root)
 
     def close(self) -> None:
         self._folder.close()
@@ -214,100 +218,90 @@ class Source(FolderSource):
         for index in indices:
             member = self._members[index]
             image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
-            images += [image] if self._read_in_place(member, image) else super().views([index])
+            images.append(image if self._read_in_place(member, image) else self._read_opened(index, image))
         return images
 
     def reader(self) -> Reader | None:
-        return self._read_through if self._has_offsets else None
+        return self._read_through
 
     def files_of(self, index: int) -> Sequence[str]:
         member = self._members[index]
         return () if member.listed is not None else (f"{self._root}/{member.file}",)
 
-    @cached_property
-    def _has_offsets(self) -> bool:
-        """Whether pixels of some files are read in place; asked for each image, of which there may be many."""
-        return any(member.pixel_offset is not None for member in self._members)
+    def _read_through(self, index: int, image: Array) -> Array:
+        return image if self._read_in_place(self._members[index], image) else self._read_opened(index, image)
 
-    def _read_through(self, index: int, block: Array) -> Array:
-        return block if self._read_in_place(self._members[index], block) else self.views([index])[0]
+    def _read_opened(self, index: int, image: Array) -> Array:
+        with self._opening():
+            return self._read_image(index, image)
 
-    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:
-        member = self._members[row]
-        if member.pixel_offset is not None and sys.byteorder == "little":
-            plan = _tiff_windows.plain(member.shape, member.dtype, member.pixel_offset)
-            return self._of_unchanged(member, partial(_tiff_windows.read, plan, regions))
-        key, regions = self._planned(row, regions)
-        try:
-            return self._plans.read(key, f"{self._root}/{member.file}", partial(self._plan, row), regions)
-        except _ERRORS:
-            return None
+    def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array | None]:
+        return self._chunks.read(self._locate, rows, regions)
 
-    def _planned(self, index: int, regions: Sequence[Region]) -> tuple[Hashable, Sequence[Region]]:
-        """Return the key of the plan of an image, and regions in it.
+    def _locate(self, index: int) -> ImageChunks | None:
+        """Return the chunks of an image.
 
-        The pages of a series share a plan, in which they are along T: to find them again for each page of a movie of
-        1,000 pages would take 0.1 s per page.
+        The pages of a series are located together, as planes along T: to locate each page of a movie of 1,000 pages
+        would take 0.1 s per page.
         """
         member = self._members[index]
-        if member.listed is None or member.listed.page is None:
-            return index, regions
-        page = member.listed.page
-        in_plan = [[page, *region[1:5], page + 1, *region[6:]] for region in regions]
-        return (member.file, member.listed.series, member.shape, member.dtype), in_plan
+        if member.pixel_offset is not None and _IS_LITTLE_ENDIAN:
+            layout, offsets = listed_planes(member.shape, member.dtype, member.pixel_offset)
+            return ImageChunks(layout, self._listed_file(member), offsets)
+        listed, locate = member.listed, partial(self._locate_series, index)
+        if listed is None or listed.page is None:
+            return self._chunks.cached(index, locate)
+        chunks = self._chunks.cached((member.file, listed.series, member.shape, member.dtype), locate)
+        if chunks is None or listed.page >= len(chunks.offsets):
+            return None
+        page = slice(listed.page, listed.page + 1)
+        lengths = None if chunks.lengths is None else chunks.lengths[page]
+        return chunks._replace(offsets=chunks.offsets[page], lengths=lengths)
 
-    def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
-        file, listed = self._file(index), self._members[index].listed
-        with self._open(file) as tif, self._reading(file):
-            series = self._image(tif, file, listed)
-            image = _page_of(series, listed, file)
-            self._refuse_other(index, image)
+    def _locate_series(self, index: int) -> ImageChunks | None:
+        path, listed = self._file(index), self._members[index].listed
+        file = self._chunk_file(path)
+        with self._open(path) as tif, self._reading(path):
+            series = self._image(tif, path, listed)
+            image = _page_of(series, listed, path)
+            shape = image.shape
+            self._refuse_other(index, shape, image.series.dtype)
             if not image.axes.endswith("YX") or "S" in image.axes or (image is not series and image.axes != "YX"):
                 return None
             if image is not series:
-                lengths = (_num_pages(series.series), *image.lengths)
-                image = TiffImage(series.series, "TYX", lengths)
-            shape = image.lengths
-            planes = np.arange(math.prod(shape[:-2])).reshape(*shape[:-2], 1, 1)
-            places = planes.transpose(image.order).reshape(*image.shape[:3])
-            return _tiff_windows.plan(image.series, places, shape[-2:], stamp, self._plans.decoders)
+                image = TiffImage(series.series, "TYX", (_num_pages(series.series), *image.lengths))
+                shape = image.shape
+            lead = image.lengths[:-2]
+            planes = np.arange(math.prod(lead)).reshape(*lead, 1, 1).transpose(image.order).reshape(*shape[:3])
+            return locate_chunks(image.series, planes, shape[3:], file, self._decoders)
+
+    def _chunk_file(self, path: Path) -> ChunkFile:
+        return LocalFile.as_it_is(path)
 
     def _read_into(self, index: int, image: Array) -> None:
         if not self._read_in_place(self._members[index], image):
-            super()._read_into(index, image)
+            pixels = self._read_opened(index, image)
+            if pixels is not image:
+                image[...] = pixels
 
     def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Read the pixels at the offset of the listing; return False if it is missing or the file has changed.
-
-        Files are opened relative to the open folder, so files of a folder that replaced it are never read.
-        """
-        if member.pixel_offset is None or sys.byteorder != "little":
+        """Read the pixels at the offset of the listing; return False if it is missing or the file has changed."""
+        if member.pixel_offset is None or not _IS_LITTLE_ENDIAN:
             return False
-        offset = member.pixel_offset
-
-        def read(descriptor: int, _: int) -> bool:
-            return os.preadv(descriptor, [image.data], offset) == image.nbytes
-
-        return bool(self._of_unchanged(member, read))
-
-    def _of_unchanged(self, member: Member, read: Callable[[int, int], Found]) -> Found | None:
-        """Return the result of ``read`` on the open file and its size; None if the file differs from the listing."""
-        folder = self._folder.get()  # held until the file is open, or another file could get its descriptor number
         try:
-            descriptor = os.open(member.file, _tiff_windows.FLAGS, dir_fd=folder.descriptor)
-        except OSError:
-            return None
-        try:
-            status = os.fstat(descriptor)
-            unchanged = status.st_size == member.size_bytes and member.modified_ns in (None, status.st_mtime_ns)
-            return read(descriptor, status.st_size) if unchanged else None
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-            if self._listed and monotonic_ns() >= self._look_ns:
-                self._refuse_written_over(folder.descriptor)
-                self._look_ns = monotonic_ns() + STATUS_NS
+            self._listed_file(member).read_into([(member.pixel_offset, image)])
+        except (ChangedFileError, OSError):
+            return False
+        return True
+
+    def _listed_file(self, member: Member) -> LocalFile:
+        """Return a file in the folder that was opened, so that a folder in its place is never read."""
+        folder = self._folder.get()
+        if self._listed and monotonic_ns() >= self._look_ns:
+            self._refuse_written_over(folder.descriptor)
+            self._look_ns = monotonic_ns() + STATUS_NS
+        size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
+        return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
 
     def _refuse_written_over(self, folder: int) -> None:
         """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
@@ -319,21 +313,27 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
+        member = self._members[index]
+        return self._read_image(index, new_image(member.shape, member.dtype, self._file(index)))
+
+    def _read_image(self, index: int, image: Array) -> Array:
+        """Return an image: ``image`` if its chunks are located, otherwise an array of tifffile."""
         file, listed = self._file(index), self._members[index].listed
-        if listed is not None:
-            arrays = self._read_image_regions(index, [[0, 0, 0, 0, 0, *self._members[index].shape]])
-            if arrays is not None:
-                return self._checked(index, arrays[0])
+        if listed is not None or not self.fetches:
+            (pixels,) = self._chunks.read(self._locate, [index], [[0, 0, 0, 0, 0, *image.shape]], [image])
+            if pixels is not None:
+                return pixels
         with self._open(file, whole=listed is None) as tif, self._reading(file):
-            image = _page_of(self._image(tif, file, listed), listed, file)
-            self._refuse_other(index, image)  # before memory is allocated for it
-            new_image(image.shape, image.series.dtype, file)  # tifffile allocates as much
-            pixels = image.series.asarray().reshape(image.lengths)
-        pixels = pixels.transpose(image.order).reshape(image.shape)
+            tiff_image = _page_of(self._image(tif, file, listed), listed, file)
+            self._refuse_other(index, tiff_image.shape, tiff_image.series.dtype)
+            pixels = tiff_image.series.asarray().reshape(tiff_image.lengths)
+        pixels = pixels.transpose(tiff_image.order).reshape(tiff_image.shape)
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
-    def _refuse_other(self, index: int, image: TiffImage) -> None:
-        self._checked(index, np.broadcast_to(np.zeros((), image.series.dtype.newbyteorder("=")), image.shape))
+    def _refuse_other(self, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        member = self._members[index]
+        if shape != member.shape or dtype.newbyteorder("=") != member.dtype:
+            self._checked(index, np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
         file, listed = self._file(self.index(index)), self._members[self.index(index)].listed
@@ -362,6 +362,7 @@ class RemoteSource(Source):
         self._seen: dict[str, tuple[int, str]] = {}
         self._opened: ProcessLocal[_Recent] = ProcessLocal(_Recent)
         super().__init__(path, known, **how)
+        self._chunks = ExtentReader(_ERRORS, max_parallel_files=_DESCRIBED_AT_ONCE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -400,9 +401,10 @@ class RemoteSource(Source):
             )
         if not self._listed:
             self._take_files(sorted(present, key=natural_key))
+        self._members = [member._replace(pixel_offset=None) for member in self._members]
         self._refuse_strangers({member.file for member in self._members}, set(present))
-        told = repr(sorted(self._seen.items()))
-        self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+        versions = repr(sorted(self._seen.items()))
+        self.stamp = (int.from_bytes(hashlib.blake2b(versions.encode(), digest_size=16).digest()),)
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         with self._asking(self._at(file)):
@@ -436,18 +438,16 @@ class RemoteSource(Source):
         with self._asking(path):
             return super()._image(tif, path, listed)
 
-    def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
+    def _locate_series(self, index: int) -> ImageChunks | None:
         with self._asking(self._file(index)):
-            return super()._plan(index, stamp)
+            return super()._locate_series(index)
+
+    def _chunk_file(self, path: Path) -> ChunkFile:
+        return self._ranged(str(path))
 
     def metadata(self, index: int) -> dict[str, Any]:
         with self._asking(self._file(self.index(index))):
             return super().metadata(index)
-
-    def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Return False: the file is not on this machine."""
-        del member, image
-        return False
 
     def reader(self) -> Reader | None:
         return None
@@ -472,31 +472,6 @@ class RemoteSource(Source):
         self.coming(range(len(self)))
         super().decode_into(images, done)
 
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return one region per row; regions of different images are fetched concurrently."""
-        groups = list(rows_to_positions(rows).values())
-        if len(groups) == 1:
-            return super().read_regions(rows, regions)
-        with ThreadPoolExecutor(min(len(groups), _DESCRIBED_AT_ONCE), "omearrow-ds-regions") as pool:
-            arrays = pool.map(
-                super().read_regions,
-                [[rows[n] for n in group] for group in groups],
-                [[regions[n] for n in group] for group in groups],
-            )
-            by_position = dict(zip(chain.from_iterable(groups), chain.from_iterable(arrays), strict=True))
-        return [by_position[position] for position in range(len(rows))]
-
-    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:
-        url, recent = str(self._file(row)), self._opened.get()
-        with self._reading(self._file(row)):
-            key, regions = self._planned(row, regions)
-            plans = recent.plans.setdefault(url, {})  # Another thread may drop it.
-            plan = plans.get(key, _UNKNOWN)
-            if plan is _UNKNOWN:
-                plan = plans[key] = self._plan(row, (0, 0, 0, 0))
-            file = self._ranged(url)
-            return None if plan is None else _tiff_windows.read_ranged(plan, regions, file)
-
     def stored_files(self) -> Iterator[Path]:
         yield from ()
 
@@ -512,6 +487,7 @@ class RemoteSource(Source):
 
     def close(self) -> None:
         super().close()
+        self._chunks.clear()
         self._opened.close()
         self._objects.forget()
 
@@ -520,7 +496,6 @@ class _Recent:
     """The recently used files of servers, with their fetched headers."""
 
     def __init__(self) -> None:
-        self.plans: dict[str, dict[Hashable, _tiff_windows.Plan | None]] = {}
         self._files: dict[str, ObjectFile] = {}
 
     def file(self, url: str, open_file: Callable[[str], ObjectFile]) -> ObjectFile:
@@ -530,7 +505,6 @@ class _Recent:
         while len(self._files) > _RECENT_FILES:
             oldest = next(iter(list(self._files)))  # over a copy, because another thread may add one
             self._files.pop(oldest, None)
-            self.plans.pop(oldest, None)
         return opened.reopen()
 
     def refuse_failed(self, url: str) -> None:
@@ -576,11 +550,3 @@ def _page_layout(page: tifffile.TiffPage) -> str:
         return f"tiles of {page.tilelength} x {page.tilewidth}"
     rows = min(page.rowsperstrip, page.imagelength)
     return "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
-
-
-class _Folder:
-    """An open folder; it is closed with the last reference at the latest."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.close = weakref.finalize(self, os.close, self.descriptor)
