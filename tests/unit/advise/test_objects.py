@@ -27,7 +27,7 @@ from omearrow_ds.advise.profile.variants import on_demand, preloaded
 from omearrow_ds.advise.recommend.cells import Cells, in_turn
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
-from omearrow_ds.storage.table_files import ColumnTypes
+from omearrow_ds.storage.objects import ObjectSettings
 from tests.support.errors import raises
 from tests.support.strategies import image_of
 
@@ -204,7 +204,7 @@ def test_recommend_of_boxes_and_what_cannot_be(path):
 
 def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objects(path):
     with open_images(path) as source:
-        cells = Cells(source, (6, 4), None, "error", {"objects": CELLS, "pad": "edge"}, ColumnTypes())
+        cells = Cells(source, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
         sample = take_sample(source, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
         assert sample.images[0].shape == SHAPE
         assert sample.indices[0] in (0, 2)
