@@ -79,6 +79,8 @@ class PieceLayout:
 
     def has_prefixes(self, data: memoryview, start: int) -> bool:
         """Whether the expected bytes are before each piece of the image whose first pixel is at ``start``."""
+        if not self.prefixes:
+            return True
         first = start - self.prefix_bytes
         starts = range(first, first + self.num_pieces * self.piece_step, self.piece_step)
         return all(
