@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
@@ -74,9 +75,12 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        table = self._read_whole([*_info_paths(self._column, told=look), *(others if look else ())])
+        at_once = others if look else [name for name in others if name == schema.CHECKSUM_COLUMN]
+        table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
+        self._read_at_once = table.select(at_once)  # Checksums are read with the information about images.
         columns = pa.schema([table_schema.field(name) for name in others])
         self._set_header(unnest(table[self._column.name]), columns, table.select(others) if look else None)
+        self._read_at_once = pa.table({})
         if look:
             self._let_go()
             return
@@ -104,6 +108,8 @@ class ParquetSource(TableSource):
         return table
 
     def _read_stored(self, names: list[str]) -> pa.Table:
+        if names and names == self._read_at_once.column_names:
+            return self._read_at_once
         return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
