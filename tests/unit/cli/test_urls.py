@@ -201,11 +201,11 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
     assert "make it public" in message
     message = run("verify", "s3://bucket/plate.parts", "--endpoint", server.url, "--profile", "lab", code=1).stderr
     assert "or --anonymous for a public bucket" in message
-    assert "--profile of another one" in message
+    assert "--profile with another profile" in message
     assert "SECRET" not in message
     monkeypatch.setattr(remote, "_SILENT_S", 0.5)
     server.status = 503
-    assert "no byte came" in run("info", url, code=1).stderr
+    assert "no data for" in run("info", url, code=1).stderr
     assert not (tmp_path / "x.arrow").exists()
 
 
@@ -353,17 +353,17 @@ def test_cache_leaves_what_is_none(server, tmp_path):
     for folder in (plate, plate / PARTS, tmp_path / "served"):
         for words in ([], ["--clear"], ["--limit", "0"]):
             assert "is not a part cache of this user" in listed(folder, *words, code=1)
-    assert "is no folder" in listed(tmp_path / "none", "--clear", code=1)
+    assert "is not a folder" in listed(tmp_path / "none", "--clear", code=1)
     assert listed(tmp_path / "empty", "--clear")["parts"] == []
     assert list((tmp_path / "empty").iterdir()) == []
     assert {entry: entry.read_bytes() for entry in plate.rglob("*") if entry.is_file()} == before
     content = run("stats", f"{server.url}/bucket/plate.parts", "--part-cache", plate / PARTS, code=1).stderr
-    assert "holds a collection's own parts" in content
+    assert "contains the parts of a collection" in content
     (tmp_path / "linked").mkdir()
     filled(tmp_path / "cache")
     (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "cache" / ".lock")
     (tmp_path / "linked" / NAMES[0]).write_bytes(b"theirs")
-    assert "is no folder that parts" in listed(tmp_path / "linked", "--clear", code=1)
+    assert "is not a part cache" in listed(tmp_path / "linked", "--clear", code=1)
     assert (tmp_path / "linked" / NAMES[0]).exists()
 
 
