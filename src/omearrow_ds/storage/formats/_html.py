@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.formats._pictures import (
     MOST_CHANNELS,
     PERCENTILES,
@@ -115,7 +116,10 @@ def _columns(pictures: Pictures) -> str:
     ids = [str(image_id) for image_id in pictures.image_ids[:_ROWS]]
     cells = [("", "", ids)]
     for field in fields[:_COLUMNS]:
-        column = pictures.column(field.name)
+        try:
+            column = pictures.column(field.name)
+        except OMEArrowDSError as error:  # The file is gone or was replaced; preloaded pixels can still be displayed.
+            return f"<div><small>columns: {_text(error)}</small></div>"
         values = [_value(column, row) for row in range(len(ids))]
         cells.append((field.name, str(field.type), values))
     names = "".join(f"<th {_CELL}>{_text(name, _MOST_LETTERS)}</th>" for name, _, _ in cells)
