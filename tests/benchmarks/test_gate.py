@@ -422,7 +422,7 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path)
         "    print(took(data.__getitem__, 1))\n"
         "ds.write_images([np.zeros((100, 100), np.uint16)] * 3, 'a.parquet', 'parquet')\n"
         "data = ds.OMEArrowDataset('a.parquet', preload=False); data[0]\n"
-        "mapping = data.source._mapping.get(); data[1]; print(mapping is data.source._mapping.get())\n"
+        "reader = data.source._reader.get(); data[1]; print(reader is data.source._reader.get())\n"
         "ds.write_images([np.zeros((512, 512), np.uint16)] * 4, 'large.arrow', 'arrow')\n"
         "print(len(PixelCache.load(ds.open_images('large.arrow')).planted))\n"
     )
@@ -431,10 +431,10 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path)
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    slow, of_many, of_few, same, kept = done.stdout.split()
+    slow, of_many, of_few, same, is_shared = done.stdout.split()
     assert int(slow) == 2
     assert float(of_many) >= 0.01 > float(of_few) >= 0.01 * 256 / 20_000
-    assert (same, kept) == ("False", str(4 * 512 * 512 * 2 // 10))
+    assert (same, is_shared) == ("False", str(4 * 512 * 512 * 2 // 10))
 
 
 def test_levels_go_round():

@@ -368,7 +368,7 @@ def test_ngff_levels_are_listed_from_the_finest_on(tmp_path, version, zarr_forma
     image = image_of((4, 6))
     for wrong in ([0.5, 0.5], [0.25, 0.5], [1, 0.2]):
         path = write(f"wrong{wrong}", ("half", wrong), ("full", [0.25, 0.25]))
-        with raises(FormatError, path=path / "image.zarr", mentions=("'half'", "'full'", "scale")):
+        with raises(FormatError, path=path / "image.zarr", mentions=("'half'", "'full'", "finer")):
             open_images(path)
     for levels in ([("full", [1, 1]), ("half", [1, 1])], [("full", None), ("half", [0.5, 0.5])]):  # no usable scales
         assert same(open_images(write(f"{levels}", *levels)).read(0)[0, 0, 0], image)

@@ -126,7 +126,7 @@ def test_a_folder_that_holds_no_images_itself(tmp_path):
     with raises(FormatError, path=tmp_path / "notes"):
         open_images(tmp_path / "notes")
     shutil.rmtree(tmp_path / "notes")
-    with raises(FormatError, path=tmp_path, mentions="empty folder"):
+    with raises(FormatError, path=tmp_path, mentions="folder is empty"):
         open_images(tmp_path)
     inner = tmp_path / "site 1"
     inner.mkdir()

@@ -124,7 +124,9 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     except MissingPathError:
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
         others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
-        raise MissingPathError(f"masks={name!r}: no such path or image column; pass a path{others}") from None
+        raise MissingPathError(
+            f"{source.path}: masks={name!r}: no such path or image column; pass a path{others}", path=source.path
+        ) from None
     return opened, _by_key(source, opened, None)
 
 

@@ -33,6 +33,7 @@ from omearrow_ds.advise.profile import measure, opening
 from omearrow_ds.advise.profile.hooks import FOREIGN, find, hooks
 from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.training import NoStep, Training
+from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
 from tests.conftest import needs
@@ -394,6 +395,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
 
 def test_not_profiling_costs_nothing(path, monkeypatch):
     monkeypatch.setattr(byte_source, "STATUS_NS", 10**15)  # Stat the file once, not periodically.
+    monkeypatch.setattr(stacks, "_QUERY_NS", 10**15)  # As for waits of reads.
     dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
     operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
     for operation in operations:

@@ -209,16 +209,16 @@ def test_the_command(tmp_path):
         assert done.exit_code == code, done.output
         return done
 
-    said = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", "--crop", "5x4", "--center", "y,x", code=1)
-    assert "no column" in said.stderr or "neither" in said.stderr
+    output = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", "--crop", "5x4", "--center", "y,x", code=1)
+    assert "no column" in output.stderr or "neither" in output.stderr
     pa.csv.write_csv(table.rename_columns(["image_id", *table.column_names[1:]]), tmp_path / "cells.csv")
     more = ("--crop", "5x4", "--center", "y,x", "--pad", "edge", "--compression", "zstd")
     done = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", *more, "--json")
     assert json.loads(done.stdout)["written"]["images"] == 5
-    with open_images(tmp_path / "c.parquet") as found:
-        np.testing.assert_array_equal(found.read(1), cut(IMAGES[0], 11, 0, 5, 4, mode="edge")[0])
+    with open_images(tmp_path / "c.parquet") as report:
+        np.testing.assert_array_equal(report.read(1), cut(IMAGES[0], 11, 0, 5, 4, mode="edge")[0])
     assert (
-        "exists already; pass --overwrite" in run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", code=1).stderr
+        "already exists; pass --overwrite" in run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", code=1).stderr
     )
     done = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", *more, "--overwrite", "--src-format", "arrow")
     assert "c.parquet: 5 crops of 3 fields" in done.stdout

@@ -20,6 +20,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.storage.formats import _table
 from omearrow_ds.storage.formats._detect import SIDECAR
 from omearrow_ds.storage.writing import Layout
 from tests.support.errors import raises
@@ -49,6 +50,12 @@ READERS = {
 def images(count=COUNT):
     """Return images whose pixels encode their number and position."""
     return [np.arange(6 * 7, dtype=np.uint16).reshape(1, 6, 7) + 100 * number for number in range(count)]
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Treat each table as too wide to be read at opening."""
+    monkeypatch.setattr(_table, "MAX_COLUMNS_AT_ONCE", 0)
 
 
 @pytest.fixture(scope="module", params=[fmt.name for fmt in FORMATS])
@@ -139,6 +146,7 @@ TABLES = [fmt for fmt in FORMATS if fmt.kind == "table"]
 
 
 @pytest.mark.parametrize("fmt", TABLES, ids=lambda fmt: fmt.name)
+@pytest.mark.usefixtures("wide")
 def test_only_the_requested_columns_are_read(tmp_path, fmt, monkeypatch):
     target = tmp_path / f"plate{fmt.suffix}"
     write_images(images(), target, fmt.name, axes="CYX", columns=COLUMNS.select(PLAIN), checksum=False)
@@ -153,6 +161,7 @@ def test_only_the_requested_columns_are_read(tmp_path, fmt, monkeypatch):
 
 
 @pytest.mark.parametrize("fmt", TABLES, ids=lambda fmt: fmt.name)
+@pytest.mark.usefixtures("wide")
 def test_columns_of_a_file_replaced_after_opening_are_refused(tmp_path, fmt):
     target = tmp_path / f"plate{fmt.suffix}"
     write_images(images(), target, fmt.name, axes="CYX", columns=COLUMNS.select(PLAIN))

@@ -18,6 +18,7 @@ from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
+from omearrow_ds.storage.formats import _table
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -75,7 +76,8 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        at_once = others if look else [name for name in others if name == schema.CHECKSUM_COLUMN]
+        is_narrow = len(others) <= _table.MAX_COLUMNS_AT_ONCE
+        at_once = others if look or is_narrow else [name for name in others if name == schema.CHECKSUM_COLUMN]
         table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
         self._read_at_once = table.select(at_once)  # Checksums are read with the information about images.
         columns = pa.schema([table_schema.field(name) for name in others])
@@ -108,8 +110,8 @@ class ParquetSource(TableSource):
         return table
 
     def _read_stored(self, names: list[str]) -> pa.Table:
-        if names and names == self._read_at_once.column_names:
-            return self._read_at_once
+        if names and set(names) <= set(self._read_at_once.column_names):
+            return self._read_at_once.select(names)
         return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:

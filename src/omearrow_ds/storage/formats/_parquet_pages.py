@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -71,20 +72,22 @@ class PageReader:
     file
         The file.
     locate
-        Returns the pages of a row group; raises `OtherPagesError` if pyarrow must read them.
+        Method that returns the pages of a row group; raises `OtherPagesError` if pyarrow must read them.
     """
 
     def __init__(self, file: ByteSource, locate: Callable[[ByteSource, int], Pages]) -> None:
-        self.file, self._locate = file, locate
+        self.file, self._locate = file, WeakMethod(locate)  # Its owner owns this reader.
         self._pages: dict[int, Pages | None] = {}
 
     def pages(self, number: int) -> Pages | None:
         """Return the pages of a row group; None if pyarrow must read them."""
         self.file.refuse_changed()
         if number not in self._pages:
+            locate = self._locate()
+            assert locate is not None
             try:
                 with self.file.read_at_random():  # Page headers are small and far apart.
-                    self._pages[number] = self._locate(self.file, number)
+                    self._pages[number] = locate(self.file, number)
             except OtherPagesError:
                 self._pages[number] = None
         return self._pages[number]

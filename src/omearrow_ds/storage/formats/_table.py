@@ -27,6 +27,7 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, im
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
 
+MAX_COLUMNS_AT_ONCE = 64  # Columns of tables that are read when they are opened; of wider tables, on request.
 BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
 
 
@@ -196,7 +197,7 @@ class TableSource(BaseSource):
             if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
                 self.checksums = self._read_columns([schema.CHECKSUM_COLUMN])[schema.CHECKSUM_COLUMN]
         self.column_schema = plain
-        if self.reads_columns_at_once:
+        if self.reads_columns_at_once or len(plain) <= MAX_COLUMNS_AT_ONCE:
             self.columns = self._read_columns(plain.names)
 
     def _set_header(self, info: pa.Table, columns: pa.Schema, values: pa.Table | None = None) -> None:
