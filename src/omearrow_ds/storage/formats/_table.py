@@ -191,14 +191,18 @@ class TableSource(BaseSource):
     def _set_column_schema(self, stored: pa.Schema) -> None:
         """Set names and types of the columns, and read the column of checksums, which is not one of them."""
         plain = plain_schema(stored, str(self.path))
-        index = plain.get_field_index(schema.CHECKSUM_COLUMN)
+        index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
         if index >= 0 and plain.field(index).type == pa.string():
             plain = plain.remove(index)
             if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
-                self.checksums = self._read_columns([schema.CHECKSUM_COLUMN])[schema.CHECKSUM_COLUMN]
+                checksums = [schema.CHECKSUM_COLUMN]
         self.column_schema = plain
-        if self.reads_columns_at_once or len(plain) <= MAX_COLUMNS_AT_ONCE:
-            self.columns = self._read_columns(plain.names)
+        is_at_once = self.reads_columns_at_once or len(plain) <= MAX_COLUMNS_AT_ONCE
+        columns = self._read_columns([*checksums, *(plain.names if is_at_once else ())])
+        if checksums:
+            self.checksums = columns[schema.CHECKSUM_COLUMN]
+        if is_at_once:
+            self.columns = columns.select(plain.names)
 
     def _set_header(self, info: pa.Table, columns: pa.Schema, values: pa.Table | None = None) -> None:
         """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
