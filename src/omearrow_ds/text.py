@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ def as_seconds(said: str) -> float | None:
 def count(n: int, what: str) -> str:
     """Return a number of things: ``1 image``, ``12,000 images``."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def nearest(name: str, known: Iterable[str], limit: int) -> list[str]:
+    """Return the known names that are most similar to a name in any case, at most ``limit``."""
+    by_lower = {other.lower(): other for other in known}
+    return [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, limit)]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

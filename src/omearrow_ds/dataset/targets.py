@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.storage.formats._columns import all_types, unknown_column
 from omearrow_ds.storage.protocol import Beside
+from omearrow_ds.text import nearest
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
@@ -204,8 +204,7 @@ def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes:
     known = set(classes)
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
-        by_lower = {text.lower(): text for text in classes}
-        near = [by_lower[text] for text in difflib.get_close_matches(unknown[0].lower(), by_lower, _NEAREST)]
+        near = nearest(unknown[0], classes, _NEAREST)
         classes_text = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
         more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
         raise ArgumentError(

@@ -31,7 +31,6 @@ STATUS_NS = 10**6  # Time between two checks of the status of a file, which cost
 HEAD_BYTES = 2**16  # Fetched from the start of an object when it is opened.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # No link, and no waiting for a pipe's writer.
 _MAX_GAP_BYTES = 2**13  # Largest gap between ranges that are fetched by one request.
-_MAX_SMALL_BYTES = 2**24  # Limit of a file that is expected to be small.
 _MIN_READ_BYTES = 2**15  # Smallest cached read of a library, which reads headers in small steps.
 
 
@@ -79,19 +78,7 @@ class ByteSource(Protocol):
         """
 
 
-class _LocalBytes:
-    """Parts of the interface that only objects need."""
-
-    lock: AbstractContextManager[Any] = nullcontext()
-
-    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
-        """Do nothing: the file is local."""
-
-    def clear_cache(self) -> None:
-        """Do nothing: the file is local."""
-
-
-class MappedFile(_LocalBytes):
+class MappedFile:
     """Memory-mapped local file. If it is truncated, touching the missing bytes ends the process (SIGBUS).
 
     Overwritten bytes appear in the map. A file that replaces it at its path does not.
@@ -105,6 +92,8 @@ class MappedFile(_LocalBytes):
     read_ahead_bytes
         Read-ahead of the disk: the bytes that one page fault reads.
     """
+
+    lock: AbstractContextManager[Any] = nullcontext()  # Threads may read it at once.
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -123,6 +112,12 @@ class MappedFile(_LocalBytes):
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``."""
         return self.data.data[max(0, self.size_bytes - num_bytes) :]
+
+    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
+        """Do nothing: the file is local."""
+
+    def clear_cache(self) -> None:
+        """Do nothing: the file is local."""
 
     @contextmanager
     def read_at_random(self) -> Iterator[None]:
@@ -157,8 +152,8 @@ class ChangedFileError(FormatError):
 
 
 @dataclass(slots=True, eq=False)
-class LocalFile(_LocalBytes):
-    """Local file that is opened for each read, such as a TIFF file or a chunk file of OME-Zarr.
+class LocalFile:
+    """Local file that is opened for each read, such as a TIFF file.
 
     Attributes
     ----------
@@ -173,7 +168,6 @@ class LocalFile(_LocalBytes):
     name: str
     folder: OpenFolder | None = None
     fingerprint: tuple[int, ...] = ()
-    data: ClassVar[None] = None
     cached_bytes: ClassVar[int] = 0
 
     @classmethod
@@ -210,35 +204,6 @@ class LocalFile(_LocalBytes):
                     raise ChangedFileError(f"{self.name}: is shorter than its pixels; restore the file")
         finally:
             os.close(descriptor)
-
-    def read_all(self, likely_bytes: int = 4096) -> memoryview:
-        """Return the bytes of the file, usually fewer than ``likely_bytes``; raise `ValueError` if it is far larger.
-
-        The fingerprint is not compared.
-        """
-        descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=None if self.folder is None else self.folder.descriptor)
-        try:
-            data = os.read(descriptor, likely_bytes)
-            if len(data) == likely_bytes:
-                size_bytes = os.fstat(descriptor).st_size
-                if size_bytes > max(_MAX_SMALL_BYTES, 2 * likely_bytes):
-                    raise ValueError(f"{self.name} has {size_bytes:,} bytes, expected fewer than {likely_bytes:,}")
-                data += os.read(descriptor, size_bytes)
-        finally:
-            os.close(descriptor)
-        return memoryview(data)
-
-    def read_tail(self, num_bytes: int) -> memoryview:
-        """Return the last bytes, at most ``num_bytes``."""
-        stop = self.size_bytes
-        return self.read_ranges([(max(0, stop - num_bytes), stop)])[0]
-
-    def read_at_random(self) -> AbstractContextManager[None]:
-        """Do nothing: the file is not mapped."""
-        return nullcontext()
-
-    def refuse_changed(self, num_files: int = 1) -> None:
-        """Do nothing: each read opens the file again."""
 
 
 class OpenFolder:

@@ -12,7 +12,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -50,37 +52,39 @@ class Pattern:
         return None if match is None else {self.names[group]: value for group, value in match.groupdict().items()}
 
 
-def _layout(name: str, regex: str, no_image: str | None = None) -> tuple[str, Pattern]:
-    """Return the pattern of the image files of an instrument; ``no_image`` matches others, such as thumbnails."""
-    file = re.compile(regex)
-    others = None if no_image is None else re.compile(no_image)
-    return name, Pattern(name, file, (), others, {group: group for group in file.groupindex})
-
-
-LAYOUTS = dict(
-    [
-        _layout(
-            "phenix",
+# Regular expressions of the image files of an instrument, and of other files, such as thumbnails.
+_LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "phenix": (
             r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
         ),
-        _layout(
-            "imagexpress",
-            r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
-            r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)",
+        "imagexpress": (
+            (
+                r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
+                r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)"
+            ),
             r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
         ),
-        _layout(
-            "cellvoyager",
-            r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
-            r"C(?P<channel>\d{2})\.(?i:tiff?)",
+        "cellvoyager": (
+            (
+                r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
+                r"C(?P<channel>\d{2})\.(?i:tiff?)"
+            ),
         ),
-        _layout(
-            "cytation",
-            r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
-            r"\.(?i:tiff?)",
+        "cytation": (
+            (
+                r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
+                r"\.(?i:tiff?)"
+            ),
         ),
-    ]
+    }
 )
+
+
+@cache
+def _layout(name: str) -> Pattern:
+    file, *others = map(re.compile, _LAYOUTS[name])
+    return Pattern(name, file, (), others[0] if others else None, {group: group for group in file.groupindex})
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
@@ -88,8 +92,8 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
 
     Raises `ArgumentError` if it has no names, is not a valid expression, or its braces are ambiguous.
     """
-    if isinstance(pattern, str) and pattern in LAYOUTS:
-        return LAYOUTS[pattern]
+    if isinstance(pattern, str) and pattern in _LAYOUTS:
+        return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
         raise ArgumentError(
@@ -110,7 +114,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     if not file.groupindex:
         remedy = (
             "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name "
-            f"of a layout: {', '.join(map(repr, LAYOUTS))}"
+            f"of a layout: {', '.join(map(repr, _LAYOUTS))}"
         )
         raise ArgumentError("names nothing", option="pattern", value=text, remedy=remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
@@ -168,7 +172,8 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    for name, layout in LAYOUTS.items():
+    for name in _LAYOUTS:
+        layout = _layout(name)
         patterns = [layout.file, *([layout.no_image] if layout.no_image else [])]
         if names and all(any(pattern.fullmatch(file) for pattern in patterns) for file in names):
             return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import re
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
 from omearrow_ds.storage.condition import Column, Condition, Operation, Value, columns_of, parse_condition
 from omearrow_ds.storage.protocol import Beside
+from omearrow_ds.text import nearest
 
 Array = np.ndarray[Any, Any]
 Values = Any  # Arrow array or scalar.
@@ -118,8 +118,7 @@ def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.Chun
 
 def _unknown_column(name: str, known: Sequence[str], path: Path) -> ColumnError:
     """Return the error for a column that does not exist; it names the columns with the most similar names."""
-    by_lower = {column.lower(): column for column in reversed(known)}
-    close = [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, 3)]
+    close = nearest(name, reversed(known), 3)
     columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
     remedy = f"use {columns}, or write a text in 'single quotes'"
     return ColumnError(f"no column {name!r} exists", path=path, option="filter", column=name, remedy=remedy)

@@ -18,11 +18,17 @@ from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
-from omearrow_ds.storage.formats import _table
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PageReader, Pages, find_pages, plain_layout
+from omearrow_ds.storage.formats._parquet_pages import (
+    ColumnChunk,
+    EncodedPages,
+    PageReader,
+    Pages,
+    find_pages,
+    plain_layout,
+)
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
@@ -76,8 +82,8 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        is_narrow = len(others) <= _table.MAX_COLUMNS_AT_ONCE
-        at_once = others if look or is_narrow else [name for name in others if name == schema.CHECKSUM_COLUMN]
+        is_at_once = look or self._reads_at_once(others)
+        at_once = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
         table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
         self._read_at_once = table.select(at_once)  # Checksums are read with the information about images.
         columns = pa.schema([table_schema.field(name) for name in others])
@@ -151,9 +157,6 @@ class ParquetSource(TableSource):
         self._codec = codec_of_chunks(chunks)
         return pixels if self._codec is not None and placed_chunks(chunks, expected, self._codec).all() else []
 
-    def _is_encrypted(self, file: pq.ParquetFile) -> bool:
-        return is_encrypted(self._bytes.get(), file)
-
     def _has_list_views(self) -> bool:
         """Whether pyarrow reads the chunks, or the numbers in them, as list views, which need not be contiguous."""
         chunks = self._image.field("chunks").type
@@ -162,7 +165,7 @@ class ParquetSource(TableSource):
 
     def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
         """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
-        if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
+        if not self._pixel_paths or self._odd_order.any() or is_encrypted(self._bytes.get(), file):
             return []
         leaf = paths.index(self._pixel_paths[0])
         pixels = file.schema.column(leaf)
@@ -175,16 +178,18 @@ class ParquetSource(TableSource):
         if lists and chunk.field("pixels").type.value_type != pa.uint16():
             return []
         stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
-        codecs = {each.compression for each in stored}
-        elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
+        codecs = {leaf_chunk.compression for leaf_chunk in stored}
+        elsewhere = any(leaf_chunk.file_path for leaf_chunk in stored) or all(
+            leaf_chunk.has_dictionary_page for leaf_chunk in stored
+        )
         if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
             return []
-        return [pages_span(each, lists=lists) for each in stored]
+        return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
 
     def stored_as(self) -> Stored:
         file = self._file.get()
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
-        numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
+        numbers = [] if is_encrypted(self._bytes.get(), file) else range(file.num_row_groups)
         codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         chunking = groups(self._starts, "row group")
@@ -193,7 +198,7 @@ class ParquetSource(TableSource):
             reading = "in place: out of the mapped file"
         elif self.engine == "pages":
             pages = self._reader.get().pages(0)
-            sizes = [0] if pages is None else pages.page_rows().tolist()
+            sizes = pages.page_rows().tolist() if isinstance(pages, EncodedPages) else [0]
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed alone"
         else:

@@ -142,7 +142,7 @@ class PageReader:
         arrays: list[Array] = []
         for number in range(num_groups):
             pages, data = self.pages(number), self.file.data
-            of_group = None if pages is None or data is None else pages.stacks(data)
+            of_group = pages.stacks(data) if isinstance(pages, PlainPages) and data is not None else None
             if of_group is None:
                 return None
             arrays += of_group
@@ -253,10 +253,6 @@ class PlainPages:
         self._first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
         self._layout = index.only_layout
 
-    def page_rows(self) -> Array:
-        """Return the number of images of each page."""
-        return np.diff(self._first_rows)
-
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
         """Return the byte range of each image, from the length before its first chunk."""
         return self._extents.ranges(rows)
@@ -328,10 +324,6 @@ class EncodedPages:
                 yield self._images_of_page(page, rows, body)
             except _MALFORMED as error:
                 raise OtherPagesError from error
-
-    def stacks(self, data: Array) -> None:  # noqa: ARG002  # As in `PlainPages`.
-        """Return None: images are not views of the file."""
-        return
 
     def _images_of_page(self, page: int, rows: Sequence[int], body: Array) -> Array | list[Array]:
         """Return images of a page, stacked if they are consecutive and stored alike."""
@@ -490,18 +482,10 @@ class DictionaryPages:
                 raise OtherPagesError
         return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
 
-    def page_rows(self) -> Array:
-        """Return the number of chunks, all of them in one dictionary."""
-        return np.array([len(self._shapes)])
-
     def blocks(self, data: Array) -> Iterator[list[Array]]:
         """Yield all chunks."""
         rows = range(len(self._shapes))
         yield self.images(rows, [data.data[start:stop] for start, stop in self.ranges(rows)])
-
-    def stacks(self, data: Array) -> None:  # noqa: ARG002  # As in `PlainPages`.
-        """Return None: rows share chunks of the dictionary."""
-        return
 
 
 Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages

@@ -27,7 +27,7 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, im
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
 
-MAX_COLUMNS_AT_ONCE = 64  # Columns of tables that are read when they are opened; of wider tables, on request.
+MAX_COLUMNS_AT_ONCE = 64  # Columns of wider tables are read on request, those of others when a table is opened.
 BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
 
 
@@ -188,8 +188,12 @@ class TableSource(BaseSource):
             raise self._changed(len(columns), len(self))
         return plain_columns(columns, str(self.path))
 
+    def _reads_at_once(self, names: Sequence[str]) -> bool:
+        """Whether opening reads columns of these names."""
+        return self.reads_columns_at_once or len(names) <= MAX_COLUMNS_AT_ONCE
+
     def _set_column_schema(self, stored: pa.Schema) -> None:
-        """Set names and types of the columns, and read the column of checksums, which is not one of them."""
+        """Set names and types of the columns; read the checksums, which are not one of them, and narrow tables."""
         plain = plain_schema(stored, str(self.path))
         index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
         if index >= 0 and plain.field(index).type == pa.string():
@@ -197,7 +201,7 @@ class TableSource(BaseSource):
             if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
                 checksums = [schema.CHECKSUM_COLUMN]
         self.column_schema = plain
-        is_at_once = self.reads_columns_at_once or len(plain) <= MAX_COLUMNS_AT_ONCE
+        is_at_once = self._reads_at_once(stored.names)
         columns = self._read_columns([*checksums, *(plain.names if is_at_once else ())])
         if checksums:
             self.checksums = columns[schema.CHECKSUM_COLUMN]
