@@ -53,7 +53,7 @@ class Pattern:
 
 
 # Regular expressions of the image files of an instrument, and of other files, such as thumbnails.
-_LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "phenix": (
             r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
@@ -83,7 +83,7 @@ _LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @cache
 def _layout(name: str) -> Pattern:
-    file, *others = map(re.compile, _LAYOUTS[name])
+    file, *others = map(re.compile, LAYOUTS[name])
     return Pattern(name, file, (), others[0] if others else None, {group: group for group in file.groupindex})
 
 
@@ -92,7 +92,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
 
     Raises `ArgumentError` if it has no names, is not a valid expression, or its braces are ambiguous.
     """
-    if isinstance(pattern, str) and pattern in _LAYOUTS:
+    if isinstance(pattern, str) and pattern in LAYOUTS:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
@@ -114,7 +114,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     if not file.groupindex:
         remedy = (
             "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name "
-            f"of a layout: {', '.join(map(repr, _LAYOUTS))}"
+            f"of a layout: {', '.join(map(repr, LAYOUTS))}"
         )
         raise ArgumentError("names nothing", option="pattern", value=text, remedy=remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
@@ -172,7 +172,7 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    for name in _LAYOUTS:
+    for name in LAYOUTS:
         layout = _layout(name)
         patterns = [layout.file, *([layout.no_image] if layout.no_image else [])]
         if names and all(any(pattern.fullmatch(file) for pattern in patterns) for file in names):

@@ -31,7 +31,7 @@ from omearrow_ds.storage.formats._parquet_pages import (
 )
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, is_narrow, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])
@@ -82,7 +82,7 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        is_at_once = look or self._reads_at_once(others)
+        is_at_once = look or self.reads_columns_at_once or is_narrow(others)
         at_once = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
         table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
         self._read_at_once = table.select(at_once)  # Checksums are read with the information about images.

@@ -31,6 +31,11 @@ MAX_COLUMNS_AT_ONCE = 64  # Columns of wider tables are read on request, those o
 BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
 
 
+def is_narrow(names: Sequence[str]) -> bool:
+    """Whether columns of these names are read when a table is opened."""
+    return len(names) <= MAX_COLUMNS_AT_ONCE
+
+
 class TableSource(BaseSource):
     """Images in a struct column of a table; subclasses implement how its parts are fetched.
 
@@ -188,10 +193,6 @@ class TableSource(BaseSource):
             raise self._changed(len(columns), len(self))
         return plain_columns(columns, str(self.path))
 
-    def _reads_at_once(self, names: Sequence[str]) -> bool:
-        """Whether opening reads columns of these names."""
-        return self.reads_columns_at_once or len(names) <= MAX_COLUMNS_AT_ONCE
-
     def _set_column_schema(self, stored: pa.Schema) -> None:
         """Set names and types of the columns; read the checksums, which are not one of them, and narrow tables."""
         plain = plain_schema(stored, str(self.path))
@@ -201,7 +202,7 @@ class TableSource(BaseSource):
             if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
                 checksums = [schema.CHECKSUM_COLUMN]
         self.column_schema = plain
-        is_at_once = self._reads_at_once(stored.names)
+        is_at_once = self.reads_columns_at_once or is_narrow(stored.names)
         columns = self._read_columns([*checksums, *(plain.names if is_at_once else ())])
         if checksums:
             self.checksums = columns[schema.CHECKSUM_COLUMN]

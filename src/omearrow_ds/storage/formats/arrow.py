@@ -24,7 +24,7 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
 from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
-from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.formats._table import TableSource, is_narrow
 
 STAGES = {"Source._batch": "read+decode"}
 
@@ -105,7 +105,7 @@ class Source(TableSource):
             file_schema = self._file.get().columns.schema
             self._places = {name: index for index, name in enumerate(file_schema.names)}
             others = self._choose(file_schema, image_column, with_columns=with_columns)
-            at_once = others if look or self._reads_at_once(others) else []
+            at_once = others if look or self.reads_columns_at_once or is_narrow(others) else []
             if len(at_once) + 1 < len(file_schema):
                 self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
                 self._file.close()
