@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -53,32 +52,30 @@ class Pattern:
 
 
 # Regular expressions of the image files of an instrument, and of other files, such as thumbnails.
-LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "phenix": (
-            r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "phenix": (
+        r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
+    ),
+    "imagexpress": (
+        (
+            r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
+            r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)"
         ),
-        "imagexpress": (
-            (
-                r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
-                r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)"
-            ),
-            r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
+        r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
+    ),
+    "cellvoyager": (
+        (
+            r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
+            r"C(?P<channel>\d{2})\.(?i:tiff?)"
         ),
-        "cellvoyager": (
-            (
-                r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
-                r"C(?P<channel>\d{2})\.(?i:tiff?)"
-            ),
+    ),
+    "cytation": (
+        (
+            r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
+            r"\.(?i:tiff?)"
         ),
-        "cytation": (
-            (
-                r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
-                r"\.(?i:tiff?)"
-            ),
-        ),
-    }
-)
+    ),
+}
 
 
 @cache
