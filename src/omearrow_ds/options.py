@@ -178,11 +178,13 @@ def _checked(declared: Field[Any], value: Any) -> Any:
         if not isinstance(value, Real) or not 0 < value < float("inf"):  # type: ignore[operator]
             raise ArgumentError(option=name, value=value, allowed=f"a finite number above 0{or_none}")
     elif rule.minimum is not None:
-        is_size = rule.kind == "bytes"
-        unit, number = "number of bytes" if is_size else "whole number", value
-        if is_size and isinstance(value, float) and value.is_integer():  # For example 20e9.
-            number = int(value)
-        return check_integer(name, number, rule.minimum, f"a {unit} from {rule.minimum}{or_none}")
+        if rule.kind != "bytes":
+            return check_integer(name, value, rule.minimum, f"a whole number from {rule.minimum}{or_none}")
+        allowed = f"a number of bytes from {rule.minimum}{or_none}"
+        if isinstance(value, str):
+            raise ArgumentError(option=name, value=value, allowed=allowed, remedy="pass for example 20e9 for 20 GB")
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        return check_integer(name, number, rule.minimum, allowed)
     elif rule.kind == "text" and not isinstance(value, str | os.PathLike):
         raise ArgumentError(option=name, value=value, allowed=f"a text{or_none}")
     elif rule.kind == "selection" and not isinstance(value, Mapping):

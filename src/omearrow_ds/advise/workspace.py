@@ -20,7 +20,7 @@ _LEAST_BYTES = 1_000_000
 def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Create a folder in ``parent`` that only this user can enter, and remove it with its content at the end."""
     if parent is not None and not Path(parent).is_dir():
-        raise MissingPathError(f"work_dir={str(parent)!r}: no such folder")
+        raise MissingPathError("no such folder", option="work_dir", value=str(parent), remedy="create it")
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     try:
         yield folder
@@ -43,11 +43,12 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
     most_bytes = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
     if most_bytes < min(_LEAST_BYTES, wanted_bytes):
         needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
-        msg = (
-            f"work_dir={str(folder.parent)!r}: its disk has {free_bytes:,} bytes free, trying {copies} ways to store "
-            f"a sample takes {needed:,} or more; name a folder on another disk, or fewer formats"
+        raise ArgumentError(
+            f"its disk has {free_bytes:,} bytes free but {copies} ways to store a sample need {needed:,} or more",
+            option="work_dir",
+            value=str(folder.parent),
+            remedy="pass a folder on another disk, or fewer formats",
         )
-        raise ArgumentError(msg)
     return most_bytes
 
 

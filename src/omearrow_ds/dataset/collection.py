@@ -14,6 +14,7 @@ import torch
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.dark_images import warn_of_dark_images
 from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
@@ -139,8 +140,10 @@ class Collection:
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         if not self._stored_alike:
             raise ArgumentError(
-                f"preloading on {device} needs images of one shape and dtype",
+                "images differ in shape or dtype",
                 path=self.path,
+                option="preload",
+                value=str(device),
                 remedy="pass preload=True, and device='cuda' to the loader",
             )
         (cut, divisors, groups), (window, pad, boxes) = self.uncut(), self._windowed()
@@ -448,18 +451,15 @@ class Collection:
         return "some pixels are set to 0 once scaled" if cleared and isinstance(self._divisors[0], Scaling) else None
 
     def as_stored(self) -> Collection:
-        other = object.__new__(type(self))
-        shared = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
-        vars(other).update(
-            shared, recent=self.recent, _scalings=Scalings(self.source, normalize=False, illumination=None)
-        )
-        other._plan()
-        return other
+        """Return a copy whose samples are not scaled."""
+        scalings = Scalings(self.source, normalize=False, illumination=None)
+        stored = copy_with(self, _MADE_ANEW, recent=self.recent, _scalings=scalings)
+        stored._plan()  # noqa: SLF001  # Same class.
+        return stored
 
     def apart(self) -> Collection:
-        other = object.__new__(type(self))
-        vars(other).update({name: value for name, value in vars(self).items() if name != "recent"})
-        return other
+        """Return a copy with a separate cache of images."""
+        return copy_with(self, ("recent",))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the pickled source and the handle of the shared block, without pixels or connections.
@@ -470,6 +470,7 @@ class Collection:
             raise ArgumentError(
                 f"the pixels are on {self.on_device.device}, and each worker process would copy them",
                 path=self.path,
+                option="num_workers",
                 remedy="leave out num_workers, or create the dataset in the process that uses it",
             )
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}

@@ -86,10 +86,11 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             continue
         first = first or part
         if targets.classes != first.classes:
+            difference = _first_difference(first.classes, targets.classes)
             raise ArgumentError(
-                f"classes= is {_text_of(targets.classes)} but {_text_of(first.classes)} of {first.path}"
-                f"{_first_difference(first.classes, targets.classes)}",
+                f"is {_text_of(targets.classes)} but {_text_of(first.classes)} of {first.path}{difference}",
                 path=part.path,  # type: ignore[attr-defined]
+                option="classes",
                 remedy="pass the same list to both datasets",
             )
 

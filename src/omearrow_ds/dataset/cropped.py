@@ -93,8 +93,9 @@ def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
     if crop_size is None and not passed.get("box"):
         remedy = "pass (height, width)" + (" or the columns of box=" if "objects" in passed else "")
         raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
-    sizes = [
-        name for name in ("crop_size", "resize", "pad_to") if {**passed, "crop_size": crop_size}.get(name) is not None
-    ]
-    if len(sizes) > 1:
-        raise ArgumentError(f"{' and '.join(sizes)}: each sets the size of samples; pass only one of them")
+    sizes = {"crop_size": crop_size, "resize": passed.get("resize"), "pad_to": passed.get("pad_to")}
+    first, *others = [name for name, size in sizes.items() if size is not None] or [""]
+    for name in others:
+        raise ArgumentError(
+            f"{name}= also sets the size of samples", option=first, value=sizes[first], remedy="pass only one of them"
+        )

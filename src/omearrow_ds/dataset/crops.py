@@ -286,8 +286,9 @@ class CropCollection(Collection):
         size, windows = self.places.size, self.places
         if self.fit is not None or size is None:
             raise ArgumentError(
-                "preload on a device needs crops of one size but boxes differ in size",
+                "crops on a device need one size but boxes differ in size",
                 path=self.path,
+                option="preload",
                 remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
             )
         boxes = None if self.random else np.stack([windows.fields, *windows.corners], axis=1).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,10 +150,9 @@ def _translate_errors(target: Path) -> Iterator[None]:
 def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
     """Yield batches as float arrays (n, D) with equal D and dtype."""
     first: Array | None = None
+    error = partial(ArgumentError, path=path, option="embeddings")
     if not isinstance(embeddings, Iterable):
-        raise ArgumentError(
-            f"{path}: embeddings are {type(embeddings).__name__}; pass an array of shape (N, D), or batches of them"
-        )
+        raise error(f"is {type(embeddings).__name__}", remedy="pass an array of shape (N, D), or batches of them")
     for number, batch_data in enumerate(embeddings):
         if isinstance(batch_data, torch.Tensor):
             batch_data = batch_data.detach().cpu()  # noqa: PLW2901
@@ -160,7 +160,7 @@ def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
         batch = np.asarray(batch_data)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
             problem = f"{batch.dtype} of shape {batch.shape}"
-            raise ArgumentError(f"{path}: batch {number} of embeddings is {problem}; pass numbers of shape (N, D)")
+            raise error(f"batch {number} is {problem}", remedy="pass numbers of shape (N, D)")
         kind = np.float64 if batch.dtype.kind != "f" else np.float32 if batch.dtype.itemsize < 4 else batch.dtype
         batch = batch.astype(kind, copy=False)
         if first is None:
@@ -169,10 +169,10 @@ def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
             problem = (
                 f"{batch.shape[1]} features of {batch.dtype} but earlier ones have {first.shape[1]} of {first.dtype}"
             )
-            raise ArgumentError(f"{path}: batch {number} has {problem}; make them equal")
+            raise error(f"batch {number} has {problem}", remedy="make them equal")
         yield batch
     if first is None:
-        raise ArgumentError(f"{path}: embeddings are empty; pass an array of shape (0, D) for an empty table")
+        raise error("is empty", remedy="pass an array of shape (0, D) for an empty table")
 
 
 def _flat(image_ids: Any, path: str) -> Iterator[str]:

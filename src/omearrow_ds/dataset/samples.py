@@ -22,6 +22,7 @@ from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Collection, Preload, PreloadOptions, Select
 from omearrow_ds.dataset.concat import BatchedConcat
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.cuda import device_of
@@ -561,10 +562,8 @@ class StoredSamples(Dataset[Any]):
 
     def _view(self, picked: array[int] | None) -> Self:
         """Return a dataset of other positions in the collection that shares all data with this one."""
-        view = object.__new__(type(self))
-        shared = {name: value for name, value in vars(self).items() if name not in _FOUND}
-        vars(view).update(shared, _picked=picked, _count=len(self._collection) if picked is None else len(picked))
-        return view
+        count = len(self._collection) if picked is None else len(picked)
+        return copy_with(self, _FOUND, _picked=picked, _count=count)
 
     def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
         """Return a dataset of these samples from another collection of these images, or of the first ones.
@@ -572,11 +571,9 @@ class StoredSamples(Dataset[Any]):
         ``masks`` is another collection of these masks.
         """
         picked = self._picked if len(collection) == len(self._collection) else None
-        view = self._view(picked)
-        of_masks = None if self._masks is None else self._masks.with_reader(collection, masks)
-        count = len(collection) if picked is None else len(picked)
-        vars(view).update(_collection=collection, _masks=of_masks, _count=count)
-        return view
+        masked = None if self._masks is None else self._masks.with_reader(collection, masks)
+        other = copy_with(self, _FOUND, _collection=collection, _masks=masked)
+        return other._view(picked)  # noqa: SLF001  # Same class.
 
     @property
     def _mask_collection(self) -> Collection | None:

@@ -108,8 +108,12 @@ class Scalings:
         function = self._loaded[name]
         if function.shape != tuple(shape[-2:]):
             raise ArgumentError(
-                f"{name}: the illumination function has {' x '.join(map(str, function.shape))} pixels but image "
-                f"{index} of {self._path} has {shape[-2]} x {shape[-1]}; pass functions of that size"
+                f"{name} has {' x '.join(map(str, function.shape))} pixels but image {index} has {shape[-2]} x "
+                f"{shape[-1]}",
+                path=self._path,
+                image=index,
+                option="illumination",
+                remedy="pass functions of that size",
             )
         return function
 
@@ -155,15 +159,20 @@ class Scalings:
         if first.ndim > 1 or second.ndim > 1 or len(sizes - {1}) > 1 or 0 in sizes:
             raise _invalid(normalize)
         first, second = np.broadcast_arrays(first, second)
-        self._add(first, second, names, f"normalize={normalize!r}")
+        self._add(first, second, names, normalize)
 
-    def _add(self, first: Array, second: Array, names: Sequence[str], subject: str) -> None:
+    def _add(self, first: Array, second: Array, names: Sequence[str], value: Any, subject: str = "") -> None:
         divisor = second if names == _PAIRS[0] else second - first
         with np.errstate(over="ignore"):
             narrow = np.array([first, divisor]).astype(np.float32)  # The precision of the arithmetic.
         if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
             condition = "std above 0" if names == _PAIRS[0] else "high above low"
-            raise ArgumentError(f"{subject}: expected finite values with {condition} in each channel; correct them")
+            raise ArgumentError(
+                f"{subject}expected finite values with {condition} in each channel",
+                option="normalize",
+                value=value,
+                remedy="correct them",
+            )
         self._pairs.append((first, divisor))
         self._clip = names == _PAIRS[1]
 
@@ -192,7 +201,11 @@ class Scalings:
             if not set(channels) <= set(measured):
                 absent = next(column for column in channels if column not in measured)
                 known_channels = f"of {source.path}, only {list(measured)}"
-                raise ArgumentError(f"{subject}: no channel {absent!r} {known_channels}; measure these images")
+                raise ArgumentError(
+                    f"{subject} has no channel {absent!r} {known_channels}",
+                    option="normalize",
+                    remedy="measure these images",
+                )
             try:
                 first, second = (
                     np.array([measured[column][str(name)] for column in channels], np.float64) for name in measures
@@ -201,7 +214,7 @@ class Scalings:
                 raise FormatError(
                     f"{subject}: invalid table of statistics: {error}; write it with omearrow-ds stats"
                 ) from None
-            self._add(first, second, _PAIRS[1] if options else _PAIRS[0], subject)
+            self._add(first, second, _PAIRS[1] if options else _PAIRS[0], ..., f"{subject}: ")
         if stats.by:
             self._group_of = _groups_of(source, stats, group_indices)
 
@@ -231,7 +244,11 @@ def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ..
     if None in groups:
         index = groups.index(None)
         raise ArgumentError(
-            f"no statistics for {keys[index]} of image {index}", path=stats.path, remedy="measure all images"
+            f"no statistics for {keys[index]} of image {index}",
+            path=stats.path,
+            image=index,
+            option="normalize",
+            remedy="measure all images",
         )
     return [number for number in groups if number is not None]
 

@@ -184,7 +184,7 @@ def show(
             raise ArgumentError("only for paths", option="format", value=format, remedy="leave it out")
         preview = getattr(images, "_preview", None)
         if preview is None:
-            raise ArgumentError(f"{images!r}: expected a path, an open source or a dataset; pass one of these")
+            raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
         grid = _shown(preview(), int(sample), by, random, channels)
     if target is not None:
 
@@ -215,7 +215,10 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     broken = [item for item in thumbnails if item.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
         raise ArgumentError(
-            f"{pictures.path}: channels={list(channels)!r}: {thumbnails[0].image_id} {thumbnails[0].problem}"
+            f"{thumbnails[0].image_id} {thumbnails[0].problem}",
+            path=pictures.path,
+            option="channels",
+            value=list(channels),
         )
     for item in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""

@@ -60,16 +60,23 @@ def split_positions(
     else:
         num_groups = int(groups.max(initial=-1)) + 1
         if num_groups < len(shares):
-            msg = f"{path}: by= has only {count(num_groups, 'group')} for {len(shares)} parts"
-            raise ArgumentError(f"{msg}; pass fewer fractions, or a column with more values")
+            raise ArgumentError(
+                f"has only {count(num_groups, 'group')} for {len(shares)} parts",
+                path=path,
+                option="by",
+                remedy="pass fewer fractions, or a column with more values",
+            )
         part_of_group = _by_groups(groups, num_groups, shares, classes, random)
         parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
     for part, positions in enumerate(parts):
         if not len(positions):
-            problem = (
-                f"{path}: part {part} of {count(samples, 'sample')} would be empty with fractions={tuple(fractions)}"
+            raise ArgumentError(
+                f"part {part} of {count(samples, 'sample')} would be empty",
+                path=path,
+                option="fractions",
+                value=tuple(fractions),
+                remedy="raise its fraction, or pass fewer fractions",
             )
-            raise ArgumentError(f"{problem}; raise its fraction, or pass fewer fractions")
     return parts
 
 

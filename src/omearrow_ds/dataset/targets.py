@@ -198,19 +198,17 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
 
 def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
     """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
-    subject = f"{source.path}: column {name!r}"
+    error = partial(ArgumentError, path=source.path, column=name, option="classes")
     if not is_text(column.type) and column.null_count < len(column):
-        raise ArgumentError(f"{subject} is {column.type} but classes= needs strings; leave out classes=")
+        raise error(f"column {name!r} is {column.type}, not text", remedy="leave it out")
     known = set(classes)
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
         near = nearest(unknown[0], classes, _NEAREST)
         classes_text = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
         more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
-        raise ArgumentError(
-            f"{subject} has {unknown[0]!r}{more} outside the {len(classes):,} classes= ({classes_text}); add it to "
-            f"classes=, or correct the column"
-        )
+        problem = f"column {name!r} has {unknown[0]!r}{more} outside the {len(classes):,} classes ({classes_text})"
+        raise error(problem, remedy="add it, or correct the column")
 
 
 def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _Column:

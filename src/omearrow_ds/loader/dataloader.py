@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from omearrow_ds.dataset.concat import batched
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.device import IN_ORDER, RawTransfer, pixel_device, with_device_indices
@@ -183,8 +184,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             dataset = self._raw_transfer.dataset
         if dataset is self.dataset:
             return super()._get_iterator()
-        loader = object.__new__(type(self))
-        vars(loader).update(vars(self), dataset=dataset)
+        loader = copy_with(self, dataset=dataset)
         return DataLoader._get_iterator(loader)  # noqa: SLF001  # The overridden method.
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
@@ -245,10 +245,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         with self._beginning:
             progress = epoch.progress
             if epoch.is_released:
-                loader = object.__new__(type(self))
                 # The seed that torch draws for these workers must not come from the generator of the next epochs.
-                vars(loader).update(vars(self), _position=LoaderPosition(progress), generator=torch.Generator())
-                epoch.use(loader._get_iterator())  # Same class.
+                loader = copy_with(self, _position=LoaderPosition(progress), generator=torch.Generator())
+                epoch.use(loader._get_iterator())  # noqa: SLF001  # Same class.
                 return
             if progress is not self._position.progress:
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.parts_order import PartsSampler, Ranks
 
@@ -22,9 +22,8 @@ def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
     """Return a sampler that yields the samples of all ranks in the order of ``sampler``."""
     if isinstance(sampler, PartsSampler):
         return sampler.divided(Ranks())
-    whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
-    vars(whole).update(rank=0, num_replicas=1, num_samples=samples, total_size=samples)
-    return whole
+    samples = len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
+    return copy_with(sampler, rank=0, num_replicas=1, num_samples=samples, total_size=samples)
 
 
 class SharedBatches(BatchSampler):

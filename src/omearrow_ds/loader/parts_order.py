@@ -169,8 +169,9 @@ class PartsSampler(DistributedSampler[Any]):
         hosts = self.ranks.hosts
         if plan.nodes % hosts and hosts % plan.nodes:
             raise ArgumentError(
-                f"load_state_dict: the state is from {count(plan.nodes, 'host')} but this run has {hosts}, and neither "
-                f"number divides the other; use {plan.nodes} hosts, or a multiple or divisor"
+                f"is from {count(plan.nodes, 'host')} but this run has {hosts}, and neither number divides the other",
+                option="state",
+                remedy=f"use {plan.nodes} hosts, or a multiple or divisor",
             )
         self.plan, self.local_seed = plan, False
 
@@ -351,13 +352,14 @@ class PartsSampler(DistributedSampler[Any]):
         )
         if differences:
             raise ArgumentError(
-                f"load_state_dict: the state is from other samples or parts: {differences}; create the loader as before"
+                f"is from other samples or parts: {differences}", option="state", remedy="create the loader as before"
             )
         step = self._step(batch_size)
         if state.get("ahead") and state["step"] != step:
             raise ArgumentError(
-                f"load_state_dict: the state is from unordered steps of {state['step']} samples over all ranks but "
-                f"steps have {step} now; use {state['step']}, or save states with in_order=True"
+                f"is from unordered steps of {state['step']} samples over all ranks but steps have {step} now",
+                option="state",
+                remedy=f"use {state['step']}, or save states with in_order=True",
             )
         seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
         self.resume_order(OrderSpec(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))

@@ -251,14 +251,15 @@ def count_batches(sampler: Any) -> int | None:
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ArgumentError(
-            f"load_state_dict: not a state of this version of OMEArrowDataLoader: {state!r:.200}; pass state_dict()"
+            "not a state of this version of OMEArrowDataLoader", option="state", value=state, remedy="pass state_dict()"
         )
     saved = state.get("loader", {})
     changed = {name: (saved.get(name), loader.get(name)) for name in dict.fromkeys([*loader, "filter"])}
     differences = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
     if differences:
-        problem = f"load_state_dict: the state is from another loader: {differences}"
-        raise ArgumentError(f"{problem}; create the loader as before")
+        raise ArgumentError(
+            f"is from another loader: {differences}", option="state", remedy="create the loader as before"
+        )
 
 
 def state_of(progress: EpochProgress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
@@ -279,7 +280,7 @@ def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Epo
     """Return the progress in a state; if its epoch had not begun, also restore the random generators of the loader."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
-        raise ArgumentError("load_state_dict: the state has another number of generators; create the loader as before")
+        raise ArgumentError("has another number of generators", option="state", remedy="create the loader as before")
     if begun:
         batches, ahead = int(state["batches"]), set(state["ahead"])
         return EpochProgress(epoch, batches, ahead, states=states, begun=True, resumed=True)

@@ -71,11 +71,12 @@ def warn_of_fork(method: str) -> None:
 
 def refuse_in_daemon(num_workers: int) -> None:
     if current_process().daemon:
-        msg = (
-            f"num_workers={num_workers}: a daemonic process, such as a worker of multiprocessing.Pool, Dask or a "
-            f"DataLoader, cannot start workers; pass num_workers=0 or 'auto'"
+        raise ArgumentError(
+            "a daemonic process, such as a worker of multiprocessing.Pool, Dask or a DataLoader, cannot start workers",
+            option="num_workers",
+            value=num_workers,
+            remedy="pass num_workers=0 or 'auto'",
         )
-        raise ArgumentError(msg)
 
 
 class _Process(ForkServerProcess):
@@ -187,11 +188,11 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
     try:
         pickler.dump(process)
     except UNPICKLABLE as error:
-        msg = (
-            f"num_workers: the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}; "
-            f"remove locks, open files and handles from their attributes, or pass num_workers=0"
-        )
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}",
+            option="num_workers",
+            remedy="remove locks, open files and handles from their attributes, or pass num_workers=0",
+        ) from error
     pickle.dump(_PendingProcess(pickled.getvalue()), buffer)
     return pickler
 

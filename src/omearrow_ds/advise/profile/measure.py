@@ -21,7 +21,7 @@ from omearrow_ds.advise.profile.loop import Duration, Loop, Run
 from omearrow_ds.advise.profile.opening import ProfiledDataset, check_batches, open_samples, ragged, remarks
 from omearrow_ds.advise.profile.recorder import ClockCost
 from omearrow_ds.advise.profile.result import Profile
-from omearrow_ds.advise.profile.training import NoStep, Optimizer, Training, as_model, check_optimizer
+from omearrow_ds.advise.profile.training import NoStep, Optimizer, Training, as_model
 from omearrow_ds.advise.profile.trials import Trial, prepare_loops
 from omearrow_ds.advise.profile.verdict import Headroom, judge
 from omearrow_ds.advise.turns import InterleavedRounds, Rounds, gains, median_ratio, noise
@@ -30,7 +30,7 @@ from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.options import SampleSettings, check_integer
+from omearrow_ds.options import ProfileSettings, SampleSettings
 from omearrow_ds.resources import available_bytes
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import Paths, StrPath
@@ -125,7 +125,9 @@ def profile_dataset(
     >>> profile.images, profile.sample_shape
     (10, (2, 160, 160))
     """
-    _check(batch_size, seconds, epochs, optimizer, work_dir)
+    ProfileSettings.take(locals())
+    if work_dir is not None and not Path(work_dir).is_dir():
+        raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
     duration = _duration(seconds, epochs)
     crops, opening = parted(options)
     samples = SampleSettings.take({**locals(), **crops, "preload": True, "progress": None})
@@ -191,22 +193,9 @@ def profile_dataset(
     )
 
 
-def _check(
-    batch_size: int, seconds: float | None, epochs: int | None, optimizer: str, work_dir: StrPath | None
-) -> None:
-    check_integer("batch_size", batch_size, 1)
+def _duration(seconds: float | None, epochs: int | None) -> Duration:
     if seconds is not None and epochs is not None:
         raise ArgumentError("epochs= sets the duration too", option="seconds", value=seconds, remedy="pass one of them")
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise ArgumentError(option="seconds", value=seconds, allowed="a time above 0")
-    if epochs is not None:
-        check_integer("epochs", epochs, 1)
-    if work_dir is not None and not Path(work_dir).is_dir():
-        raise ArgumentError(option="work_dir", value=work_dir, allowed="a folder that is there")
-    check_optimizer(optimizer)
-
-
-def _duration(seconds: float | None, epochs: int | None) -> Duration:
     if epochs is not None:
         return Duration(0.0, float("inf"), epochs)
     return Duration(_LEAST_S, _MOST_S) if seconds is None else Duration(seconds, seconds)

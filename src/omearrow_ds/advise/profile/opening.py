@@ -47,22 +47,22 @@ def open_samples(
     progress: bool,
 ) -> ProfiledDataset:
     """Open the data to profile; raise an error if it has no images, exceeds memory, or is a dataset with options."""
-    if preload not in (None, True, False, "auto"):
-        raise ArgumentError(option="preload", value=preload, allowed="True, False or 'auto'")
     if not isinstance(data, torch.utils.data.Dataset):
         named = of_suffix(str(data)) if format_name is None else get_format(format_name)
         if named is not None and not named.missing_backend:
             named.module()  # Imports before the clock starts, as they are not part of opening.
     start = perf_counter()
     if isinstance(data, StoredSamples):
-        if options.chosen or format_name is not None:
-            raise ArgumentError("a dataset already has its format, axes and transform; pass these only with a path")
+        for option in (*options.chosen, *([] if format_name is None else ["format"])):
+            raise ArgumentError("a dataset already has it", option=option, remedy="pass it only with a path")
         refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
         len(demand.source)  # Opens the source, which is lazy.
         is_preloaded = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
-        raise ArgumentError(f"{type(data).__name__}: it cannot be profiled; pass a path or a dataset of this package")
+        raise ArgumentError(
+            f"is a {type(data).__name__}", option="data", remedy="pass a path or a dataset of this package"
+        )
     else:
         demand = make_dataset(options, data, format_name, preload=False, **opening)
         if perf_counter() - start < _AGAIN_S:

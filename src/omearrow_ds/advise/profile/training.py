@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -97,9 +97,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def images_of(batch: Any) -> torch.Tensor:
     images = next(tensors_of(batch), None)
     if images is None or not images.ndim:
-        raise ArgumentError(
-            f"a batch is a {type(batch).__name__}, with no tensor of images in it; transform= has to return one"
-        )
+        problem = f"a batch is a {type(batch).__name__} without a tensor of images"
+        raise ArgumentError(problem, option="transform", remedy="return a tensor per sample")
     return images
 
 
@@ -146,8 +145,3 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
             f"it returned a {type(result).__name__}, not a torch.nn.Module", option="model", value=model
         )
     return result
-
-
-def check_optimizer(optimizer: str) -> None:
-    if optimizer not in get_args(Optimizer):
-        raise ArgumentError(option="optimizer", value=optimizer, allowed=f"one of {', '.join(get_args(Optimizer))}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack, cast
@@ -26,7 +25,7 @@ from omearrow_ds.advise.recommend.trials import Access, AccessPattern, OriginalC
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.options import SampleSettings, check_integer
+from omearrow_ds.options import RecommendSettings, SampleSettings
 from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._pixel_range import PixelRange
@@ -130,17 +129,12 @@ def recommend(
     >>> len(advice.rows) > 0, advice.chosen in advice.rows
     (True, True)
     """
-    _check(epochs=epochs, batch_size=batch_size, tile=1 if tile is None else tile)
-    _check_sizes(budget_bytes=budget_bytes, memory_bytes=memory_bytes)
-    if access not in ("random", "sequential"):
-        raise ArgumentError(option="access", value=access, allowed="'random' or 'sequential'")
+    requested = RecommendSettings.take(locals())
     values = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
     crops = cast(CropOptions, {name: value for name, value in values.items() if value is not None})
     _refuse_apart(crops, tile)
     of_objects = ObjectSettings.take(opening, objects)
     network_link = NetworkLink.parse(bandwidth, latency)
-    if not seconds > 0:
-        raise ArgumentError(option="seconds", value=seconds, allowed="a number above 0")
     start_s = clock()
     with open_source(path, format, **opening) as opened, workspace(work_dir) as folder:
         tried = layouts(formats, opened.format)
@@ -154,7 +148,7 @@ def recommend(
         normalize = (pixel_range is not None and pixel_range.normalize) or True
         samples = SampleSettings(axes=sample.axes, crop_size=crop_size, normalize=normalize)
         use = AccessPattern(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
-        task = _task(source, sample, epochs, budget_bytes, memory_bytes)
+        task = _task(source, sample, requested)
         original = OriginalCollection(source, image_bytes(source.shapes, source.dtypes), opening)
         elimination = LayoutElimination(original, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
         with tqdm(disable=not progress, unit="turn", leave=False) as bar:
@@ -214,19 +208,6 @@ def recommend(
         )
 
 
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        check_integer(name, value, 1)
-
-
-def _check_sizes(**sizes: float | None) -> None:
-    for name, value in sizes.items():
-        if value is not None and (not isinstance(value, Real) or not value >= 0):
-            raise ArgumentError(
-                "not a number of bytes from 0", option=name, value=value, remedy="pass 20e9 for 20 GB, or None"
-            )
-
-
 def _refuse_apart(crops: CropOptions, tile: int | None) -> None:
     """Raise `ArgumentError` for options of objects without ``objects``, or together with ``tile``."""
     for name in crops:
@@ -243,16 +224,17 @@ def _limits(seconds: float, size_bytes: int) -> Limits:
     return Limits(max(32, int(Limits.images * part)), max(1, int(size_bytes * part)), seconds * _SAMPLE_PART)
 
 
-def _task(
-    source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None
-) -> ReadBudget:
+def _task(source: BaseSource, sample: Sample, requested: RecommendSettings) -> ReadBudget:
+    memory_bytes, disk_bytes = requested.memory_bytes, requested.budget_bytes
+    if memory_bytes is None:
+        memory_bytes = preload_limit_bytes()
+    if disk_bytes is not None:
+        return ReadBudget(requested.epochs, sample.whole_bytes, memory_bytes, disk_bytes)
     folder = Path.cwd() if isinstance(source.path, Url) else source.path.parent
     free_bytes = shutil.disk_usage(folder).free
-    disk = (
-        (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, ReadBudget.disk_why)
+    return ReadBudget(
+        requested.epochs, sample.whole_bytes, memory_bytes, free_bytes, "the free space next to the images"
     )
-    memory = preload_limit_bytes() if memory_bytes is None else memory_bytes
-    return ReadBudget(epochs, sample.whole_bytes, memory, *disk)
 
 
 def _scanned(

@@ -48,7 +48,9 @@ class Cells:
     ) -> None:
         box, pad = options.get("box"), options.get("pad")
         if crop_size is None and not box:
-            raise ArgumentError("how large crops are is not said; pass crop_size=(height, width), or box= with resize=")
+            raise ArgumentError(
+                "the size of crops is missing", option="crop_size", remedy="pass (height, width), or box= with resize="
+            )
         if pad is not None:
             check_choice("pad", pad, PADS, ", or None")
         table, center = options.get("objects"), options.get("center")
@@ -57,7 +59,11 @@ class Cells:
         self._source_columns = source.column_names
         self._objects = objects.keep(crops_of_objects(objects, self.source.shapes, size, pad)[1])
         if not len(self._objects.rows):
-            raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
+            raise ArgumentError(
+                f"{objects.where} has no objects in these images",
+                option="objects",
+                remedy="pass a table with objects of these images",
+            )
         file = table_file(table, "objects")
         types = None if file is None else of_objects.types.of_table(file) or None
         condition = None if of_objects.row_filter is None else of_objects.row_filter.condition

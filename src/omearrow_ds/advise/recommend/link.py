@@ -11,7 +11,7 @@ from omearrow_ds.advise.recommend.choices import LoadingPlan
 from omearrow_ds.advise.recommend.estimate import PlanCost, ReadBudget, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.remote_parts import AHEAD
-from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
+from omearrow_ds.text import RATES, TIMES, as_rate, as_seconds, count, duration, size, table
 
 _OPENING = 2  # Number of sequential requests before the first part.
 
@@ -36,11 +36,9 @@ class NetworkLink:
         bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
         latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
         if bytes_s is None or not 0 < bytes_s < math.inf:
-            raise ArgumentError(
-                option="bandwidth", value=bandwidth, remedy="write 1Gb or 1Gbit of bits a second, 100MB of bytes"
-            )
+            raise ArgumentError(option="bandwidth", value=bandwidth, remedy=RATES)
         if latency_s is None or not 0 <= latency_s < math.inf:
-            raise ArgumentError(option="latency", value=latency, remedy="write 20ms or 0.1s")
+            raise ArgumentError(option="latency", value=latency, remedy=TIMES)
         return cls(bytes_s, latency_s)
 
     def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:
