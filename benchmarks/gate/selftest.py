@@ -92,11 +92,11 @@ def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> d
 def main(words: Sequence[str] | None = None) -> int:
     """Run gates for the requested time, and write the results after each gate."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate.selftest", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: %(default)s")
-    parser.add_argument("--summary", type=Path, default=Path("results/selftest.md"), help="Markdown of the rates")
-    parser.add_argument("--json", type=Path, default=Path("results/selftest.json"), help="all that was found")
-    parser.add_argument("--pairs", type=int, help="record so many pairs of processes in place of running gates")
-    parser.add_argument("--add", action="store_true", help="to what --json has of this machine and these versions")
+    parser.add_argument("--minutes", type=float, default=60.0, help="running time; default: %(default)s")
+    parser.add_argument("--summary", type=Path, default=Path("results/selftest.md"), help="Markdown file of rates")
+    parser.add_argument("--json", type=Path, default=Path("results/selftest.json"), help="JSON file of results")
+    parser.add_argument("--pairs", type=int, help="number of pairs of processes to record instead of running gates")
+    parser.add_argument("--add", action="store_true", help="extend the results of this machine in --json")
     chosen = parser.parse_args(words)
     for file in (chosen.summary, chosen.json):
         file.parent.mkdir(parents=True, exist_ok=True)

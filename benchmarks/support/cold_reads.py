@@ -38,28 +38,30 @@ _BATCH_SIZE, _QUEUE_DEPTH = 16, 16
 def main(arguments: list[str] | None = None) -> None:
     """Measure cold reads, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=10_000, help="of each collection (default: 10,000, 0.9 GB)")
+    parser.add_argument("--images", type=int, default=10_000, help="images per collection (default: 10,000, 0.9 GB)")
     parser.add_argument("--shape", type=int, nargs=3, default=[5, 96, 96], metavar=("C", "Y", "X"))
     parser.add_argument("--formats", nargs="+", default=_FORMATS, metavar="NAME")
     parser.add_argument("--batches", type=int, default=20, help="after the first one (default: 20)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         print(f"read-ahead {read_ahead_bytes(Path(folder).stat().st_dev) // 1024} kB, batches of {_BATCH_SIZE}")
-        paths = {name: Path(folder, f"images.{name}") for name in given.formats}
+        paths = {name: Path(folder, f"images.{name}") for name in options.formats}
         for name, path in paths.items():
-            write_images(_images(given.images, given.shape), path, name, axes="CYX")
+            write_images(_images(options.images, options.shape), path, name, axes="CYX")
         first = next(iter(paths.values()))
         if reason := why_not(files_of(first)):
             raise SystemExit(f"{folder}: {reason}; pass --folder on another disk")
         results: dict[str, list[dict[str, float]]] = {name: [] for name in paths}
         floors: list[float] = []
-        for seed in range(given.rounds):
+        for seed in range(options.rounds):
             for name, path in paths.items():
                 drop(files_of(path))
-                results[name].append(_in_process(path, seed, given.batches))
-            floors.append(_floor_s(_largest(first), 2 * int(np.prod(given.shape)), given.batches * _BATCH_SIZE, seed))
+                results[name].append(_in_process(path, seed, options.batches))
+            floors.append(
+                _floor_s(_largest(first), 2 * int(np.prod(options.shape)), options.batches * _BATCH_SIZE, seed)
+            )
         _print(results, statistics.median(floors))
 
 

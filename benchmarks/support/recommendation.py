@@ -163,36 +163,36 @@ def judge(job: Job, advice: Recommendation, times_s: Mapping[LoadingPlan, Mappin
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0 if every recommendation held."""
-    program, said = "python -m benchmarks.support.recommendation", __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(prog=program, description=said)
+    program, description = "python -m benchmarks.support.recommendation", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("folder", type=Path, help="folder of TIFF files")
     parser.add_argument("--tile", type=int, help="cut them into single-channel tiles of N x N pixels")
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--access", nargs="+", choices=["random", "sequential"], default=["random", "sequential"])
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=10, help="of the best choices; others drop out")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of the best choices; others drop out")
     parser.add_argument("--seconds", type=float, default=90.0, help="time of each recommendation")
     parser.add_argument("--work-dir", type=Path)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     verdicts = []
-    for access in given.access:
-        for epochs in given.epochs:
-            job = Job(given.folder.absolute(), given.tile, epochs, access, given.batch_size)
+    for access in options.access:
+        for epochs in options.epochs:
+            job = Job(options.folder.absolute(), options.tile, epochs, access, options.batch_size)
             advice = recommend(
                 job.folder,
                 epochs=epochs,
                 access=access,
-                batch_size=given.batch_size,
-                seconds=given.seconds,
-                tile=given.tile,
-                work_dir=given.work_dir,
+                batch_size=options.batch_size,
+                seconds=options.seconds,
+                tile=options.tile,
+                work_dir=options.work_dir,
             )
-            verdict = judge(job, advice, measure(job, advice, given.rounds, given.work_dir))
+            verdict = judge(job, advice, measure(job, advice, options.rounds, options.work_dir))
             print(verdict.text(), flush=True)
             verdicts.append(verdict)
-    if given.json is not None:
-        given.json.write_text(json.dumps([_as_dict(each) for each in verdicts], indent=2), encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(json.dumps([_as_dict(verdict) for verdict in verdicts], indent=2), encoding="utf-8")
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 

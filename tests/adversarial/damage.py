@@ -182,7 +182,7 @@ def main() -> int:
     """Run from the command line; return 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", choices=NAMES, action="append", help="by default all, one after the other")
-    parser.add_argument("--mutations", type=int, default=2000, help="of each format")
+    parser.add_argument("--mutations", type=int, default=2000, help="number of mutations per format")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for one mutation")
     parser.add_argument("--json", type=Path, help="file for every fault")
@@ -193,7 +193,7 @@ def main() -> int:
         tally = run(name, options.mutations, options.seed, limit_s=options.limit_s, show=True)
         tallies.append(tally)
         if options.json:
-            options.json.write_text(json.dumps([vars(each) for each in tallies], indent=1))
+            options.json.write_text(json.dumps([vars(done) for done in tallies], indent=1))
         took_s = time.monotonic() - begun
         print(
             f"{name}: {tally.total} in {took_s:.0f} s, slowest {tally.slowest_s:.1f} s, "

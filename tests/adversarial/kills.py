@@ -335,19 +335,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in FORMATS])
     parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
-    parser.add_argument("--rounds", type=int, default=4, help="of each race (default: 4)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds per race (default: 4)")
     parser.add_argument("--runs", type=int, default=0, help="benchmark runs that are killed (default: none)")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    names = [name for name in given.formats if get_format(name).missing_backend is None]
+    options = parser.parse_args(arguments)
+    names = [name for name in options.formats if get_format(name).missing_backend is None]
     for name in names:
         importlib.import_module(f"omearrow_ds.storage.formats.{name}")
         importlib.import_module(get_format(name).backend)
         writer_version(get_format(name))  # All forks inherit the cached version, which takes a second.
     start = time.monotonic()
-    wrong = run(given.works, names, given.kills, given.seed) + run_races(names, given.rounds)
-    wrong += kill_runs(given.runs, given.seed)
-    print(f"seed {given.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
+    wrong = run(options.works, names, options.kills, options.seed) + run_races(names, options.rounds)
+    wrong += kill_runs(options.runs, options.seed)
+    print(f"seed {options.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -32,17 +32,17 @@ _TOOLS = ("ome-zarr", "iohub", "cytotable", "cytodataframe")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.adversarial.golden", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    writing = commands.add_parser("write", help="write what the installed libraries can write, as one set")
-    writing.add_argument("folder", type=Path, metavar="DIR", help="new folder; its name is the set's")
+    writing = commands.add_parser("write", help="write one set with the installed libraries")
+    writing.add_argument("folder", type=Path, metavar="DIR", help="new folder; its name names the set")
     writing.add_argument("--only", default="*", metavar="PATTERN", help="only cases of such names, e.g. 'tiff-*'")
-    writing.set_defaults(act=lambda given: write(given.folder, given.only))
+    writing.set_defaults(act=lambda options: write(options.folder, options.only))
     checking = commands.add_parser("check", help="read every archive below a folder, and say which are not read right")
     checking.add_argument("folder", type=Path, nargs="?", default=GOLDEN, metavar="DIR", help="default: %(default)s")
-    checking.set_defaults(act=lambda given: read_all(given.folder))
+    checking.set_defaults(act=lambda options: read_all(options.folder))
     adding = commands.add_parser("add", help="enter new archives in the manifest; entries are never changed or removed")
     adding.set_defaults(act=lambda _: add())
-    given = parser.parse_args(arguments)
-    status: int = given.act(given)
+    options = parser.parse_args(arguments)
+    status: int = options.act(options)
     return status
 
 
