@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = {ROOT / "docs/reference/command-line.md"}
+GENERATED = {ROOT / f"docs/reference/{name}.md" for name in ("command-line", "options")}
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += sorted(set((ROOT / "docs").rglob("*.md")) - GENERATED)
 PAGES += [ROOT / "benchmarks/README.md"]
 NO_CODE = {"text", "bibtex", "{toctree}", "{eval-rst}", "{only}"}
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(?P<language>\S*)(?: not run: (?P<why>.+)| .*)?\n(?P<code>(?s:.*?))^```$", re.MULTILINE)
+_ONE_WORD = re.compile(r"\s*(?:[-*] |\d+\. )?\S+")  # A line with a long link, for example.
 WELLS, SITES = ("B02", "B03", "C02", "C03", "D02"), (1, 2)
 
 
@@ -38,6 +39,17 @@ def blocks(page: Path) -> list[Block]:
         line = text.count("\n", 0, match.start("code")) + 1
         found.append(Block(above[-1] if above else "", match["language"], match["code"], line, match["why"]))
     return found
+
+
+def prose(page: Path) -> list[tuple[int, str]]:
+    """Return number and text of each line outside code blocks, tables and comments."""
+    blank = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    return [(n, line) for n, line in enumerate(blank.split("\n"), 1) if not line.lstrip().startswith(("|", "<!--"))]
+
+
+def long_lines(page: Path, max_length: int = 100) -> list[str]:
+    """Return ``number: text`` of prose lines that are too long and can be divided at a space."""
+    return [f"{n}: {line}" for n, line in prose(page) if len(line) > max_length and not _ONE_WORD.fullmatch(line)]
 
 
 def field(number: int, size: int = 160) -> np.ndarray[Any, Any]:

@@ -21,7 +21,7 @@ import vortex.io
 
 import omearrow_ds
 from tests.support import pages
-from tests.support.pages import NO_CODE, PAGES, ROOT, blocks
+from tests.support.pages import NO_CODE, PAGES, ROOT, blocks, long_lines, prose
 from tests.support.plates import written_plate
 
 # Tests elsewhere run these, as they need several processes.
@@ -334,6 +334,24 @@ def test_a_block_is_told_from_what_is_around_it(tmp_path):
         ("C", "bash", "false\n", 11, "why"),
         ("C", "text", "x\n", 14, None),
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_prose_have_at_most_100_characters(page):
+    assert long_lines(page) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ROOT / "docs" in page.parents], ids=name_of)
+def test_pages_have_at_most_1500_words_of_prose(page):
+    assert sum(len(line.split()) for _, line in prose(page)) <= 1_500
+
+
+def test_long_lines_exclude_tables_code_comments_and_links(tmp_path):
+    page = tmp_path / "page.md"
+    long = "word " * 21
+    code, table, comment, link = f"```python\n{long}\n```", f"| {long} |", f"<!-- {long} -->", f"- {'link' * 30}"
+    page.write_text("\n".join([long, code, table, comment, link, f"  {long}", long[:100]]))
+    assert [line.split(":")[0] for line in long_lines(page)] == ["1", "8"]
 
 
 def test_what_is_run_elsewhere_is(monkeypatch):
