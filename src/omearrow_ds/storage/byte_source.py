@@ -101,17 +101,18 @@ class MappedFile:
             self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.name, self.size_bytes, self.read_ahead_bytes = str(path), len(self.file), read_ahead_bytes(status.st_dev)
         self.data: Array = np.frombuffer(self.file, np.uint8)
+        self._view = self.data.data
         self._mapped_bytes, self._check_ns = self.size_bytes, 0
         self._file_number, self._modified_ns = (status.st_dev, status.st_ino), status.st_mtime_ns
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Return slices of the memory map."""
-        data = self.data.data
+        data = self._view
         return [data[start:stop] for start, stop in ranges]
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``."""
-        return self.data.data[max(0, self.size_bytes - num_bytes) :]
+        return self._view[max(0, self.size_bytes - num_bytes) :]
 
     def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
         """Do nothing: the file is local."""

@@ -27,8 +27,8 @@ class LeafSource(TableSource):
     returns lists of structs with only the leaf for the field ``chunks``.
     """
 
-    def _set_header(self, info: pa.Table, columns: pa.Schema, values: pa.Table | None = None) -> None:
-        super()._set_header(info, columns, values)
+    def _set_header(self, info: pa.Table, columns: pa.Schema, early: pa.Table | None = None) -> None:
+        super()._set_header(info, columns, early)
         if self._look:
             return
         self._image_bytes = image_bytes(self.shapes, self.dtypes)

@@ -85,10 +85,8 @@ class ParquetSource(TableSource):
         is_at_once = look or self.reads_columns_at_once or is_narrow(others)
         at_once = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
         table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
-        self._read_at_once = table.select(at_once)  # Checksums are read with the information about images.
         columns = pa.schema([table_schema.field(name) for name in others])
-        self._set_header(unnest(table[self._column.name]), columns, table.select(others) if look else None)
-        self._read_at_once = pa.table({})
+        self._set_header(unnest(table[self._column.name]), columns, table.select(at_once))
         if look:
             self._let_go()
             return
@@ -116,8 +114,6 @@ class ParquetSource(TableSource):
         return table
 
     def _read_stored(self, names: list[str]) -> pa.Table:
-        if names and set(names) <= set(self._read_at_once.column_names):
-            return self._read_at_once.select(names)
         return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:

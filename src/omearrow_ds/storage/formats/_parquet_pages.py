@@ -252,10 +252,8 @@ class PlainPages:
             starts[first:stop] += start - index.starts[first]
         self._first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
         self._layout = index.only_layout
-
-    def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
-        """Return the byte range of each image, from the length before its first chunk."""
-        return self._extents.ranges(rows)
+        self._is_native = all(dtype.isnative for dtype in {layout.dtype for layout in index.layouts})
+        self.ranges = self._extents.ranges  # From the length before the first chunk.
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
         """Return images as read-only views of the file, or as copies in native byte order."""
@@ -263,7 +261,7 @@ class PlainPages:
             images = self._extents.images(rows, stored)
         except OtherLayoutError as error:
             raise OtherPagesError from error
-        return [image if image.dtype.isnative else cast(image, image.dtype) for image in images]
+        return images if self._is_native else [cast(image, image.dtype) for image in images]
 
     def blocks(self, data: Array) -> Iterator[Array | list[Array]]:
         """Yield the images of each page."""

@@ -193,8 +193,11 @@ class TableSource(BaseSource):
             raise self._changed(len(columns), len(self))
         return plain_columns(columns, str(self.path))
 
-    def _set_column_schema(self, stored: pa.Schema) -> None:
-        """Set names and types of the columns; read the checksums, which are not one of them, and narrow tables."""
+    def _set_column_schema(self, stored: pa.Schema, early: pa.Table) -> None:
+        """Set names and types of the columns, and read checksums and narrow tables, unless ``early`` has them.
+
+        Checksums are not among the columns.
+        """
         plain = plain_schema(stored, str(self.path))
         index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
         if index >= 0 and plain.field(index).type == pa.string():
@@ -203,33 +206,40 @@ class TableSource(BaseSource):
                 checksums = [schema.CHECKSUM_COLUMN]
         self.column_schema = plain
         is_at_once = self.reads_columns_at_once or is_narrow(stored.names)
-        columns = self._read_columns([*checksums, *(plain.names if is_at_once else ())])
+        names = [*checksums, *(plain.names if is_at_once else ())]
+        if names and set(names) <= set(early.column_names):
+            with self._interpreting():
+                columns = plain_columns(early.select(names), str(self.path))
+        else:
+            columns = self._read_columns(names)
         if checksums:
             self.checksums = columns[schema.CHECKSUM_COLUMN]
         if is_at_once:
             self.columns = columns.select(plain.names)
 
-    def _set_header(self, info: pa.Table, columns: pa.Schema, values: pa.Table | None = None) -> None:
+    def _set_header(self, info: pa.Table, columns: pa.Schema, early: pa.Table | None = None) -> None:
         """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
 
-        ``columns`` is the stored schema of the other columns; ``values``, needed to look, are these.
+        ``columns`` is the stored schema of the other columns; ``early`` has those that were read with ``info``: all of
+        them to look.
 
         Raises
         ------
         FormatError
             If the sizes or the dtype of an image are missing or impossible.
         """
+        early = pa.table({}) if early is None else early
         with self._interpreting():
-            for table in (info,) if values is None else (info, values):
+            for table in (info, early):
                 table.validate(full=True)
-        if values is not None:
-            self.looked = info, values
+        if self._look:
+            self.looked = info, early
             return
         self.shapes, self._given_dtypes, self.null = kinds_of(info, self._subject)
         self.dtypes = native(self._given_dtypes)
         with self._reading():
             self.image_ids = named(ids_of(info))
-        self._set_column_schema(columns)
+        self._set_column_schema(columns, early)
         self._info = info
         self._odd_order = self._odd_chunk_orders()
 

@@ -109,7 +109,7 @@ class Source(TableSource):
             if len(at_once) + 1 < len(file_schema):
                 self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
                 self._file.close()
-            self._read_header(pa.schema([file_schema.field(name) for name in others]))
+            self._read_header(pa.schema([file_schema.field(name) for name in others]), at_once)
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
         """Return a context that reads offsets and columns of a cold file by single pages.
@@ -121,26 +121,24 @@ class Source(TableSource):
             return mapping.read_at_random()
         return nullcontext()
 
-    def _read_header(self, others: pa.Schema) -> None:
-        with self._scattered_reads():
-            self._read_batches(others)
-
-    def _read_batches(self, others: pa.Schema) -> None:
+    def _read_header(self, others: pa.Schema, at_once: list[str]) -> None:
         reader, table_schema, _ = self._file.get().columns
         self._position = table_schema.get_field_index(self._column.name)
         names = ["id", "pixels_meta"] if self._look else self._column.info_fields
         names = [name for name in names if name in self._column.fields]
-        infos = [_info(self._batch(number), self._column, names) for number in range(reader.num_record_batches)]
+        infos, columns = [], []
+        with self._scattered_reads():
+            for number in range(reader.num_record_batches):
+                batch = self._batch(number)
+                infos.append(_info(batch, self._column, names))
+                columns.append(batch.select(at_once))
+            early = _copied_table(columns, pa.schema(map(table_schema.field, at_once)))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        values = self._read_stored(others.names) if self._look else None
-        self._set_header(_concatenated(infos, table_schema, self._column, names), others, values)
+        self._set_header(_concatenated(infos, table_schema, self._column, names), others, early)
 
     def _read_stored(self, names: list[str]) -> pa.Table:
         table_schema, batches = self._read_fields(names)
-        empty = pa.Table.from_batches(
-            [], table_schema
-        )  # With it, one batch is copied as well, and does not keep the file mapped.
-        return pa.concat_tables([empty, pa.Table.from_batches(batches, table_schema)]).combine_chunks().select(names)
+        return _copied_table(batches, table_schema).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         table_schema, batches = self._read_fields([column.name])
@@ -319,6 +317,12 @@ def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColu
     struct = table.field(column.name).type
     empty = pa.table({name: pa.nulls(0, struct.field(name).type) for name in names})
     return pa.concat_tables([empty, *infos]).combine_chunks()
+
+
+def _copied_table(batches: Sequence[pa.RecordBatch], table_schema: pa.Schema) -> pa.Table:
+    """Return record batches as a copy, which does not keep the file mapped."""
+    empty = pa.Table.from_batches([], table_schema)  # With it, a single batch is copied as well.
+    return pa.concat_tables([empty, pa.Table.from_batches(batches, table_schema)]).combine_chunks()
 
 
 def _copied(array: pa.Array) -> pa.Array:
