@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,10 @@ _FIELDS_LOOKED_AT = 16  # To detect binary masks.
 class MaskedSamples:
     """Masks of a collection's samples.
 
-    Raises `ArgumentError` if ``background`` is set and samples are not crops around objects.
-
-    Parameters
-    ----------
-    images
-        The collection of the images.
-    source, mask_of
-        The masks, and (n,) int64, the mask index of each image; -1 for an image without a mask, which is not read.
-    axes
-        Axes of the images' samples: a mask has equal axes, without C if masks have one channel.
-    background
-        Whether pixels outside the object of a crop become 0, in the image and in the mask.
+    ``mask_of`` is (n,) int64, the index in ``source`` of each image's mask; -1 for an image without a mask, which is
+    not read. A mask has the ``axes`` of an image's sample, without C if masks have one channel. With ``background``,
+    pixels outside the object of a crop become 0, in the image and in the mask. Raises `ArgumentError` if samples then
+    are not crops around objects.
     """
 
     def __init__(
@@ -115,25 +108,17 @@ class _Background:
     """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
 
     def __init__(self, images: Collection, masks: MaskedSamples) -> None:
-        objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
-        if objects is None or not isinstance(images, CropCollection):
-            raise ArgumentError(
-                "needs crops around objects",
-                option="mask_background",
-                value=True,
-                remedy="pass objects= or leave it out",
-            )
+        error = partial(ArgumentError, option="mask_background", value=True)
+        if not isinstance(images, CropCollection) or images.crop_rows is None or images.crop_rows.objects is None:
+            raise error("needs crops around objects", remedy="pass objects= or leave it out")
+        objects = images.crop_rows.objects
         assert isinstance(masks.collection, CropCollection)
         self._crops, self._masks, self._objects = images, masks.collection, objects
         self._binary = _are_binary(masks, objects.fields)
         known = objects.labels()
         if not self._binary and known is None:
-            raise ArgumentError(
-                f"{self._masks.path} has label images but {objects.where} has no column of labels",
-                option="mask_background",
-                value=True,
-                remedy="add one, e.g. Metadata_ObjectNumber or label_value",
-            )
+            problem = f"{self._masks.path} has label images but {objects.where} has no column of labels"
+            raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
         self._labels: Array
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
         if objects.centers is not None:

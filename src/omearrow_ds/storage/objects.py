@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -145,33 +145,50 @@ class ObjectSettings:
         located = open_objects(source, objects, center, box, self.on, types=self.types, skip_nulls=self.skip_nulls)
         if self.row_filter is None:
             return source, located
-        chosen = located.keep(self.row_filter.choose(ObjectRows(source, located)))
+        chosen = located.keep(self.row_filter.choose(CropRows.of_objects(source, located)))
         fields, field_of = np.unique(chosen.fields, return_inverse=True)
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
 
-class ObjectRows(ColumnReader):
-    """Ids and columns of objects, followed by the columns of their images."""
+class CropRows(ColumnReader):
+    """Ids and columns of objects or tiles, followed by further columns of their images.
 
-    def __init__(self, source: BaseSource, objects: Objects) -> None:
-        self._source, self._objects, self.path = source, objects, source.path
+    ``name_rows`` returns the ids. A process that unpickles it sets ``source``, the images, before it reads columns.
+    """
 
-    @property
+    def __init__(self, source: BaseSource, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> None:
+        self.path, self.own, self._fields, self._name_rows = source.path, own, fields, name_rows
+        self.source: BaseSource | None = source
+        self.objects: Objects | None = None
+
+    @classmethod
+    def of_objects(cls, source: BaseSource, objects: Objects) -> Self:
+        rows = cls(source, objects.table, objects.fields, partial(object_ids, objects, source.image_ids))
+        rows.objects = objects
+        return rows
+
+    @cached_property
     def image_ids(self) -> Sequence[str]:
-        """One id per object."""
-        return object_ids(self._objects, self._source.image_ids)
+        """One id per row."""
+        return self._name_rows()
 
     @cached_property
     def column_schema(self) -> pa.Schema:
         """Names and types of the columns."""
-        own = self._objects.table.schema
-        return pa.schema([*own, *(field for field in self._source.column_schema if field.name not in own.names)])
+        assert self.source is not None
+        own = self.own.schema
+        return pa.schema([*own, *(field for field in self.source.column_schema if field.name not in own.names)])
 
     def _read_columns(self, names: list[str]) -> pa.Table:
-        own = self._objects.table
-        of_images = self._source.column_table([name for name in names if name not in own.column_names])
-        of_images = of_images.take(pa.array(self._objects.fields)) if of_images.num_columns else of_images
-        return pa.table({name: (own if name in own.column_names else of_images)[name] for name in names})
+        assert self.source is not None
+        own = self.own.column_names
+        of_images = self.source.column_table([name for name in names if name not in own])
+        of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
+        return pa.table({name: (self.own if name in own else of_images)[name] for name in names})
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+        return {**state, "source": None}
 
 
 def open_objects(
@@ -186,24 +203,13 @@ def open_objects(
 ) -> Objects:
     """Return the objects of a table whose images are in a source.
 
+    ``objects`` is a `pyarrow.Table`, a frame, or the path of a CSV or Parquet file, whose text columns have ``types``.
+    ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1). ``box=True`` finds columns with known names.
+    The default is a center with known names. See `omearrow_ds.open_images` for ``on``. With ``skip_nulls``, objects
+    without a position are left out instead of raising an error.
+
     Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known name;
     `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its image.
-
-    Parameters
-    ----------
-    source
-        The images, fields of view.
-    objects
-        A `pyarrow.Table`, a frame, or the path of a CSV or Parquet file.
-    center, box
-        Names of the columns (Y, X) of a center, or (y0, y1, x0, x1) of a box. ``box=True`` finds columns with known
-        names. The default is a center with known names.
-    on
-        Columns that join images and objects; see `omearrow_ds.open_images`.
-    types
-        Types of columns in text tables.
-    skip_nulls
-        Whether objects without a position are left out instead of raising an error.
     """
     if center is not None and box:
         raise ArgumentError(
@@ -234,7 +240,7 @@ def open_objects(
         )
     rows = np.flatnonzero((fields >= 0) & is_known)
     positions, fields = positions[rows], fields[rows]
-    _refuse_outside(source, joined, names, positions, fields, rows, boxed=boxed)
+    _refuse_outside(source, joined, names, positions, fields, rows)
     table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
     if not boxed:
         return Objects(table, rows, fields, positions, None, joined.name)
@@ -334,18 +340,11 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
 
 
 def _refuse_outside(
-    source: BaseSource,
-    joined: InputTable,
-    names: Sequence[str],
-    positions: Array,
-    fields: Array,
-    rows: Array,
-    *,
-    boxed: bool,
+    source: BaseSource, joined: InputTable, names: Sequence[str], positions: Array, fields: Array, rows: Array
 ) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
-    sizes = source.shapes[fields][:, 3:]
-    if boxed:
+    sizes, are_boxes = source.shapes[fields][:, 3:], positions.shape[1] > 2
+    if are_boxes:
         y0, y1, x0, x1 = positions.T
         is_outside = (y0 < 0) | (x0 < 0) | (y1 > sizes[:, 0]) | (x1 > sizes[:, 1]) | (y0 >= y1) | (x0 >= x1)
     else:
@@ -354,7 +353,7 @@ def _refuse_outside(
         return
     first = int(is_outside.argmax())
     height, width = sizes[first].tolist()
-    subject = "box (y0, y1, x0, x1)" if boxed else "center (Y, X)"
+    subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
     raise MetadataError(
         f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, the first "
