@@ -82,12 +82,8 @@ class CropCollection(Collection):
         self._alike = self._stored_alike and self._scaled_alike and not self.cuts[0].picks
         taken = [_from_the_front(self.cuts[index].slices[:3], self.shapes[index]) for index in first]
         self._taken = self.kinds.spread(taken)
-        self._picked = self.kinds.spread(
-            [
-                PickedRegion.from_spans([spans_of(range(part.start, part.stop, part.step)) for part in slices])
-                for slices, _ in taken
-            ]
-        )
+        spans = ([spans_of(range(part.start, part.stop, part.step)) for part in slices] for slices, _ in taken)
+        self._picked = self.kinds.spread(list(map(PickedRegion.from_spans, spans)))
 
     @property
     def _cut_axes(self) -> SampleAxes:
@@ -164,13 +160,12 @@ class CropCollection(Collection):
         return crops if self.fit is None else self._fitted(crops, self.fit, samples)
 
     def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
-        shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
-        fitted = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
-        if samples is not None:
-            fitted = list(samples)
+        fitted: Array | list[Array] | None = samples
+        if fitted is None:
+            fitted = [np.empty(self._shape(self.tczyx(crop).shape[:3], *fit.size), crop.dtype) for crop in crops]
         for crop, sample in zip(crops, fitted, strict=True):
             fit(self.tczyx(crop), self.tczyx(sample), smooth=self.floating)
-        return fitted if samples is None else samples
+        return fitted
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
         # For fields in memory and samples of one size, one loop cuts, pads and scales.

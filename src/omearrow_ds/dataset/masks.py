@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload, PreloadOptions
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import Windows
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
@@ -93,11 +93,10 @@ class MaskedSamples:
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
         """Return a copy that uses another collection of the same images and, if passed, of the same masks."""
-        other = copy.copy(self)
-        vars(other).update(_images=images, collection=masks or self.collection)
-        if self._background is not None:
-            vars(other).update(_background=self._background.with_reader(images, other.collection))
-        return other
+        masks, background = masks or self.collection, self._background
+        if background is not None:
+            background = copy_with(background, _crops=images, _masks=masks)
+        return copy_with(self, _images=images, collection=masks, _background=background)
 
     def whole(self, field: int) -> Array:
         """Return the whole mask of an image (T, C, Z, Y, X), read-only."""
@@ -127,12 +126,6 @@ class _Background:
         else:
             assert objects.boxes is not None
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
-
-    def with_reader(self, images: Collection, masks: Collection) -> _Background:
-        """Return a copy that uses other collections of the same images and masks."""
-        other = copy.copy(self)
-        vars(other).update(_crops=images, _masks=masks)
-        return other
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
         keep_mask = self.kept(position, mask)

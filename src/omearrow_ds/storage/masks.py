@@ -37,22 +37,14 @@ _NUM_EXAMPLES = 3
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
     """Return a source of masks, and (n,) int64, the mask index of each image, which is -1 for an image without a mask.
 
+    ``masks`` is an open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`,
+    with the columns to join by as ``on``; the name of another image column of the same table, or of label images stored
+    with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of its
+    files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text. ``opening`` are the
+    options that opened the images. With ``skip_nulls``, images may be without a mask.
+
     Raises `ArgumentError` if ``masks`` is invalid; `MetadataError` if an image has no mask or several, or a mask has
     another size.
-
-    Parameters
-    ----------
-    source
-        The images.
-    masks
-        An open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`, with the
-        columns to join by as ``on``; the name of another image column of the same table, or of label images stored
-        with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of
-        its files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text.
-    opening
-        Options that opened the images.
-    skip_nulls
-        Whether images may be without a mask.
     """
     opened, mask_of = _paired(source, masks, opening)
     opened = with_label_dtypes(opened)
@@ -66,16 +58,13 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
             f"{opened.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} "
             f"(masks: {ids}, ...); {remedy}"
         )
-    with_mask = np.flatnonzero(mask_of >= 0)
-    sizes, own = opened.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
-    differs = (sizes != own).any(axis=1)
+    differs = (mask_of >= 0) & (opened.shapes[mask_of] != source.shapes)[:, 3:].any(axis=1)
     if differs.any():
-        first = int(differs.argmax())
-        index, mask = int(with_mask[first]), int(mask_of[with_mask[first]])
+        index, mask = int(differs.argmax()), int(mask_of[differs.argmax()])
+        sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
         raise MetadataError(
-            f"{opened.path}: mask {opened.image_ids[mask]!r} has {' x '.join(map(str, sizes[first]))} pixels but its "
-            f"image {source.image_ids[index]!r} of {source.path} has {' x '.join(map(str, own[first]))}; pass masks of "
-            f"the size of their images"
+            f"{opened.path}: mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image "
+            f"{source.image_ids[index]!r} of {source.path} has {sizes[1]}; pass masks of the size of their images"
         )
     return opened, mask_of
 

@@ -138,16 +138,63 @@ class ObjectSettings:
         return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
 
     def open(self, source: BaseSource, objects: Any, center: Any, box: Any) -> tuple[BaseSource, Objects]:
-        """Return the images, and the objects of a table that are in them; see `open_objects` for parameters.
+        """Return the images, and the objects of a table that are in them; see `_locate` for parameters.
 
         With a filter, these are the objects that it chooses, and the images that contain any of them.
         """
-        located = open_objects(source, objects, center, box, self.on, types=self.types, skip_nulls=self.skip_nulls)
+        located = self._locate(source, objects, center, box)
         if self.row_filter is None:
             return source, located
         chosen = located.keep(self.row_filter.choose(CropRows.of_objects(source, located)))
         fields, field_of = np.unique(chosen.fields, return_inverse=True)
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
+
+    def _locate(self, source: BaseSource, objects: Any, center: Any, box: Any) -> Objects:
+        """Return the objects of a table whose images are in a source.
+
+        ``objects`` is a `pyarrow.Table`, a frame, or the path of a CSV or Parquet file. ``center`` names the columns
+        (Y, X), ``box`` those of (y0, y1, x0, x1). ``box=True`` finds columns with known names. The default is a center
+        with known names.
+
+        Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known
+        name; `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its
+        image.
+        """
+        if center is not None and box:
+            raise ArgumentError(
+                f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
+            )
+        joined = read_input_table(objects, "objects", self.types)
+        self.types.refuse_unknown()
+        pairs = choose_pairs(source, joined, self.on)
+        keys = JoinKeys(source, joined, pairs)
+        fields = match_rows(keys.images, keys.rows)
+        _refuse_unplaced(source, joined, keys, fields)
+        if self.on is None and pairs[0][0] == IMAGE_ID:
+            rows = np.flatnonzero(fields >= 0)
+            refuse_contradiction(source, joined, fields[rows], rows)
+        boxed = box is not None and box is not False
+        names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
+        table = joined.table
+        for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
+            if pa.types.is_string(table[name].type):
+                numbers_column = pa.array(numbers, from_pandas=True)
+                table = table.set_column(table.column_names.index(name), name, numbers_column)
+        is_known = np.isfinite(positions).all(axis=1)
+        unknown = np.flatnonzero((fields >= 0) & ~is_known)
+        if len(unknown) and not self.skip_nulls:
+            raise MetadataError(
+                f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
+                f"first in row {unknown[0]}; pass nulls='skip' to skip them"
+            )
+        rows = np.flatnonzero((fields >= 0) & is_known)
+        positions, fields = positions[rows], fields[rows]
+        _refuse_outside(source, joined, names, positions, fields, rows)
+        table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
+        if not boxed:
+            return Objects(table, rows, fields, positions, None, joined.name)
+        boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
+        return Objects(table, rows, fields, None, boxes, joined.name)
 
 
 class CropRows(ColumnReader):
@@ -189,63 +236,6 @@ class CropRows(ColumnReader):
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
         return {**state, "source": None}
-
-
-def open_objects(
-    source: BaseSource,
-    objects: Any,
-    center: Sequence[str] | None = None,
-    box: Sequence[str] | bool | None = None,
-    on: On | None = None,
-    *,
-    types: ColumnTypes,
-    skip_nulls: bool = False,
-) -> Objects:
-    """Return the objects of a table whose images are in a source.
-
-    ``objects`` is a `pyarrow.Table`, a frame, or the path of a CSV or Parquet file, whose text columns have ``types``.
-    ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1). ``box=True`` finds columns with known names.
-    The default is a center with known names. See `omearrow_ds.open_images` for ``on``. With ``skip_nulls``, objects
-    without a position are left out instead of raising an error.
-
-    Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known name;
-    `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its image.
-    """
-    if center is not None and box:
-        raise ArgumentError(
-            f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
-        )
-    joined = read_input_table(objects, "objects", types)
-    types.refuse_unknown()
-    pairs = choose_pairs(source, joined, on)
-    keys = JoinKeys(source, joined, pairs)
-    fields = match_rows(keys.images, keys.rows)
-    _refuse_unplaced(source, joined, keys, fields)
-    if on is None and pairs[0][0] == IMAGE_ID:
-        rows = np.flatnonzero(fields >= 0)
-        refuse_contradiction(source, joined, fields[rows], rows)
-    boxed = box is not None and box is not False
-    names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
-    table = joined.table
-    for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
-        if pa.types.is_string(table[name].type):
-            numbers_column = pa.array(numbers, from_pandas=True)
-            table = table.set_column(table.column_names.index(name), name, numbers_column)
-    is_known = np.isfinite(positions).all(axis=1)
-    unknown = np.flatnonzero((fields >= 0) & ~is_known)
-    if len(unknown) and not skip_nulls:
-        raise MetadataError(
-            f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
-            f"first in row {unknown[0]}; pass nulls='skip' to skip them"
-        )
-    rows = np.flatnonzero((fields >= 0) & is_known)
-    positions, fields = positions[rows], fields[rows]
-    _refuse_outside(source, joined, names, positions, fields, rows)
-    table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
-    if not boxed:
-        return Objects(table, rows, fields, positions, None, joined.name)
-    boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
-    return Objects(table, rows, fields, None, boxes, joined.name)
 
 
 def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
