@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -387,27 +386,26 @@ def rounds(factor, noise=1.02):
 
 
 class TestReading:
-    def test_groups_are_divided_at_the_wide_gap(self):
-        near = {"tiff": rounds(1.45), "arrow": rounds(1), "lance": rounds(1.55)}
-        said = "within 2 x of the fastest: OME-TIFF, Arrow IPC, Lance; slower: DuckDB"
-        assert reading(**near, duckdb=rounds(2.9)) == said
-        wide = {"arrow": rounds(1), "tiff": rounds(1.9), "lance": rounds(2.2)}
-        said = "within 5 x of the fastest: Arrow IPC, OME-TIFF, Lance; slower: DuckDB"
-        assert reading(**wide, duckdb=rounds(40)) == said
+    def test_groups_are_divided_at_gaps_of_3(self):
+        near = {"tiff": rounds(1.45), "arrow": rounds(1), "lance": rounds(2.9)}
+        assert reading(**near) == "no gap of 3 x: OME-TIFF, Arrow IPC, Lance"
+        text = "fastest: OME-TIFF, Arrow IPC, Lance; at least 3 x slower: DuckDB"
+        assert reading(**near, duckdb=rounds(12)) == text
+        assert reading(**near, duckdb=rounds(12), ome_zarr=rounds(15), vortex=rounds(60)) == (
+            "fastest: OME-TIFF, Arrow IPC, Lance; at least 3 x slower: DuckDB, OME-Zarr; "
+            "at least 3 x slower than these: Vortex"
+        )
 
-    def test_one_group_if_none_is_slower(self):
-        assert reading(tiff=rounds(1.3), arrow=rounds(1)) == "within 2 x of the fastest: OME-TIFF, Arrow IPC"
-
-    def test_a_format_whose_interval_contains_the_boundary_is_in_no_group(self):
-        noisy = [1.4] * 5 + [2.8] * 5
-        said = "within 2 x of the fastest: Arrow IPC; about 2 x: OME-TIFF; slower: DuckDB"
-        assert reading(arrow=rounds(1), tiff=noisy, duckdb=rounds(4)) == said
+    def test_groups_are_not_divided_where_an_interval_is_within_the_gap(self):
+        assert reading(arrow=rounds(1), tiff=rounds(4.2)) == "fastest: Arrow IPC; at least 3 x slower: OME-TIFF"
+        noisy = [2.8] * 5 + [5.6] * 5  # The mean is 4.2 as above, and the spread is 2.
+        assert reading(arrow=rounds(1), tiff=noisy) == "no gap of 3 x: Arrow IPC, OME-TIFF"
         hiccup = [*rounds(1)[:-1], 500.0]  # Its rate is that of a slow format, its median is not.
-        assert reading(arrow=rounds(1), tiff=hiccup) == "within 2 x of the fastest: Arrow IPC; about 2 x: OME-TIFF"
+        assert reading(arrow=rounds(1), tiff=hiccup) == "no gap of 3 x: Arrow IPC, OME-TIFF"
 
     def test_a_single_round_is_not_compared(self):
-        said = "within 2 x of the fastest: Arrow IPC; measured in one round only: OME-TIFF"
-        assert reading(arrow=rounds(1), tiff=[30.0]) == said
+        text = "no gap of 3 x: Arrow IPC; measured in one round only: OME-TIFF"
+        assert reading(arrow=rounds(1), tiff=[30.0]) == text
         assert reading(arrow=[1.0], tiff=rounds(30)) == "not compared, the fastest ran for one round only"
 
     @settings(max_examples=60, deadline=None)
@@ -415,33 +413,39 @@ class TestReading:
         st.lists(st.floats(1.0, 60.0), min_size=2, max_size=len(LABELS)),
         st.lists(st.floats(1.0, 3.0), min_size=len(LABELS), max_size=len(LABELS)),
     )
-    def test_formats_below_and_above_the_boundary_have_intervals_on_one_side(self, factors, noises):
-        names = list(LABELS)[: len(factors)]
-        seconds_of = {name: [t, t * noise] for name, t, noise in zip(names, factors, noises, strict=False)}
-        groups = dict(part.split(": ") for part in reading(**seconds_of).split("; "))
-        least = min(map(sum, seconds_of.values()))
-        fastest = next(name for name in names if sum(seconds_of[name]) == least)
-        members = [name for group in groups.values() for name in group.split(", ")]
-        assert sorted(members) == sorted(LABELS[name] for name in names)
-        (boundary,) = {float(re.search(r"(\d) x", group)[1]) for group in groups if group != "slower"}
-        for name in names:
-            (group,) = (group for group, labels in groups.items() if LABELS[name] in labels.split(", "))
-            ratio, half = sum(seconds_of[name]) / least, math.sqrt(max(seconds_of[name][1] / seconds_of[name][0], 1.1))
-            if group == "slower":
-                assert ratio / half > boundary * (1 - 1e-9)
-            if group.startswith("within") and name != fastest:
-                assert ratio * half <= boundary * (1 + 1e-9)
+    def test_groups_have_a_gap_between_all_intervals_and_no_gap_within(self, factors, noises):
+        seconds_of = {name: [t, t * noise] for name, t, noise in zip(LABELS, factors, noises, strict=False)}
+        half = {LABELS[name]: math.sqrt(max(data[1] / data[0], 1.1)) for name, data in seconds_of.items()}
+        time = {LABELS[name]: sum(data) for name, data in seconds_of.items()}
+        groups = [part.split(": ")[1].split(", ") for part in reading(**seconds_of).split("; ")]
+        order = sorted(time, key=time.__getitem__)
+        assert sorted(name for group in groups for name in group) == sorted(order)
+        borders = set(np.cumsum([len(group) for group in groups]).tolist())
+        assert all(
+            set(order[end - len(group) : end]) == set(group) for end, group in zip(sorted(borders), groups, strict=True)
+        )
+        for index in range(1, len(order)):
+            slowest = max(time[name] * half[name] for name in order[:index])
+            gap = min(time[name] / half[name] for name in order[index:]) / slowest
+            assert gap == pytest.approx(3, rel=1e-9) or (gap > 3) == (index in borders)
 
-    def test_runs_agree_although_their_ranks_differ(self):
-        """The rates are measured rates of batches on demand, with the noise of runs."""
-        rates = {"parquet": 273077, "parquet_duck": 384320, "lance": 311440, "arrow": 401726, "ome_arrow": 135821}
-        rates |= {"vortex": 56526, "duckdb": 8834, "tiff": 77701, "ome_zarr": 22928}
+    def test_five_of_five_runs_agree_in_at_least_90_percent_of_simulations(self):
+        """Formats are slower by random factors, as in stored results; runs and rounds have a noise of 4 %."""
         random = np.random.default_rng(0)
-        runs = [
-            {name: rounds(math.exp(0.02 * random.normal()) / rate) for name, rate in rates.items()} for _ in range(50)
-        ]
-        assert len({tuple(sorted(run, key=lambda name: run[name][0])) for run in runs}) > 1
-        assert len({reading(**run) for run in runs}) == 1
+        num_agreeing, num_divided, num_orders = 0, 0, 0
+        for _ in range(100):
+            times = dict(zip(LABELS, np.exp(np.abs(random.normal(0, 1.4, len(LABELS)))), strict=True))
+            noise = 0.04 * random.normal(size=(5, len(LABELS), 1)) + 0.04 * random.normal(size=(5, len(LABELS), 10))
+            runs = [
+                {name: list(time * np.exp(logs)) for (name, time), logs in zip(times.items(), run, strict=True)}
+                for run in noise
+            ]
+            readings = {reading(**run) for run in runs}
+            num_agreeing += len(readings) == 1
+            num_divided += any(text.startswith("fastest") for text in readings)
+            num_orders += len({tuple(sorted(run, key=lambda name: sum(run[name]))) for run in runs}) > 1
+        assert num_agreeing >= 90
+        assert min(num_divided, num_orders) >= 10  # Otherwise agreement would be without meaning.
 
 
 def test_report_falls_back_to_what_was_run():
