@@ -10,17 +10,15 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import Datasets
 from benchmarks.support.library import (
-    ClockCost,
     Duration,
     Loop,
-    NoStep,
     Recording,
     break_down,
     break_even_epochs,
     preloaded,
 )
 from benchmarks.support.workload import Profile, trial_s
-from omearrow_ds import Format, OMEArrowDataset
+from omearrow_ds import Format
 
 BATCH_SIZE = 16
 _EPOCH = Duration(0.0, float("inf"), epochs=1)
@@ -35,14 +33,15 @@ def _on_one_core(one_core: None) -> None:
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets: Datasets, profile: Profile) -> None:
     """One shuffled epoch in batches of 16, without workers, after an epoch with a timer around each stage."""
-    dataset = datasets.batched(fmt, access)
-    cost, recorded = ClockCost.measure(), list[Recording]()
-    with _loop(dataset) as loop:
+    dataset, recordings = datasets.batched(fmt, access), list[Recording]()
+    with Loop(dataset, BATCH_SIZE) as loop:
         loop.warm_up()
         rounds = profile.whole.rounds(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
-        benchmark.pedantic(lambda: loop.run(_EPOCH), setup=lambda: recorded.append(loop.record(_EPOCH)), rounds=rounds)
-    found = [break_down(each, cost).stages for each in recorded]
-    stage_s = {stage.stage: [of_round[at].total_s for of_round in found] for at, stage in enumerate(found[0])}
+        benchmark.pedantic(
+            lambda: loop.run(_EPOCH), setup=lambda: recordings.append(loop.record(_EPOCH)), rounds=rounds
+        )
+    rows = [row for recording in recordings for row in break_down(recording).stages]
+    stage_s = {row.stage: [other.total_s for other in rows if other.stage == row.stage] for row in rows}
     benchmark.extra_info.update(images=len(dataset), stage_s=stage_s)
 
 
@@ -51,27 +50,23 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
     """Decoding all images of an open collection into memory, after one epoch on demand and one preloaded."""
     dataset = datasets.batched(fmt, "on_demand")
     epochs_s: dict[str, list[float]] = {"on_demand_s": [], "preloaded_s": []}
-    with _loop(dataset) as demand, _loop(preloaded(dataset)) as held:
+    with Loop(dataset, BATCH_SIZE) as demand, Loop(preloaded(dataset), BATCH_SIZE) as cached:
 
         def epochs() -> None:
-            for seconds, loop in zip(epochs_s.values(), (demand, held), strict=True):
+            for seconds, loop in zip(epochs_s.values(), (demand, cached), strict=True):
                 start = perf_counter()
                 loop.run(_EPOCH)
                 seconds.append(perf_counter() - start)
 
         demand.warm_up()
-        held.warm_up()
+        cached.warm_up()
         rounds = profile.whole.rounds(trial_s(epochs) + trial_s(lambda: preloaded(dataset)))
         for seconds in epochs_s.values():
             seconds.clear()
         benchmark.pedantic(preloaded, args=(dataset,), setup=epochs, rounds=rounds)
-    demand_s, held_s = epochs_s.values()
-    gains = [one / other for one, other in zip(demand_s, held_s, strict=True)]
+    demand_s, cached_s = epochs_s.values()
+    gains = [one / other for one, other in zip(demand_s, cached_s, strict=True)]
     if benchmark.stats is not None:  # None if benchmarks are disabled.
-        gain = median(demand_s) / median(held_s)
+        gain = median(demand_s) / median(cached_s)
         pays = break_even_epochs(benchmark.stats.stats.median, median(demand_s), gain, min(gains))
         benchmark.extra_info.update(images=len(dataset), break_even_epochs=pays, **epochs_s)
-
-
-def _loop(dataset: OMEArrowDataset) -> Loop:
-    return Loop(dataset, BATCH_SIZE, 0, None, NoStep(None))

@@ -18,8 +18,6 @@ with suppress(ImportError):
 with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
     from omearrow_ds.advise.profile.breakdown import break_down
     from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
-    from omearrow_ds.advise.profile.recorder import ClockCost
-    from omearrow_ds.advise.profile.training import NoStep
     from omearrow_ds.advise.profile.trials import break_even_epochs
     from omearrow_ds.advise.profile.variants import preloaded
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
@@ -32,7 +30,7 @@ HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `conver
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
 __all__ += ["as_after_some_epochs", "read_ahead_bytes", "space_on_disk"]
-__all__ += ["ClockCost", "Duration", "Loop", "NoStep", "Recording", "break_down", "break_even_epochs", "preloaded"]
+__all__ += ["Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += [
     "InterleavedRounds",
     "LoadingPlan",

@@ -30,9 +30,10 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.profile import measure, opening
-from omearrow_ds.advise.profile.hooks import FOREIGN, find, hooks
+from omearrow_ds.advise.profile.breakdown import break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop
-from omearrow_ds.advise.profile.training import NoStep, Training
+from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
+from omearrow_ds.advise.profile.training import Step
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
@@ -49,8 +50,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 # Modules with a `STAGES` table of functions that `profile` times.
-TOLD = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
-HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
+OWN_MODULES = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
+TIMED_MODULES = [*OWN_MODULES, *OTHER_LIBRARIES]
 SLEEP_S = 0.003
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
@@ -159,11 +160,10 @@ def mostly(judged, tries=5):
 
 def kept():
     """Return every function that `profile` may wrap."""
-    for module in HOOKED:
+    for module in TIMED_MODULES:
         importlib.import_module(module)
-    found = [find(hook) for hook in hooks()]
-    own = [(kind, "__getitems__") for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
-    return [vars(owner)[name] for owner, name in (*found, *own)]
+    functions = [vars(owner)[name] for _, owner, name, _ in stage_functions()]
+    return functions + [vars(kind)["__getitems__"] for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
 
 
 def all_the_same(before):
@@ -216,7 +216,7 @@ def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_siz
 
     def rate(transform):
         dataset = OMEArrowDataset(file, preload=False, transform=transform)
-        with Loop(dataset, batch_size, workers, None, Training(model, "sgd", None)) as loop:
+        with Loop(dataset, batch_size, workers, step=Step(model, "sgd")) as loop:
             loop.warm_up()
             return loop.run(Duration(0, float("inf"), 1)).samples_per_s
 
@@ -234,19 +234,19 @@ def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_siz
 @ALONE
 @ONE_OF_TWO
 def test_stages_are_all_the_wall_time(path, workers):
-    step = Training(Sleeping(), "sgd", None)
-    with Loop(OMEArrowDataset(path, preload=False, transform=slow), BATCH, workers, None, step, probe=True) as loop:
+    dataset, step = OMEArrowDataset(path, preload=False, transform=slow), Step(Sleeping(), "sgd")
+    with Loop(dataset, BATCH, workers, step=step, has_worker_clocks=True) as loop:
         loop.warm_up()
         start = time.perf_counter()
         recording = loop.record(Duration(0, float("inf"), 1))
         outside_s = time.perf_counter() - start
-    counted_s = sum(recording.program.seconds)
+    counted_s = recording.program[:, 0].sum()
     assert 0.97 < counted_s / recording.run.wall_s < 1.03
     assert counted_s <= outside_s
-    found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK).breakdown
-    assert sum(each.total_s for each in found.stages) == pytest.approx(found.wall_s)
-    assert sum(each.share for each in found.stages) == pytest.approx(1.0)
-    assert found["other"].total_s >= 0
+    breakdown = profile_dataset(path, transform=slow, num_workers=workers, **QUICK).breakdown
+    assert sum(row.total_s for row in breakdown.stages) == pytest.approx(breakdown.wall_s)
+    assert sum(row.share for row in breakdown.stages) == pytest.approx(1.0)
+    assert breakdown["other"].total_s >= 0
 
 
 def test_stages_of_workers_are_counted_in_the_workers(path):
@@ -295,11 +295,11 @@ def test_every_format_shows_its_stages(tmp_path, name):
 # Samples
 
 
-class Keeping(NoStep):
+class Keeping(Step):
     """A callable that keeps a copy of each batch."""
 
     def __init__(self):
-        super().__init__(None)
+        super().__init__()
         self.batches = []
 
     def __call__(self, batch):
@@ -310,7 +310,7 @@ class Keeping(NoStep):
 def batches_of(dataset, workers, *, recorded):
     step = Keeping()
     torch.manual_seed(3)
-    with Loop(dataset, 5, workers, None, step, shuffle=True, probe=recorded) as loop:
+    with Loop(dataset, 5, workers, step=step, has_worker_clocks=recorded) as loop:
         loop.warm_up()
         step.batches.clear()
         duration = Duration(0, float("inf"), 2)
@@ -333,7 +333,7 @@ def test_what_is_measured_is_what_was_stored(tmp_path, name):
     stored, step = images(7, side=9), Keeping()
     write_images(stored, tmp_path / "stored", name)
     dataset = OMEArrowDataset(tmp_path / "stored", name, preload=False, normalize=False)
-    with Loop(dataset, 3, 0, None, step, shuffle=False) as loop:
+    with Loop(dataset, 3, step=step, shuffle=False) as loop:
         loop.warm_up()
         step.batches.clear()
         loop.record(Duration(0, float("inf"), 1))
@@ -374,7 +374,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
         profile_dataset(path, transform=failing, num_workers=workers, **QUICK)
     assert all_the_same(before)
 
-    class Interrupting(NoStep):
+    class Interrupting(Step):
         calls = 0
 
         def __call__(self, batch):
@@ -383,8 +383,8 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
                 raise KeyboardInterrupt
             return super().__call__(batch)
 
-    step = Interrupting(None)
-    with Loop(OMEArrowDataset(path, preload=False), 8, workers, None, step, probe=True) as loop:
+    step = Interrupting()
+    with Loop(OMEArrowDataset(path, preload=False), 8, workers, step=step, has_worker_clocks=True) as loop:
         loop.warm_up()
         step.calls = 0
         with pytest.raises(KeyboardInterrupt):
@@ -419,29 +419,27 @@ def test_no_clock_stands_in_the_path(name):
     assert [clock for clock in clocks if clock != "time"] == now_and_then.get(name, [])
 
 
-@pytest.mark.parametrize("module", HOOKED)
-def test_every_function_that_is_wrapped_is_there(module):
+@pytest.mark.parametrize("module", TIMED_MODULES)
+def test_stage_functions_exist(module):
     pytest.importorskip(module, reason="the format's library is not installed", exc_type=ImportError)
-    found = [hook for hook in hooks() if hook.module == module]
-    assert found
-    for hook in found:
-        owner, name = find(hook)
-        assert callable(vars(owner)[name])
+    functions = [vars(owner)[name] for name_of_module, owner, name, _ in stage_functions() if name_of_module == module]
+    assert functions
+    assert all(map(callable, functions))
 
 
-def test_all_of_making_samples_is_in_stages():
-    assert {"omearrow_ds.codec.decode", "omearrow_ds.dataset.gather"} < set(TOLD)
+def test_stage_functions_cover_all_of_making_samples():
+    assert {"omearrow_ds.codec.decode", "omearrow_ds.dataset.gather"} < set(OWN_MODULES)
     kept()
-    found = {hook.stage.label for hook in hooks()}
-    assert found == {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
+    stages = {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
+    assert {stage for *_, stage in stage_functions()} == stages
 
 
-def test_a_stage_that_is_none_says_where_and_which_there_are(monkeypatch):
+def test_stage_functions_refuse_an_unknown_stage(monkeypatch):
     monkeypatch.setattr(arrow, "STAGES", {"Source._batch": "reading"})
     with raises(
         ArgumentError, mentions=("omearrow_ds.storage.formats.arrow.STAGES", "'reading'", "open", "read"), remedy=False
     ):
-        hooks()
+        list(stage_functions())
 
 
 # Trials and preloading
@@ -598,6 +596,14 @@ def test_models_are_given_in_three_ways(path):
 
 
 # Results
+
+
+def test_a_recording_at_another_speed_has_a_remark(path):
+    with Loop(OMEArrowDataset(path, preload=False), BATCH) as loop:
+        breakdown = break_down(loop.record(Duration(0, float("inf"), 1)))
+    rate = breakdown.samples / breakdown.wall_s
+    remarks = [" ".join(measure._remarks(loop, breakdown, rate * factor)) for factor in (1.1, 1 / 1.1, 1.3, 1 / 1.3)]
+    assert ["the shares above are of the first" in text for text in remarks] == [False, False, True, True]
 
 
 def test_the_result_is_rows_for_machines(path):

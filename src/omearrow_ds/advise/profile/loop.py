@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
-from omearrow_ds.advise.profile.hooks import Patches, install, install_dataset
-from omearrow_ds.advise.profile.probe import Probe, WorkerCounts
-from omearrow_ds.advise.profile.recorder import Counts, Recorder
-from omearrow_ds.advise.profile.stages import COMPUTE, Stage
-from omearrow_ds.advise.profile.training import NoStep
+from omearrow_ds.advise.profile.recorder import COMPUTE, Array, Recorder, WorkerClocks, measure_clock_cost
+from omearrow_ds.advise.profile.training import Step
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
-
-_ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
 
 
 class Run(NamedTuple):
@@ -31,9 +30,13 @@ class Run(NamedTuple):
 
 
 class Recording(NamedTuple):
+    """A run with clocks, their cost per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
+
     run: Run
-    program: Counts
-    workers: list[WorkerCounts]
+    cost: tuple[float, float]
+    program: Array
+    workers: Array
+    pids: tuple[int, ...]
 
 
 class Duration(NamedTuple):
@@ -47,136 +50,107 @@ class Duration(NamedTuple):
 class SampleOrder(Sampler[int]):
     """Sampler whose order spans many epochs: each run begins after the last sample of the previous run.
 
-    Otherwise, each short run would read the same images, which are in the page cache after the first run. Runs are cut
-    between batches. With ``shuffle``, the order depends only on the epoch and the number of samples.
+    Otherwise, each short run would read the same images, which are in the page cache after the first run. An iteration
+    ends when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches. With ``shuffle``, the order
+    depends only on the epoch and the number of samples.
     """
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool) -> None:
         self._count, self._batch_size, self._shuffle = count, batch_size, shuffle
-        self._epoch = self._next = 0
-        self._until, self._least_batches = float("inf"), 0
+        self._epoch = 0
+        self.next_index = 0  # In the order of the current epoch.
+        self.until, self.least_batches = inf, 1
 
     def __len__(self) -> int:
         return self._count
 
-    def restart(self) -> None:
-        """Begin the next iteration at the first sample of the current epoch."""
-        self._next = 0
-
-    def limit(self, until: float, least_batches: int = 1) -> None:
-        """Stop iterating when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches."""
-        self._until, self._least_batches = until, least_batches
-
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._epoch)
         order = torch.randperm(self._count, generator=generator).tolist() if self._shuffle else range(self._count)
-        for batches, first in enumerate(range(self._next, self._count, self._batch_size)):
-            if batches >= self._least_batches and perf_counter() >= self._until:
+        for batches, first in enumerate(range(self.next_index, self._count, self._batch_size)):
+            if batches >= self.least_batches and perf_counter() >= self.until:
                 return
-            self._next = first + self._batch_size
-            yield from order[first : self._next]
-        self._epoch, self._next = self._epoch + 1, 0
+            self.next_index = first + self._batch_size
+            yield from order[first : self.next_index]
+        self._epoch, self.next_index = self._epoch + 1, 0
 
 
+@dataclass(eq=False)
 class Loop:
-    """A loader and the ``step`` that is called per batch; with ``probe``, each worker process records its stages."""
+    """A loader, and the ``step`` that is called per batch. `dataclasses.replace` returns a loop with other settings.
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        num_workers: Any,
-        device: torch.device | str | None,
-        step: NoStep,
-        *,
-        shuffle: bool = True,
-        probe: bool = False,
-    ) -> None:
-        self._order = SampleOrder(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
-        self._probe = Probe(num_workers) if probe and num_workers else None
-        extra: dict[str, Any] = {} if self._probe is None else {"worker_init_fn": self._probe}
-        self.dataset, self.batch_size, self.step = dataset, batch_size, step
-        self._asked_workers, self._shuffle = num_workers, shuffle
-        self.loader = OMEArrowDataLoader(
-            dataset, batch_size, num_workers=num_workers, device=device, sampler=self._order, **extra
+    With ``has_worker_clocks``, each worker process records its stages; ``num_workers`` is not ``"auto"`` then.
+    """
+
+    dataset: StoredSamples
+    batch_size: int
+    num_workers: Any = 0
+    device: torch.device | str | None = None
+    step: Step = field(default_factory=Step)
+    shuffle: bool = True
+    has_worker_clocks: bool = False
+
+    def __post_init__(self) -> None:
+        self._order = SampleOrder(len(self.dataset), self.batch_size, shuffle=self.shuffle)
+        self._clocks = WorkerClocks(self.num_workers if self.has_worker_clocks else 0)
+        self.loader: Any = OMEArrowDataLoader(
+            self.dataset,
+            self.batch_size,
+            num_workers=self.num_workers,
+            device=self.device,
+            sampler=self._order,
+            worker_init_fn=self._clocks if self.has_worker_clocks else None,
         )
-
-    def like(
-        self, dataset: Dataset[Any], num_workers: Any = None, *, batch_size: int | None = None, probe: bool = False
-    ) -> Loop:
-        """Return a loop over another dataset; workers and batch size default to those of this loop."""
-        workers = self._asked_workers if num_workers is None else num_workers
-        size = self.batch_size if batch_size is None else batch_size
-        return Loop(dataset, size, workers, self.device, self.step, shuffle=self._shuffle, probe=probe)
-
-    @property
-    def device(self) -> torch.device | None:
-        device: torch.device | None = self.loader.device
-        return device
-
-    @property
-    def num_workers(self) -> int:
-        return self.loader.num_workers
 
     def warm_up(self) -> Any:
         """Run a few batches, so that workers are started and files are open, and return the first batch."""
-        self._order.limit(0.0, 2 * self.num_workers or 1)
+        self._order.until, self._order.least_batches = 0.0, 2 * self.loader.num_workers or 1
         first = None
         for batch in self.loader:
             self.step(batch)
             first = batch if first is None else first
         self.step.finish()
-        self._order.restart()
+        self._order.next_index = 0
         return first
 
     def run(self, duration: Duration) -> Run:
         samples = batches = 0
         start = perf_counter()
-        self._order.limit(start + duration.most_s)
+        self._order.until, self._order.least_batches = start + duration.most_s, 1
         if duration.epochs is not None:
-            self._order.restart()
+            self._order.next_index = 0
         for epoch in itertools.count(1):
             for batch in self.loader:
                 samples += self.step(batch)
                 batches += 1
-            elapsed_s = perf_counter() - start
-            if epoch == duration.epochs or (duration.epochs is None and elapsed_s >= duration.least_s):
+            if perf_counter() - start >= duration.least_s and epoch >= (duration.epochs or 1):
                 break
         self.step.finish()
         return Run(samples, batches, perf_counter() - start)
 
     def record(self, duration: Duration) -> Recording:
         """Run the loop with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
-        recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
-        with Patches() as patches:
-            install(patches, recorder)
-            for part, stage in self.step.parts.items():
-                patches.replace(self.step, part, recorder.timed(getattr(self.step, part), stage))
-            if self.num_workers:
-                self._install_queue(patches, recorder)
-            else:
-                install_dataset(self.dataset, patches, recorder)
-            if self._probe is not None:
-                self._probe.begin()
+        cost, torch_batches = measure_clock_cost(), self.loader._iterator  # noqa: SLF001  # None without workers.
+        with Recorder("other", self.step.finish) as recorder:
+            recorder.wrap_stages(self.dataset if torch_batches is None else None)
+            for name, stage in zip(("forward", "backward", "optimize"), COMPUTE, strict=True):
+                recorder.wrap(self.step, name, stage)
+            if torch_batches is not None:  # Time the wait for workers separately from receiving their batches.
+                queue = torch_batches._data_queue  # noqa: SLF001  # torch has no name for it
+                recorder.wrap(queue, "_poll" if hasattr(queue, "_poll") else "get", "wait")  # get: pinned by a thread.
+            before = self._clocks.counts()
             recorder.start()
             run = self.run(duration)
             recorder.stop()
-        return Recording(run, recorder.counts, [] if self._probe is None else self._probe.counted())
-
-    def _install_queue(self, patches: Patches, recorder: Recorder) -> None:
-        """Time the wait for workers separately from receiving their batches."""
-        queue = self.loader._iterator._data_queue  # type: ignore[union-attr]  # noqa: SLF001  # torch has no name for it
-        waits = "_poll" if hasattr(queue, "_poll") else "get"  # With pinned memory, a thread receives.
-        patches.replace(queue, waits, recorder.timed(getattr(queue, waits), Stage.WAIT))
-
-    def close(self) -> None:
-        batches = self.loader._iterator  # noqa: SLF001  # torch ends them only when the loader is collected
-        if batches is not None:
-            self.loader._iterator = None  # noqa: SLF001
-            batches._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001
+        pids = tuple(worker.pid for worker in getattr(torch_batches, "_workers", ()))
+        counts = np.array(recorder.counts).reshape(-1, 3)
+        return Recording(run, cost, counts, self._clocks.counts() - before, pids)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        torch_batches = self.loader._iterator  # noqa: SLF001  # torch ends workers only when the loader is collected
+        if torch_batches is not None:
+            self.loader._iterator = None  # noqa: SLF001
+            torch_batches._shutdown_workers()  # noqa: SLF001

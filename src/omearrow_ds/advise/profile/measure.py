@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from omearrow_ds.advise.profile.breakdown import Breakdown, break_down, differs
-from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, CandidateFactory, decode_s
-from omearrow_ds.advise.profile.loop import Duration, Loop, Run
-from omearrow_ds.advise.profile.opening import ProfiledDataset, check_batches, open_samples, ragged, remarks
-from omearrow_ds.advise.profile.recorder import ClockCost
+from omearrow_ds.advise.profile.breakdown import Breakdown, break_down
+from omearrow_ds.advise.profile.loop import Duration, Loop
+from omearrow_ds.advise.profile.opening import ProfiledDataset, open_samples, refuse_ragged
 from omearrow_ds.advise.profile.result import Profile
-from omearrow_ds.advise.profile.training import NoStep, Optimizer, Training, as_model
-from omearrow_ds.advise.profile.trials import Trial, prepare_loops
-from omearrow_ds.advise.profile.verdict import Headroom, judge
-from omearrow_ds.advise.turns import InterleavedRounds, Rounds, gains, median_ratio, noise
+from omearrow_ds.advise.profile.training import Optimizer, make_step
+from omearrow_ds.advise.profile.trials import NOW, ON_DEMAND, PRELOAD, WAYS, Trial, find_candidates, set_up
+from omearrow_ds.advise.profile.verdict import judge
+from omearrow_ds.advise.turns import InterleavedRounds, Rounds, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
@@ -38,7 +37,8 @@ from omearrow_ds.storage.protocol import Paths, StrPath
 _LEAST_S, _MOST_S = 1.0, 10.0
 _TURN_S = (0.1, 0.5)
 _ROUNDS = 5
-_NOW, _CACHED = "now", "cached"
+_AS_FAST = 1.15  # Clocks take some percent, and the speed of the machine varies.
+_CACHED = "cached"  # Key of steps on one batch in rounds.
 
 
 def profile_dataset(
@@ -125,50 +125,55 @@ def profile_dataset(
     >>> profile.images, profile.sample_shape
     (10, (2, 160, 160))
     """
-    ProfileSettings.take(locals())
-    if work_dir is not None and not Path(work_dir).is_dir():
-        raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
-    duration = _duration(seconds, epochs)
+    settings = ProfileSettings.take(locals())
     crops, opening = parted(options)
     samples = SampleSettings.take({**locals(), **crops, "preload": True, "progress": None})
+    if seconds is not None and epochs is not None:
+        raise ArgumentError("epochs= sets the duration too", option="seconds", value=seconds, remedy="pass one of them")
+    if work_dir is not None and not Path(work_dir).is_dir():
+        raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
         opened = open_samples(data, format, samples, preload, opening, progress=progress)
-        check_batches(opened.dataset, batch_size)
-        plain = stack.enter_context(
-            Loop(opened.dataset, batch_size, num_workers, device, NoStep(None), shuffle=shuffle)
-        )
-        plain.step = _step(opened.dataset, model, optimizer, plain.device)
-        start = perf_counter()
-        batch = _first_batch(plain, opened.dataset)
-        first_batch_s = perf_counter() - start
-        _next(bar, "stages")
-        breakdown = _stages(opened.dataset, plain, duration)
-        _next(bar, "trials: setting up")
-        ready: list[tuple[Trial, Loop | None]] = []
-        if trials:
-            folder = stack.enter_context(workspace(work_dir))
-            limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
-            ready = prepare_loops(
-                CandidateFactory(opened, plain, decode_s(opened, breakdown), limit_s, folder).candidates(), stack
-            )
-        _next(bar, "trials: taking turns")
-        loops = {_NOW: plain.run, **({} if model is None else {_CACHED: _Cached(plain.step, batch).run})}
-        loops |= {trial.name: loop.run for trial, loop in ready if loop is not None}
-        turns = _take_turns(loops, duration)
-        _next(bar, "done")
-    dataset, now = opened.dataset, turns.figures[_NOW]
-    count = len(dataset)
-    measured = [trial.measured(turns.figures[trial.name], now, count) if loop else trial for trial, loop in ready]
-    ways = _held(opened, measured, turns.figures)
-    measured = [next((way for way in ways if way.name == trial.name), trial) for trial in measured]
-    cached = turns.figures.get(_CACHED)
-    headroom = None if cached is None else Headroom(median_ratio(cached, now), gains(cached, now))
-    rate, unquiet = median(now.values()), noise(1 / rate_per_s for rate_per_s in now.values())
+        return _measure(opened, settings, stack, bar)
+
+
+def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStack, bar: Any) -> Profile:
+    dataset, model = opened.dataset, settings.model
+    duration = Duration(settings.seconds or _LEAST_S, settings.seconds or _MOST_S)
+    if settings.epochs is not None:
+        duration = Duration(0.0, inf, settings.epochs)
+    plain, batch, first_batch_s = _begin(dataset, settings, stack)
+    _next(bar, "stages")
+    # A second loop, so that workers of the trials contain no clocks.
+    with replace(plain, num_workers=plain.loader.num_workers, has_worker_clocks=True) as clocked:
+        clocked.warm_up()
+        breakdown = break_down(clocked.record(duration))
+    _next(bar, "trials: setting up")
+    loops, trials = {NOW: plain}, []
+    if model is not None:
+        loops[_CACHED] = copy.copy(plain)
+        loops[_CACHED].loader = [batch]
+    if settings.trials:
+        limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
+        folder = stack.enter_context(workspace(settings.work_dir))
+        for candidate in find_candidates(plain, opened.opening, _decode_s(opened, breakdown), limit_s, folder):
+            trial, loop = set_up(candidate, len(dataset), stack)
+            trials.append(trial)
+            if loop is not None:
+                loops[trial.name] = loop
+    _next(bar, "trials: taking turns")
+    turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
+    turns = InterleavedRounds[str, float]()
+    turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
+    _next(bar, "done")
+    now = turns.figures[NOW]
+    trials, ways = _with_rates(opened, trials, turns.figures)
+    samples_per_s = median(now.values())
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
-        images=count,
+        images=len(dataset),
         sample_shape=dataset.shape,
         dtypes=tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
         decoded_bytes=dataset.nbytes,
@@ -176,29 +181,21 @@ def profile_dataset(
         open_s=opened.open_s,
         preload_s=opened.preload_s,
         available_bytes=available_bytes(),
-        batch_size=batch_size,
-        num_workers=plain.num_workers,
+        batch_size=plain.batch_size,
+        num_workers=plain.loader.num_workers,
         num_workers_why=plain.loader.settings["num_workers"].why,
-        device=str(plain.device or "cpu"),
+        device=str(plain.loader.device or "cpu"),
         model=model if model is None or isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
-        optimizer=None if model is None else optimizer,
+        optimizer=None if model is None else settings.optimizer,
         first_batch_s=first_batch_s,
-        samples_per_s=rate,
-        noise=unquiet,
+        samples_per_s=samples_per_s,
+        noise=noise(1 / rate for rate in now.values()),
         rounds=turns.rounds,
-        breakdown=replace(breakdown, remarks=(*breakdown.remarks, *differs(breakdown, rate))),
-        verdict=judge(breakdown, headroom, measured, tried=trials, noise=unquiet),
-        trials=tuple(measured),
+        breakdown=replace(breakdown, remarks=tuple(_remarks(plain, breakdown, samples_per_s))),
+        verdict=judge(breakdown, now, turns.figures.get(_CACHED), trials, tried=settings.trials),
+        trials=tuple(trials),
         preloading=tuple(ways),
     )
-
-
-def _duration(seconds: float | None, epochs: int | None) -> Duration:
-    if seconds is not None and epochs is not None:
-        raise ArgumentError("epochs= sets the duration too", option="seconds", value=seconds, remedy="pass one of them")
-    if epochs is not None:
-        return Duration(0.0, float("inf"), epochs)
-    return Duration(_LEAST_S, _MOST_S) if seconds is None else Duration(seconds, seconds)
 
 
 def _next(bar: Any, description: str) -> None:
@@ -206,67 +203,57 @@ def _next(bar: Any, description: str) -> None:
     bar.set_description(description)
 
 
-def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torch.device | None) -> NoStep:
-    if model is None:
-        return NoStep(device)
-    sample = dataset[0]
-    image = sample[0] if isinstance(sample, tuple | list) else sample
-    return Training(as_model(model, tuple(np.shape(image))), optimizer, device)
-
-
-def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
+def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) -> tuple[Loop, Any, float]:
+    """Return the loop with the current settings, its first batch, and the seconds until that."""
     try:
-        return loop.warm_up()
-    except AxesError as error:
-        if dataset.shape is None:
-            raise AxesError(ragged(dataset)) from error
+        plain = Loop(dataset, settings.batch_size, settings.num_workers, settings.device, shuffle=settings.shuffle)
+        stack.enter_context(plain)
+        plain.step = make_step(settings.model, settings.optimizer, plain.loader.device, dataset)
+        start = perf_counter()
+        return plain, plain.warm_up(), perf_counter() - start
+    except AxesError:
+        refuse_ragged(dataset)
         raise
 
 
-def _stages(dataset: StoredSamples, plain: Loop, duration: Duration) -> Breakdown:
-    """Record the stages; with workers, in a second loop, so that workers of the trials contain no clocks."""
-    cost = ClockCost.measure()
-    noted = remarks(dataset, plain.num_workers, plain.device)
-    if not plain.num_workers:
-        return break_down(plain.record(duration), cost, noted)
-    with plain.like(dataset, plain.num_workers, probe=True) as probed:
-        probed.warm_up()
-        return break_down(probed.record(duration), cost, noted)
+def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:
+    """Yield remarks on unexpected stages of work, and on another speed of the recorded loop."""
+    dataset, device, threads = plain.dataset, plain.loader.device, torch.get_num_threads()
+    image = None if dataset.preloaded else dataset.source.views([0])[0]
+    if image is None:
+        yield "No read stage: the pixels are decoded in memory."
+    elif not image.flags.writeable and not image.flags.owndata:
+        yield (
+            "Images are views of the store's memory: a mapped file is read where it is first touched, usually in "
+            "normalize, or in select if small images are gathered."
+        )
+    if not breakdown.workers and threads > 1:
+        yield f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalize."
+    if device is not None and device.type == "cuda":
+        yield "Each stage waited for the device; without clocks, copies and compute overlap."
+    with_clocks = breakdown.samples / breakdown.wall_s
+    if not samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
+        rates = f"{with_clocks:,.4g} samples/s with clocks, and {samples_per_s:,.4g} without"
+        yield f"The loop made {rates} at another time or on other images; the shares above are of the first."
 
 
-class _Cached:
-    """Repeated steps on one batch that is already loaded."""
-
-    def __init__(self, step: NoStep, batch: Any) -> None:
-        self._step, self._batch = step, batch
-
-    def run(self, duration: Duration) -> Run:
-        samples = batches = 0
-        start = perf_counter()
-        while batches == 0 or perf_counter() - start < duration.least_s:
-            samples += self._step(self._batch)
-            batches += 1
-        self._step.finish()
-        return Run(samples, batches, perf_counter() - start)
+def _decode_s(opened: ProfiledDataset, breakdown: Breakdown) -> float:
+    """Return the seconds of decoding all pixels: measured if they were preloaded, else estimated from the stages."""
+    if opened.preload_s is not None:
+        return opened.preload_s
+    stages = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
+    return sum(row.program_s + row.worker_s for row in stages) / breakdown.samples * len(opened.dataset)
 
 
-def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Duration) -> InterleavedRounds[str, float]:
-    turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
-    turn, turns = Duration(turn_s, turn_s), InterleavedRounds[str, float]()
-    turns.run(loops, lambda name: loops[name](turn).samples_per_s, _ROUNDS)
-    return turns
-
-
-def _held(opened: ProfiledDataset, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
-    """Return the ways to keep the pixels, including the current one, with their break-even epochs."""
-    name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
-    used_bytes = opened.dataset.preload_bytes if room else 0
-    current = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=used_bytes, room=room)
-    now, images = figures[_NOW], len(opened.dataset)
-    ways = {way.name: way for way in (current.measured(now, now, images), *measured)}
-    rates = {**figures, name: now}
-    demand = rates.get(ON_DEMAND)
-    for other in HELD[1:]:
-        if demand is not None and other in rates:
-            ways[other] = ways[other].paid(rates[other], demand, images)
-    return [ways[way] for way in HELD if way in ways]
+def _with_rates(
+    opened: ProfiledDataset, trials: list[Trial], rates: Mapping[str, Rounds]
+) -> tuple[list[Trial], list[Trial]]:
+    """Return the measured trials, and the ways to keep the pixels, including the current one."""
+    current = Trial(ON_DEMAND, "", "", "", setup_s=0.0)
+    if opened.dataset.preloaded:
+        bytes_used = opened.dataset.preload_bytes
+        current = Trial(PRELOAD, "", "", "", setup_s=opened.preload_s, held_bytes=bytes_used, room="memory")
+    rates = {**rates, current.name: rates[NOW]}
+    current, *trials = [trial.measured(rates, len(opened.dataset)) for trial in (current, *trials)]
+    ways = {way.name: way for way in (current, *trials)}
+    return trials, [ways[name] for name in WAYS if name in ways]

@@ -1,121 +1,202 @@
-"""`Recorder`: the time of a thread by stage, where each moment counts for the innermost active stage.
+"""`Recorder`: time of a thread by stage of an epoch.
 
-The times of all stages therefore add up to the time between start and stop.
+Each moment counts for the innermost active stage, so the times of all stages add up to the recorded time. The data path
+itself contains no clocks: they are put around its functions during a measurement. A module that makes samples lists its
+stage functions in ``STAGES``, and so do formats of third-party packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+import importlib
+import math
+import sys
+import timeit
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import reduce, wraps
+from multiprocessing import queues
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NamedTuple
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
-from omearrow_ds.advise.profile.stages import Stage
+import numpy as np
+from torch.utils.data import Dataset, get_worker_info
 
-_TRIAL_CALLS = 2000
-_TRIALS = 5
+from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.storage.formats import formats
+
+Array = np.ndarray[Any, Any]
+# Stages in their order, with the work that each includes. In the last one, the main process waits for workers, or a
+# worker waits for indices; it has no row in the table.
+STAGE_NOTES: Mapping[str, str] = MappingProxyType(
+    {
+        "open": "the store is opened again, in another process",
+        "read": "stored bytes are found and fetched",
+        "read+decode": "one pass of the format's library",
+        "decode": "stored bytes to pixels",
+        "select": "gathered if small and in memory, else cut in normalize",
+        "normalize": "one pass: cut, convert, put into the batch",
+        "transform": "",
+        "collate": "memory for the batch; stacking what is not stacked",
+        "hand-over": "from workers to the program",
+        "transfer": "",
+        "forward": "model and loss",
+        "backward": "",
+        "optimizer step": "",
+        "other": "the loop, torch's loader, the order of samples",
+        "wait": "",
+    }
+)
+COMPUTE = ("forward", "backward", "optimizer step")
+OTHER_LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "torch.utils.data._utils.fetch": {"_MapDatasetFetcher.fetch": "collate"},
+        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._next_data": "hand-over"},
+        "zarr": {"Array.__getitem__": "read+decode"},
+        "tifffile": {"TiffPageSeries.asarray": "read+decode"},
+    }
+)
+_FIRST_COUNT = MappingProxyType({stage: 3 * index for index, stage in enumerate(STAGE_NOTES)})
+_COST_CALLS = 2000
 
 
-class Counts(NamedTuple):
-    """Seconds, number of calls, and number of calls to other stages, per stage."""
+def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
+    """Yield stage functions: the imported module, the module or class with the function, its name, and its stage."""
+    modules = {*OTHER_LIBRARIES, *(fmt.implementation for fmt in formats())}
+    for module_name, module in list(sys.modules.items()):
+        if module_name in modules or module_name.startswith("omearrow_ds."):
+            for function, stage in vars(module).get("STAGES", OTHER_LIBRARIES.get(module_name, {})).items():
+                if stage not in STAGE_NOTES:
+                    known = ", ".join(STAGE_NOTES)
+                    raise ArgumentError(f"{module_name}.STAGES: {stage!r} is not a stage; choose one of {known}")
+                *path, name = function.split(".")
+                yield module_name, reduce(getattr, path, module), name, stage
 
-    seconds: list[float]
-    calls: list[int]
-    nested: list[int]
 
-    @classmethod
-    def zero(cls) -> Counts:
-        return cls([0.0] * len(Stage), [0] * len(Stage), [0] * len(Stage))
+class Recorder(ExitStack):
+    """Clock of the thread that calls `start`, and the functions that it times until it is closed.
 
-
-class Recorder:
-    """Clock of the thread that calls `start`; time outside of all stages counts for the stage ``base``.
-
-    ``finish`` is called before a stage of ``finished`` ends, to wait for pending work of a device.
+    ``counts`` has three numbers per stage: seconds, calls, and calls of other stages. Time outside of timed functions
+    counts for the stage ``base``. ``finish`` is called before a stage on a device ends, to wait for pending work.
     """
 
-    def __init__(
-        self, base: Stage, finish: Callable[[], object] | None = None, finished: tuple[Stage, ...] = ()
-    ) -> None:
-        self.counts = Counts.zero()
-        self._stack: list[int] = [base]
+    def __init__(self, base: str, finish: Callable[[], object] | None = None, counts: Any = None) -> None:
+        super().__init__()
+        self.counts = memoryview(bytearray(24 * len(STAGE_NOTES))).cast("d") if counts is None else counts
+        self._active = [_FIRST_COUNT[base]]
         self._since = 0.0
         self._thread: int | None = None
-        self._finish, self._finished = finish, finished
+        self._finish = finish
 
     def start(self) -> None:
-        self._thread = get_ident()
-        self._since = perf_counter()
+        self._thread, self._since = get_ident(), perf_counter()
 
     def stop(self) -> None:
-        """Stop recording, and count the time since the last call for the current stage."""
-        now = perf_counter()
-        self.counts.seconds[self._stack[-1]] += now - self._since
+        self.counts[self._active[-1]] += perf_counter() - self._since
         self._thread = None
 
-    def timed(self, function: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
-        """Wrap a function, so that its run time without the time of nested stages is counted for ``stage``."""
-        seconds, calls, nested = self.counts
-        stack, finish = self._stack, self._finish if stage in self._finished else None
+    def wrap_stages(self, dataset: Dataset[Any] | None) -> None:
+        """Time all stage functions, and those of a dataset that makes samples in this process."""
+        for _, owner, name, stage in stage_functions():
+            self.wrap(owner, name, stage)
+        if dataset is not None:
+            self.wrap(type(dataset), "__getitems__", "other")
+            if vars(dataset).get("_transform") is not None:
+                self.wrap(dataset, "_transform", "transform")
+
+    def wrap(self, owner: Any, name: str, stage: str) -> None:
+        """Time a function of a module, class or object, until the recorder is closed."""
+        undo = (setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)
+        setattr(owner, name, self.timed(getattr(owner, name), stage))
+        self.callback(*undo)
+
+    def timed(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        """Return a function whose run time, without that of nested stages, counts for ``stage``."""
+        counts, active, own = self.counts, self._active, _FIRST_COUNT[stage]
+        finish = self._finish if stage in ("transfer", *COMPUTE) else None
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._thread != get_ident():
                 return function(*args, **kwargs)
             now = perf_counter()
-            seconds[stack[-1]] += now - self._since
+            counts[active[-1]] += now - self._since
             self._since = now
-            stack.append(stage)
+            active.append(own)
             try:
                 return function(*args, **kwargs)
             finally:
                 if finish is not None:
                     finish()
-                stack.pop()
-                calls[stage] += 1
-                nested[stack[-1]] += 1
+                active.pop()
+                counts[own + 1] += 1
+                counts[active[-1] + 2] += 1
                 now = perf_counter()
-                seconds[stage] += now - self._since
+                counts[own] += now - self._since
                 self._since = now
 
         return timed
 
 
-class ClockCost(NamedTuple):
-    """Seconds that one recorded call adds to the stage of the called function, and to the stage of its caller."""
-
-    own_s: float
-    outer_s: float
-
-    @classmethod
-    def measure(cls) -> ClockCost:
-        return min((cls._trial() for _ in range(_TRIALS)), key=sum)
-
-    @classmethod
-    def _trial(cls) -> ClockCost:
-        recorder = Recorder(Stage.OTHER)
-        timed, plain = recorder.timed(_nothing, Stage.READ), _nothing
-        start = perf_counter()
-        for _ in range(_TRIAL_CALLS):
-            plain()
-        bare_s = perf_counter() - start
+def measure_clock_cost() -> tuple[float, float]:
+    """Return the seconds that one timed call adds to the stage of the function, and to the stage of its caller."""
+    costs = []
+    for _ in range(5):
+        recorder = Recorder("other")
+        timed, plain_s = recorder.timed(int, "read"), timeit.timeit(int, number=_COST_CALLS)
         recorder.start()
-        for _ in range(_TRIAL_CALLS):
-            timed()
+        timeit.timeit(timed, number=_COST_CALLS)
         recorder.stop()
-        own_s, outer_s = recorder.counts.seconds[Stage.READ], recorder.counts.seconds[Stage.OTHER]
-        return cls(own_s / _TRIAL_CALLS, max(0.0, outer_s - bare_s) / _TRIAL_CALLS)
-
-    def taken_off(self, counts: Counts) -> tuple[list[float], float]:
-        """Return the seconds per stage without the cost of recording, and the sum of the subtracted cost."""
-        net, total_s = [], 0.0
-        for seconds, calls, nested in zip(*counts, strict=True):
-            cost_s = min(seconds, calls * self.own_s + nested * self.outer_s)
-            net.append(seconds - cost_s)
-            total_s += cost_s
-        return net, total_s
+        own_s, outer_s = (recorder.counts[_FIRST_COUNT[stage]] for stage in ("read", "other"))
+        costs.append((own_s / _COST_CALLS, max(0.0, outer_s - plain_s) / _COST_CALLS))
+    return min(costs, key=sum)
 
 
-def _nothing() -> None:
-    return None
+def without_clocks(counts: Array, cost: tuple[float, float]) -> tuple[Array, float]:
+    """Return (..., S) seconds without the cost of clocks, and the sum of that cost, from (..., S, 3) counts."""
+    seconds, calls, nested = np.moveaxis(counts, -1, 0)
+    cost_s = np.minimum(seconds, calls * cost[0] + nested * cost[1])
+    return seconds - cost_s, float(cost_s.sum())
+
+
+class WorkerClocks:
+    """A ``worker_init_fn`` that times the stages in each worker, with counts in shared memory.
+
+    Batches and their transfer between processes do not change.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._shape = (num_workers, 2, len(STAGE_NOTES), 3)
+        self._block = SharedBlock.create(8 * math.prod(self._shape))
+        self._modules = {module for module, *_ in stage_functions()}  # Workers import the same modules.
+
+    def _table(self) -> Array:
+        """Return the counts of each worker: of its main thread, and of the thread that sends batches."""
+        return self._block.bytes.view(np.float64).reshape(self._shape)
+
+    def counts(self) -> Array:
+        """Return (W, S, 3) counts by worker and stage, which are complete while workers are idle."""
+        return np.asarray(self._table().sum(axis=1))
+
+    def __call__(self, worker_id: int) -> None:
+        for module in self._modules:
+            importlib.import_module(module)
+        info = get_worker_info()
+        assert info is not None
+        making, sending = self._table()[worker_id].reshape(2, -1)
+        recorder = Recorder("wait", counts=making.data)  # Never closed, as the worker ends with the profiler.
+        recorder.wrap_stages(info.dataset)
+        # Another thread sends a batch while the next one is made.
+        pickler = queues._ForkingPickler  # type: ignore[attr-defined]  # noqa: SLF001  # Queues send with it.
+
+        def dumps(*args: Any) -> Any:
+            start = perf_counter()
+            try:
+                return pickler.dumps(*args)
+            finally:
+                sending[_FIRST_COUNT["hand-over"] :][:2] += perf_counter() - start, 1
+
+        queues._ForkingPickler = SimpleNamespace(dumps=dumps, loads=pickler.loads)  # type: ignore[attr-defined]  # noqa: SLF001
+        recorder.start()

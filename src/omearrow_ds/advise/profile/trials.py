@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 from omearrow_ds.advise.profile.loop import Loop
+from omearrow_ds.advise.profile.opening import memory_problem
+from omearrow_ds.advise.profile.variants import converted, on_demand, part_preloaded, preloaded
 from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gains, is_clear, median_ratio
+from omearrow_ds.advise.workspace import over_limit_message
 from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.resources import available_cores
+from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.text import as_flags, as_keywords, duration
+
+NOW = "now"  # Key of the current settings in rounds.
+ON_DEMAND, PRELOAD = "on demand", "preload"
+WAYS = (ON_DEMAND, PRELOAD, "cache_dir", "arrow")  # Trials that differ in the location of pixels.
+_MOST_WORKERS = 4
+_LARGER = 4
 
 
 @dataclass(frozen=True)
@@ -65,60 +79,102 @@ class Trial:
         """Whether this trial was at least 10 % faster than the current settings, and faster in every round."""
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
-    def measured(self, rates: Rounds, now: Rounds, images: int) -> Trial:
-        """Return a copy of this trial with its rate, and its gain over the rates ``now`` of the current settings."""
-        rate, by_turn = median(rates.values()), gains(rates, now)
-        return replace(
+    def measured(self, rates: Mapping[str, Rounds], images: int) -> Trial:
+        """Return a copy with the values that follow from the rates of all trials; unchanged if it was not measured."""
+        own, now, demand = rates.get(self.name), rates[NOW], rates.get(ON_DEMAND)
+        if own is None:
+            return self
+        rate, ratios = median(own.values()), gains(own, now)
+        trial = replace(
             self,
             samples_per_s=rate,
-            gain=median_ratio(rates, now),
-            least_gain=min(by_turn),
-            most_gain=max(by_turn),
+            gain=median_ratio(own, now),
+            least_gain=min(ratios),
+            most_gain=max(ratios),
             epoch_s=images / rate,
         )
-
-    def paid(self, rates: Rounds, demand: Rounds, images: int) -> Trial:
-        """Return a copy of this trial with the epochs after which its setup pays, compared with access on demand."""
-        if self.setup_s is None:
-            return self
-        by_turn, epoch_s = gains(rates, demand), images / median(demand.values())
-        epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(rates, demand), min(by_turn))
-        return replace(self, break_even_epochs=epochs, clear=is_clear(by_turn))
+        if demand is None or self.setup_s is None:
+            return trial
+        ratios, epoch_s = gains(own, demand), images / median(demand.values())
+        epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(own, demand), min(ratios))
+        return replace(trial, break_even_epochs=epochs, clear=is_clear(ratios))
 
 
-class PreparedLoop(NamedTuple):
-    """A loop ready to run. For a loop over a part of the images, ``factor`` scales its setup time to all images."""
-
-    loop: Loop
-    factor: float = 1.0
-    note: str = ""
+Candidate = tuple[Trial, Callable[[], Loop]]  # The function is not called if the trial has a note.
 
 
-class Candidate(NamedTuple):
-    """Settings to try, and the function that creates their loop; it is not called if ``trial.note`` is not empty."""
+def find_candidates(
+    plain: Loop, opening: OpenOptions, decode_s: float, limit_s: float, folder: Path
+) -> Iterator[Candidate]:
+    """Yield the settings to try, in increasing order of costs other than time, such as memory or disk space.
 
-    trial: Trial
-    make: Callable[[], PreparedLoop]
+    ``plain`` is the loop with the current settings, whose data was opened with ``opening``. Decoding all pixels takes
+    ``decode_s``; files are not written if that exceeds ``limit_s``. ``folder`` is for temporary files.
+    """
+    demand, name = on_demand(plain.dataset), "images.arrow"
+    # Without user code, a copy from memory is faster than transfer between processes.
+    workers = plain.loader.num_workers if demand._has_user_code else 0
+    size, free = demand.preload_bytes, shutil.disk_usage(folder).free
+    note = over_limit_message(size, "disk", free, f"what is free in {folder.parent}")
+    if not note and decode_s > limit_s:
+        note = f"not tried: decoding all takes about {duration(decode_s)}; allow it with a longer seconds="
+
+    def preload() -> Loop:
+        if decode_s <= limit_s:
+            return replace(plain, dataset=preloaded(demand), num_workers=workers)
+        part = part_preloaded(demand, limit_s / 4)
+        return replace(plain, dataset=part, num_workers=workers, batch_size=min(plain.batch_size, len(part)))
+
+    if plain.dataset.preloaded:
+        trial = Trial(ON_DEMAND, "--preload no", "OMEArrowDataset(path, preload=False)", "Read on demand")
+        yield trial, lambda: replace(plain, dataset=demand)
+    else:
+        code, problem = "OMEArrowDataset(path, preload=True)", memory_problem(demand)
+        trial = Trial(PRELOAD, "--preload yes", code, "Preload all pixels", held_bytes=size, room="memory")
+        yield replace(trial, note=problem), preload
+    code = "OMEArrowDataset(path, preload=True, cache_dir=FOLDER)"
+    trial = Trial("cache_dir", code, code, "Keep decoded pixels in a mapped file (cache_dir=)")
+    trial = replace(trial, held_bytes=size, room="disk", note=note)
+    yield trial, lambda: replace(plain, dataset=preloaded(demand, folder), num_workers=workers)
+    if demand.source.stacked() is None:  # The pixels are not mapped yet.
+        command = shlex.join(["omearrow-ds", "convert", "PATH", name, *as_flags(opening)])
+        code = f"convert({', '.join(['path', repr(name), *as_keywords(opening)])})"
+        trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")
+        yield trial, lambda: replace(plain, dataset=converted(demand, folder / name, "arrow"))
+    yield from _find_loader_candidates(plain)
 
 
-def prepare_loops(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
-    """Return each trial with its loop, or with None if the trial has a note. ``stack`` closes the loops."""
-    ready: list[tuple[Trial, Loop | None]] = []
-    for trial, make in candidates:
-        if trial.note:
-            ready.append((trial, None))
-            continue
-        start = perf_counter()
-        try:
-            prepared = make()
-            loop = stack.enter_context(prepared.loop)
-            setup_s = (perf_counter() - start) * prepared.factor if trial.room else None
-            loop.warm_up()
-        except (OMEArrowDSError, OSError) as error:
-            ready.append((replace(trial, note=f"could not be set up: {error}"), None))
-        else:
-            ready.append((replace(trial, setup_s=setup_s, note=prepared.note), loop))
-    return ready
+def _find_loader_candidates(plain: Loop) -> Iterator[Candidate]:
+    dataset, now, size = plain.dataset, plain.loader.num_workers, plain.batch_size * _LARGER
+    if now or not dataset.preloaded or dataset._has_user_code:  # Otherwise samples are only copied from memory.
+        number = 0 if now else min(available_cores(), _MOST_WORKERS)
+        advice = f"Let {number} workers make the batches" if number else "Make the batches without workers"
+        code = f"OMEArrowDataLoader(dataset, {plain.batch_size}, num_workers={number})"
+        yield Trial("workers", f"--workers {number}", code, advice), lambda: replace(plain, num_workers=number)
+    if len(dataset) >= size and dataset.shape is not None:
+        code, advice = f"OMEArrowDataLoader(dataset, {size})", "Make larger batches, if the training allows it"
+        trial = Trial("batch", f"--batch-size {size}", code, advice)
+        yield trial, lambda: replace(plain, num_workers=now, batch_size=size)
+
+
+def set_up(candidate: Candidate, images: int, stack: ExitStack) -> tuple[Trial, Loop | None]:
+    """Return a trial with its loop, or with None if the trial has a note. ``stack`` closes the loop.
+
+    If the loop has only a part of the images, its setup time is scaled to all of them.
+    """
+    trial, make = candidate
+    if trial.note:
+        return trial, None
+    start = perf_counter()
+    try:
+        loop = stack.enter_context(make())
+        setup_s = perf_counter() - start
+        loop.warm_up()
+    except (OMEArrowDSError, OSError) as error:
+        return replace(trial, note=f"could not be set up: {error}"), None
+    count = len(loop.dataset)
+    note = f"estimated from the first {count:,} images" if count < images else ""
+    return replace(trial, setup_s=setup_s * images / count if trial.room else None, note=note), loop
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
@@ -39,7 +40,7 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     """
     collection, source = dataset._collection, dataset._collection.verified_source
     start, images = perf_counter(), []
-    for image in (image for _, block in source.blocks() for image in block):
+    for image in chain.from_iterable(block for _, block in source.blocks()):
         images.append(np.array(image))
         if perf_counter() - start > most_s and len(collection.samples_of(len(images))):
             break

@@ -5,34 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
-from omearrow_ds.advise.profile.breakdown import Breakdown, StageTime
-from omearrow_ds.advise.profile.stages import DATA, Stage
+from omearrow_ds.advise.profile.breakdown import CLOCKS, Breakdown, StageTime
+from omearrow_ds.advise.profile.recorder import COMPUTE
 from omearrow_ds.advise.profile.trials import Trial
-from omearrow_ds.advise.turns import LEAST_TIE, mostly_agree, uncertainty_note
+from omearrow_ds.advise.turns import Rounds, gains, median_ratio, mostly_agree, noise, too_noisy, uncertainty_note
 
 _COMPUTE_BOUND = 0.15  # Maximum part of the time that faster data work could save.
 _DATA_BOUND = 0.4
 _AS_GOOD = 0.9
-
 _CHEAPER = MappingProxyType(
     {
-        Stage.TRANSFORM.label: "make the transform cheaper, or apply it to whole batches on the device",
-        Stage.READ.label: "a faster disk, or a format that reads less",
-        Stage.READ_DECODE.label: "a format that needs no decoding",
-        Stage.DECODE.label: "a format that needs no decoding",
-        Stage.NORMALIZE.label: "normalize=False, and scale on the device",
-        Stage.TRANSFER.label: "normalize=False, and scale on the device: fewer bytes are copied",
+        "transform": "make the transform cheaper, or apply it to whole batches on the device",
+        "read": "a faster disk, or a format that reads less",
+        "read+decode": "a format that needs no decoding",
+        "decode": "a format that needs no decoding",
+        "normalize": "normalize=False, and scale on the device",
+        "transfer": "normalize=False, and scale on the device: fewer bytes are copied",
     }
 )
-
-
-class Headroom(NamedTuple):
-    """Speedup if the loop repeats one batch in memory instead of loading batches: by medians, and per round."""
-
-    ratio: float
-    turns: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -70,24 +61,42 @@ class Verdict:
 
 
 def judge(
-    breakdown: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool, noise: float = 0.0
+    breakdown: Breakdown, rates: Rounds, cached: Rounds | None, trials: Sequence[Trial], *, tried: bool
 ) -> Verdict:
     """Return the bottleneck of the loop, the certainty of this result, and the setting to try first.
 
-    ``headroom`` has the value None without a model, ``tried`` is whether trials were requested, and ``noise`` is the
-    noise of the rounds of the loop.
+    ``rates`` are those of the loop, and ``cached`` those of steps that repeat one batch, None without a model.
+    ``tried`` is whether trials were requested.
     """
-    ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
-    kind = _kind(ratio)
-    names = [stage.label for stage in (*DATA, Stage.OTHER)]
-    largest = max((breakdown[name] for name in names), key=lambda stage: stage.total_s)
+    headroom = None if cached is None else median_ratio(cached, rates)
+    ratios = [] if cached is None else gains(cached, rates)
+    kind = _kind(headroom)
+    data_stages = [row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS)]
+    largest = max(data_stages, key=lambda row: row.total_s)
+    text = f"{kind.capitalize()}: of the data, {largest.stage} takes most, {largest.share:.0%} of the time."
+    doubt = ""
+    if headroom is None:
+        text += " Without a model everything is data work."
+    else:
+        doubt = _doubt(kind, ratios, noise(1 / rate for rate in rates.values()))
+        text += (
+            f" On a batch that is in memory the same loop is {max(1.0, headroom):.2f}x as fast; no data work can win "
+            f"more. {len(ratios)} turns gave {min(ratios):.2f}x to {max(ratios):.2f}x{'; ' * bool(doubt)}{doubt}."
+        )
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
     best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by costs other than time.
-    sure, turns = (True, "") if headroom is None else _sure(kind, headroom, noise)
-    text = " ".join(filter(None, [_text(kind, largest, headroom), turns]))
-    first, advice = None if best is None else best.name, _advice(kind, largest, best, tried=tried)
-    return Verdict(kind, largest.stage, ratio, least, most, sure, text, first, advice)
+    return Verdict(
+        kind=kind,
+        bound=largest.stage,
+        headroom=headroom,
+        least_headroom=min(ratios, default=None),
+        most_headroom=max(ratios, default=None),
+        sure=not doubt,
+        text=text,
+        first=None if best is None else best.name,
+        advice=_advice(kind, largest, best, tried=tried),
+    )
 
 
 def _kind(headroom: float | None) -> str:
@@ -97,49 +106,24 @@ def _kind(headroom: float | None) -> str:
     return "balanced" if data_share < _DATA_BOUND else "data-bound"
 
 
-def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
-    bound = largest.stage
-    most = f"{bound} takes {largest.share:.0%} of the time"
-    if headroom is None:
-        return f"{bound}-bound: {most}. Without a model everything is data work."
-    gain = f"On a batch that is there already the same loop is {headroom.ratio:.2f}x as fast; no data work can win more"
-    if headroom.ratio < LEAST_TIE:
-        gain = "On a batch that is there already the same loop is no faster, so no data work can win anything"
-    if kind == "compute-bound":
-        return f"Compute-bound: the model takes the time. {gain}."
-    if kind == "balanced":
-        return f"Balanced: data and model both take their part, and of the data {most}. {gain}."
-    return f"Data-bound, and there {bound}-bound: {most}. {gain}."
-
-
-def _sure(kind: str, headroom: Headroom, noise: float) -> tuple[bool, str]:
-    """Return whether the rounds agree on the kind, and a sentence about their range."""
-    kinds, count = [_kind(ratio) for ratio in headroom.turns], len(headroom.turns)
-    between = f"{count} turns gave {min(headroom.turns):.2f}x to {max(headroom.turns):.2f}x"
-    if not mostly_agree(ratio == kind for ratio in kinds):
-        others = [ratio for ratio in kinds if ratio != kind]
-        words = f"Not sure: the {between}, and by {len(others)} of them it is {' or '.join(sorted(set(others)))}. "
-        return False, f"{words}Let it run for longer, or where nothing else runs."
-    why = uncertainty_note(count, noise)
-    return not why, f"All {between}{f'; {why}' if why else ''}."
+def _doubt(kind: str, ratios: Sequence[float], noise: float) -> str:
+    """Return why the rounds leave the kind uncertain, or an empty string."""
+    others = [other for other in map(_kind, ratios) if other != kind]
+    if mostly_agree(_kind(ratio) == kind for ratio in ratios):
+        return uncertainty_note(len(ratios), noise)
+    return too_noisy(f"by {len(others)} of them it is {' or '.join(sorted(set(others)))}")
 
 
 def _advice(kind: str, largest: StageTime, best: Trial | None, *, tried: bool) -> str:
-    if kind == "compute-bound":
-        rest = "a smaller model, a faster device or mixed precision is where time can be won"
-        if best is None:
-            return f"Leave the data alone; {rest}."
-        return f"{best.advice}: {_measured(best)}. Beyond that, {rest}."
-    cheaper, ceiling = _CHEAPER.get(largest.stage), largest.ceiling
-    hint = f"{cheaper} (at most {ceiling:.2f}x, by the table)" if cheaper and ceiling is not None else ""
+    measured = "Nothing that was tried was clearly faster." if tried else "Nothing was tried."
     if best is not None:
-        then = f" Then: {hint}." if hint else ""
-        return f"{best.advice}: {_measured(best)}.{then}"
-    if not tried:
-        return f"Nothing was tried.{f' By the stages: {hint}.' if hint else ''}"
-    return f"Nothing that was tried was clearly faster.{f' What is left: {hint}.' if hint else ''}"
-
-
-def _measured(best: Trial) -> str:
-    turns = f"in single turns {best.least_gain:.2f}x to {best.most_gain:.2f}x"
-    return f"{best.options} was {best.gain:.2f}x as fast ({turns})"
+        turns = f"in single turns {best.least_gain:.2f}x to {best.most_gain:.2f}x"
+        measured = f"{best.advice}: {best.options} was {best.gain:.2f}x as fast ({turns})."
+    if kind == "compute-bound":
+        measured = "Leave the data alone." if best is None else measured
+        return f"{measured} Beyond that, a smaller model, a faster device or mixed precision can save time."
+    cheaper = _CHEAPER.get(largest.stage)
+    if cheaper is None or largest.ceiling is None:
+        return measured
+    next_step = "Then" if best else "What is left" if tried else "By the stages"
+    return f"{measured} {next_step}: {cheaper} (at most {largest.ceiling:.2f}x, by the table)."
