@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.collection import Collection
-from omearrow_ds.dataset.crop_rows import CropRows, Fit
+from omearrow_ds.dataset.crop_fit import Fit
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions, Places, RandomPlaces, of_centres, of_grid, of_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.objects import ObjectSettings
+from omearrow_ds.storage.objects import CropRows, ObjectSettings
 
 
 def cropped(
@@ -41,32 +44,35 @@ def cropped(
         if crop == "center":
             return CropCollection.of(collection, of_centres(source.shapes, size, pad, path))
         tiles = of_grid(source.shapes, size, chosen.get("overlap", 0), pad, path)
-        return CropCollection.of(collection, tiles, CropRows(source, tiles, None))
+        positions = pa.table(dict(zip(("crop_y", "crop_x"), tiles.corners, strict=True)))
+        rows = CropRows(source, positions, tiles.fields, partial(_tile_ids, tiles, source.image_ids))
+        return CropCollection.of(collection, tiles, rows)
     source, located = settings.open(source, objects, chosen.get("center"), chosen.get("box"))
     collection = collect(source)
     boxes, is_inside = of_objects(located, source.shapes, size, pad)
-    rows = CropRows(source, boxes, located.keep(is_inside))
-    fit = next(
-        (Fit(checked_size(chosen[name]), name == "resize") for name in ("resize", "pad_to") if name in chosen), None
-    )
-    if fit is not None and fit.scaled and not collection.floating:
-        raise ArgumentError(
-            "it returns floats but normalize=False keeps the stored dtype",
-            option="resize",
-            remedy="leave out one of them",
-        )
-    if fit is not None and not fit.scaled:
-        _refuse_larger(boxes, rows, fit)
+    rows = CropRows.of_objects(source, located.keep(is_inside))
+    name = next((name for name in ("resize", "pad_to") if name in chosen), None)
+    fit = None if name is None else Fit(checked_size(chosen[name]), name == "resize")
+    if name == "resize" and not collection.floating:
+        problem = "it returns floats but normalize=False keeps the stored dtype"
+        raise ArgumentError(problem, option="resize", remedy="leave out one of them")
+    if fit is not None and name == "pad_to":
+        _refuse_larger(boxes, rows, fit.size)
     return CropCollection.of(collection, boxes, rows, fit)
 
 
-def _refuse_larger(windows: Places, metadata: CropRows, fit: Fit) -> None:
+def _tile_ids(tiles: Places, image_ids: Sequence[str]) -> list[str]:
+    corners = zip(tiles.fields.tolist(), *(starts.tolist() for starts in tiles.corners), strict=True)
+    return [f"{image_ids[field]}:{top},{left}" for field, top, left in corners]
+
+
+def _refuse_larger(windows: Places, rows: CropRows, size: tuple[int, int]) -> None:
     for position in range(len(windows)):
         height, width = windows.size_of(position)
-        if height > fit.size[0] or width > fit.size[1]:
+        if height > size[0] or width > size[1]:
             raise AxesError(
-                f"{metadata.path}: the box of {metadata.image_ids[position]!r} has {height} x {width} pixels but "
-                f"pad_to={fit.size}; raise pad_to, or pass resize= instead"
+                f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels but "
+                f"pad_to={size}; raise pad_to, or pass resize= instead"
             )
 
 
@@ -75,18 +81,16 @@ def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
     pads = PADS if "objects" in passed else PADS[:3]
     if pad is not None:
         check_choice("pad", pad, pads, ", or None" if "objects" in passed else ", or None without objects=")
-    needs: dict[str, list[str]] = {
-        "objects": [
-            name for name in ("center", "box", "resize", "pad_to") if name in passed and "objects" not in passed
-        ],
-        "crop='grid'": ["overlap"] if "overlap" in passed and crop != "grid" else [],
-        "box": [name for name in ("resize", "pad_to") if name in passed and not passed.get("box")],
-    }
-    for other, names in needs.items():
-        for name in names:
-            requirement = other if "=" in other else f"{other}="
+    needs = (
+        ("objects=", ("center", "box", "resize", "pad_to"), "objects" in passed),
+        ("crop='grid'", ("overlap",), crop == "grid"),
+        ("box=", ("resize", "pad_to"), passed.get("box")),
+    )
+    for other, names, is_passed in needs:
+        name = next((name for name in names if name in passed and not is_passed), None)
+        if name is not None:
             raise ArgumentError(
-                f"needs {requirement}", option=name, value=passed[name], remedy=f"pass {requirement} or leave it out"
+                f"needs {other}", option=name, value=passed[name], remedy=f"pass {other} or leave it out"
             )
     if "objects" in passed and crop != "center":
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")

@@ -12,7 +12,7 @@ import torch
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Allocate, Collection
-from omearrow_ds.dataset.crop_rows import CropRows, Fit
+from omearrow_ds.dataset.crop_fit import Fit
 from omearrow_ds.dataset.gather import fill_in_threads
 from omearrow_ds.dataset.places import Places, Windows
 from omearrow_ds.errors import ArgumentError, AxesError
@@ -20,6 +20,7 @@ from omearrow_ds.kernels.crops import assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._regions import PickedRegion, spans_of
+from omearrow_ds.storage.objects import CropRows
 from omearrow_ds.storage.protocol import Beside
 
 Array = np.ndarray[Any, Any]
@@ -34,24 +35,12 @@ STAGES = {
 
 
 class _PlacedWindow(NamedTuple):
-    """Window in an image, and the image pixels that it shows.
+    """Window in an image, and the image pixels that it contains."""
 
-    Attributes
-    ----------
-    field
-        Index of the image.
-    sides
-        First row and column of the pixels that are read, and the ones after the last.
-    shown
-        Rows and columns of the image that the window shows; arrays if some are repeated.
-    target
-        Part of the window that these pixels fill, if zeros are around them.
-    """
-
-    field: int
-    sides: tuple[int, int, int, int]
-    shown: tuple[slice | Array, slice | Array]
-    target: tuple[Any, ...] | None = None
+    field: int  # Index of the image.
+    sides: tuple[int, int, int, int]  # First row and column of the pixels that are read, and those after the last.
+    pixels: tuple[slice | Array, slice | Array]  # Rows and columns of the image; arrays if some are repeated.
+    target: tuple[Any, ...] | None = None  # Part of the window that these pixels fill, if zeros are around them.
 
 
 class CropCollection(Collection):
@@ -61,20 +50,20 @@ class CropCollection(Collection):
     """
 
     places: Places
-    told: CropRows | None
+    crop_rows: CropRows | None
     fit: Fit | None
 
     @classmethod
     def of(
-        cls, collection: Collection, windows: Places, metadata: CropRows | None = None, fit: Fit | None = None
+        cls, collection: Collection, windows: Places, rows: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
         """Convert a collection of images into a collection of crops at ``windows``; do not use the former afterwards.
 
-        Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``metadata`` has the ids and columns
+        Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``rows`` has the ids and columns
         of crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.
         """
         crops = object.__new__(cls)
-        vars(crops).update(vars(collection), places=windows, told=metadata, fit=fit)
+        vars(crops).update(vars(collection), places=windows, crop_rows=rows, fit=fit)
         crops._plan()
         return crops
 
@@ -93,12 +82,8 @@ class CropCollection(Collection):
         self._alike = self._stored_alike and self._scaled_alike and not self.cuts[0].picks
         taken = [_from_the_front(self.cuts[index].slices[:3], self.shapes[index]) for index in first]
         self._taken = self.kinds.spread(taken)
-        self._picked = self.kinds.spread(
-            [
-                PickedRegion.from_spans([spans_of(range(part.start, part.stop, part.step)) for part in slices])
-                for slices, _ in taken
-            ]
-        )
+        spans = ([spans_of(range(part.start, part.stop, part.step)) for part in slices] for slices, _ in taken)
+        self._picked = self.kinds.spread(list(map(PickedRegion.from_spans, spans)))
 
     @property
     def _cut_axes(self) -> SampleAxes:
@@ -109,15 +94,15 @@ class CropCollection(Collection):
 
     @property
     def sample_ids(self) -> Sequence[str]:
-        return self.image_ids if self.told is None else self.told.image_ids
+        return self.image_ids if self.crop_rows is None else self.crop_rows.image_ids
 
     @property
     def beside(self) -> Beside:
-        if self.told is None:
+        if self.crop_rows is None:
             return self.source
-        if self.told.source is None:  # After unpickling.
-            self.told.source = self.source
-        return self.told
+        if self.crop_rows.source is None:  # After unpickling.
+            self.crop_rows.source = self.source
+        return self.crop_rows
 
     @property
     def noun(self) -> str:
@@ -126,7 +111,7 @@ class CropCollection(Collection):
 
     @property
     def together(self) -> bool:
-        return self.told is not None
+        return self.crop_rows is not None
 
     @property
     def random(self) -> bool:
@@ -175,13 +160,12 @@ class CropCollection(Collection):
         return crops if self.fit is None else self._fitted(crops, self.fit, samples)
 
     def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
-        shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
-        fitted = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
-        if samples is not None:
-            fitted = list(samples)
+        fitted: Array | list[Array] | None = samples
+        if fitted is None:
+            fitted = [np.empty(self._shape(self.tczyx(crop).shape[:3], *fit.size), crop.dtype) for crop in crops]
         for crop, sample in zip(crops, fitted, strict=True):
             fit(self.tczyx(crop), self.tczyx(sample), smooth=self.floating)
-        return fitted if samples is None else samples
+        return fitted
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
         # For fields in memory and samples of one size, one loop cuts, pads and scales.
@@ -229,7 +213,7 @@ class CropCollection(Collection):
         if window.target is not None:
             sample.fill(0)
             target = target[window.target]
-        rows, columns = window.shown
+        rows, columns = window.pixels
         if isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray):
             pixels = pixels[..., rows - window.sides[0], :][..., columns - window.sides[1]]
         divisor = self._divisors[window.field]
@@ -331,7 +315,7 @@ class CropCollection(Collection):
     def unscaled(self, image: Array, position: int) -> Array:
         field, top, left, height, width = (int(values[0]) for values in self.places.windows([position]))
         window = self._place(field, top, left, height, width)
-        region = self.cuts[field](image)[..., window.shown[0], :][..., window.shown[1]]
+        region = self.cuts[field](image)[..., window.pixels[0], :][..., window.pixels[1]]
         if window.target is None:
             return region
         crop = np.zeros((*region.shape[:3], height, width), region.dtype)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload, PreloadOptions
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import Windows
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
@@ -25,18 +26,10 @@ _FIELDS_LOOKED_AT = 16  # To detect binary masks.
 class MaskedSamples:
     """Masks of a collection's samples.
 
-    Raises `ArgumentError` if ``background`` is set and samples are not crops around objects.
-
-    Parameters
-    ----------
-    images
-        The collection of the images.
-    source, mask_of
-        The masks, and (n,) int64, the mask index of each image; -1 for an image without a mask, which is not read.
-    axes
-        Axes of the images' samples: a mask has equal axes, without C if masks have one channel.
-    background
-        Whether pixels outside the object of a crop become 0, in the image and in the mask.
+    ``mask_of`` is (n,) int64, the index in ``source`` of each image's mask; -1 for an image without a mask, which is
+    not read. A mask has the ``axes`` of an image's sample, without C if masks have one channel. With ``background``,
+    pixels outside the object of a crop become 0, in the image and in the mask. Raises `ArgumentError` if samples then
+    are not crops around objects.
     """
 
     def __init__(
@@ -100,11 +93,10 @@ class MaskedSamples:
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
         """Return a copy that uses another collection of the same images and, if passed, of the same masks."""
-        other = copy.copy(self)
-        vars(other).update(_images=images, collection=masks or self.collection)
-        if self._background is not None:
-            vars(other).update(_background=self._background.with_reader(images, other.collection))
-        return other
+        masks, background = masks or self.collection, self._background
+        if background is not None:
+            background = copy_with(background, _crops=images, _masks=masks)
+        return copy_with(self, _images=images, collection=masks, _background=background)
 
     def whole(self, field: int) -> Array:
         """Return the whole mask of an image (T, C, Z, Y, X), read-only."""
@@ -115,25 +107,17 @@ class _Background:
     """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
 
     def __init__(self, images: Collection, masks: MaskedSamples) -> None:
-        objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
-        if objects is None or not isinstance(images, CropCollection):
-            raise ArgumentError(
-                "needs crops around objects",
-                option="mask_background",
-                value=True,
-                remedy="pass objects= or leave it out",
-            )
+        error = partial(ArgumentError, option="mask_background", value=True)
+        if not isinstance(images, CropCollection) or images.crop_rows is None or images.crop_rows.objects is None:
+            raise error("needs crops around objects", remedy="pass objects= or leave it out")
+        objects = images.crop_rows.objects
         assert isinstance(masks.collection, CropCollection)
         self._crops, self._masks, self._objects = images, masks.collection, objects
         self._binary = _are_binary(masks, objects.fields)
         known = objects.labels()
         if not self._binary and known is None:
-            raise ArgumentError(
-                f"{self._masks.path} has label images but {objects.where} has no column of labels",
-                option="mask_background",
-                value=True,
-                remedy="add one, e.g. Metadata_ObjectNumber or label_value",
-            )
+            problem = f"{self._masks.path} has label images but {objects.where} has no column of labels"
+            raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
         self._labels: Array
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
         if objects.centers is not None:
@@ -142,12 +126,6 @@ class _Background:
         else:
             assert objects.boxes is not None
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
-
-    def with_reader(self, images: Collection, masks: Collection) -> _Background:
-        """Return a copy that uses other collections of the same images and masks."""
-        other = copy.copy(self)
-        vars(other).update(_crops=images, _masks=masks)
-        return other
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
         keep_mask = self.kept(position, mask)

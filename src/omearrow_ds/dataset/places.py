@@ -42,26 +42,17 @@ class Places:
     """One window per sample.
 
     ``pad`` is the padding beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, see `numpy.pad`.
-
-    Attributes
-    ----------
-    size
-        (height, width) of all windows, or None if they differ.
-    dropped
-        Number of windows that were left out because they extend beyond an edge.
-    random
-        Whether windows are drawn at each access, from torch's global generator.
+    ``dropped`` is the number of windows that were left out because they extend beyond an edge.
     """
 
-    random = False
+    random = False  # Whether windows are drawn at each access, from torch's global generator.
+    size: tuple[int, int] | None  # (height, width) of all windows, or None if they differ.
 
     def __init__(self, windows: Windows, pad: str, dropped: int = 0) -> None:
         self.pad, self.dropped = pad, dropped
-        sizes = windows.heights[:1], windows.widths[:1]
-        alike = len(windows.fields) > 0 and all(
-            (values == first).all() for values, first in zip(windows[3:], sizes, strict=True)
-        )
-        self.size = (int(sizes[0][0]), int(sizes[1][0])) if alike else None
+        sides = np.stack(windows[3:])
+        are_alike = sides.size > 0 and bool((sides == sides[:, :1]).all())
+        self.size = (int(sides[0, 0]), int(sides[1, 0])) if are_alike else None
         fields, tops, lefts, heights, widths = (values.astype(np.int32) for values in windows)
         if self.size is not None:
             heights, widths = heights[:1], widths[:1]
@@ -170,20 +161,17 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
     if any(not 0 <= count < length for count, length in zip(overlaps, size, strict=True)):
         raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
-    known: dict[tuple[int, int], tuple[Array, Array]] = {}
-    parts = []
-    for number, shape in enumerate(map(tuple, shapes[:, 3:].tolist())):
-        if shape not in known:
-            starts = [
-                _starts(length, values, values - lap, inside=pad is None)
-                for length, values, lap in zip(shape, size, overlaps, strict=True)
-            ]
-            tops, lefts = np.meshgrid(*starts, indexing="ij")
-            known[shape] = tops.ravel(), lefts.ravel()
-        parts.append((np.full(len(known[shape][0]), number), *known[shape]))
-    fields, tops, lefts = (
-        np.concatenate([*values, np.zeros(0, np.int64)]) for values in (zip(*parts, strict=True) if parts else [()] * 3)
-    )
+    corners: dict[tuple[int, int], Array] = {}  # (2, n) each
+    for shape in dict.fromkeys((height, width) for height, width in shapes[:, 3:].tolist()):
+        starts = [
+            _starts(length, side, side - lap, inside=pad is None)
+            for length, side, lap in zip(shape, size, overlaps, strict=True)
+        ]
+        corners[shape] = np.stack(np.meshgrid(*starts, indexing="ij")).reshape(2, -1)
+    of_fields = [corners[height, width] for height, width in shapes[:, 3:].tolist()]
+    counts = np.array([of_field.shape[1] for of_field in of_fields], np.int64)
+    fields = np.repeat(np.arange(len(shapes)), counts)
+    tops, lefts = np.concatenate([*of_fields, np.zeros((2, 0), np.int64)], axis=1)
     sizes = (np.full(len(fields), length) for length in size)
     return Places(Windows(fields, tops, lefts, *sizes), pad or "constant")
 

@@ -327,10 +327,8 @@ class StoredSamples(Dataset[Any]):
     def objects(self) -> pa.Table | None:
         """Table of objects, one row per sample, or None without ``objects=``."""
         crops = self._collection
-        told = crops.told if isinstance(crops, CropCollection) else None
-        if told is None or told.objects is None:
-            return None
-        return told.own if self._picked is None else told.own.take(pa.array(np.asarray(self._picked)))
+        rows = crops.crop_rows if isinstance(crops, CropCollection) else None
+        return None if rows is None or rows.objects is None else self._picked_rows(rows.own)
 
     @property
     def classes(self) -> Classes | None:

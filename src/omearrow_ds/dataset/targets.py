@@ -28,22 +28,13 @@ _NEAREST = 3
 class Targets:
     """Training target of each image of a source, by image index.
 
+    ``target`` is the name of a column; several names, for which a target is a dict; or a callable on a row of the
+    columns as a dict, which also has ``image_id`` and ``index`` unless a column has this name. ``classes`` are texts in
+    the order of their codes, for several columns by name; None is the sorted distinct texts of a column. With
+    ``nulls``, columns may have nulls, and `present` is the mask of valid targets.
+
     Raises `ArgumentError` if an option is invalid, or a text is not in ``classes``; `ColumnError` if a column is
     missing or has nulls.
-
-    Parameters
-    ----------
-    source
-        Open source whose columns are used.
-    target
-        Name of a column; several names, for which a target is a dict; or a callable on a row of the columns as a dict,
-        which also has ``image_id`` and ``index`` unless a column has this name.
-    classes
-        Texts in the order of their codes, for several columns by name; None is the sorted distinct texts of a column.
-    encode_targets
-        Whether text becomes codes.
-    nulls
-        Whether columns may have nulls; `present` is then the mask of valid targets.
     """
 
     def __init__(

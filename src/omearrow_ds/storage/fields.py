@@ -24,7 +24,7 @@ from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_folder_of_others, refuse_special
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
@@ -75,20 +75,14 @@ class FieldSource(Over):
             if grid.size == 1:
                 images += self._source.views([int(grid.flat[0])])
                 continue
-            image = np.empty(self.shapes[index], self.dtypes[index])
-            self._read_into(index, image)
-            images.append(image)
+            images.append(self._read_into(index, np.empty(self.shapes[index], self.dtypes[index])))
         return images
 
     def files_of(self, index: int) -> Sequence[str]:
         return [file for number in self._fields.grids[index].flat for file in self._source.files_of(int(number))]
 
     def reader(self) -> Reader | None:
-        return None if self._source.fetches else self._read_through
-
-    def _read_through(self, index: int, block: Array) -> Array:
-        self._read_into(index, block)
-        return block
+        return None if self._source.fetches else self._read_into
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         if self._are_planes:
@@ -139,15 +133,16 @@ class FieldSource(Over):
         if self._source.fetches:
             self._source.coming([int(number) for index in indices for number in self._fields.grids[index].flat])
 
-    def _read_into(self, index: int, image: Array) -> None:
-        t, c, z = self._plane[index, :3].tolist()
+    def _read_into(self, index: int, image: Array) -> Array:
+        sizes = self._plane[index, :3].tolist()
         read = self._source.reader()
-        for at, number in np.ndenumerate(self._fields.grids[index]):
-            planes = image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(at, (t, c, z), strict=True))]
+        for position, number in np.ndenumerate(self._fields.grids[index]):
+            planes = image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
             if read is None or not planes.flags.c_contiguous:
                 (planes[...],) = self._source.views([int(number)])
-            elif (found := read(int(number), planes)) is not planes:
-                planes[...] = found
+            elif (pixels := read(int(number), planes)) is not planes:
+                planes[...] = pixels
+        return image
 
     def blocks(self) -> Iterator[Block]:
         self._expect_files(range(len(self)))
@@ -163,15 +158,14 @@ class FieldSource(Over):
 
     def metadata(self, index: int) -> dict[str, Any]:
         index = self.index(index)
-        found = {**self._source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
-        if not self._fields.channels:
-            return found
-        size_c = int(self._plane[index, 1])
-        names = self._fields.channels
+        metadata = {**self._source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
+        names, size_c = self._fields.channels, int(self._plane[index, 1])
+        if not names:
+            return metadata
         if size_c > 1:
             names = [f"{name} {number}" for name in names for number in range(size_c)]
-        of_file = found["channels"][0] if len(found["channels"]) == 1 and len(names) == 1 else channel_of({})
-        return {**found, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
+        of_file = metadata["channels"][0] if len(metadata["channels"]) == len(names) == 1 else channel_of({})
+        return {**metadata, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
 
     @cached_property
     def _shared_files(self) -> set[str]:
@@ -190,8 +184,7 @@ class FieldSource(Over):
         stored = self._source.stored_as()
         sizes = sorted({grid.size for grid in self._fields.grids})
         number = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-        chunking = f"{number} files an image, {stored.chunking.partition(', ')[2]}"
-        return replace(stored, chunking=chunking)
+        return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldSource, (self._source, self._fields)
@@ -229,11 +222,7 @@ def open_pattern(
         raise ArgumentError(text, option="channels", value=channels, remedy="write {channel} in it")
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
-    if len(set(columns)) < len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        raise ArgumentError(
-            f"two of its names denote the column {twice!r}", option="pattern", value=compiled.text, remedy="rename one"
-        )
+    patterns.refuse_equal_names(compiled.text, columns)
     planes = _planes(path, parsed, keys)
     known = sorted({channel for field in planes.values() for _, channel, _ in field}, key=natural_key)
     known.sort(key=lambda channel: by_index.get(channel, 0))
@@ -264,8 +253,8 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
         values = pattern.parse(name)
         if values is not None:
             parsed[name] = values
-        elif _is_tiff(name) and not is_hidden(name.rpartition("/")[2]):
-            others += [] if pattern.no_image and pattern.no_image.fullmatch(name) else [name]
+        elif _is_tiff(name) and not is_hidden(name.rpartition("/")[2]) and not pattern.is_known(name):
+            others.append(name)
     _refuse_unmatched(path, pattern.text, parsed, others)
     foreign = next((name for name in parsed if not is_unicode(name)), None)
     if foreign is not None:
@@ -283,8 +272,8 @@ def _planes(
         other = planes.setdefault(key, {}).setdefault(plane, name)
         if other != name:
             raise FormatError(
-                f"{path}: field {_id(key)} has two files for one plane, {other} and {name}; name the part in which "
-                f"they differ in pattern=, or move one away"
+                f"{path}: field {'_'.join(key)} has two files for one plane, {other} and {name}; name the part in "
+                f"which they differ in pattern=, or move one away"
             )
     return planes
 
@@ -357,7 +346,7 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
     """Return the name of the layout that matches all image files of a folder, and the number of fields and channels."""
-    names = [name for name in _files_below(path, patterns.Pattern("", re.compile(""))) if _is_tiff(name)]
+    names = list(filter(_is_tiff, _files_below(path, patterns.Pattern("", re.compile("")))))
     layout = patterns.layout_of(names)
     if layout is None:
         return None
@@ -385,46 +374,38 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
     folders = [("", 0)]
     while folders:
         inside, depth = folders.pop()
-        deeper = pattern.folders is None or depth < len(pattern.folders)
+        is_deepest = pattern.folders is None or depth == len(pattern.folders)
         with os.scandir(path / inside) as entries:
             for entry in entries:
-                if is_hidden(entry.name) and not pattern.names_hidden(depth):
+                name, is_folder, is_image = f"{inside}{entry.name}", entry.is_dir(), _is_tiff(entry.name)
+                is_used = pattern.enters(name, depth) if is_folder else is_image or is_deepest
+                if not is_used or (is_hidden(entry.name) and not pattern.names_hidden(depth)):
                     continue
-                name = f"{inside}{entry.name}"
-                if entry.is_dir():
-                    if deeper and (pattern.folders is None or pattern.folders[depth].fullmatch(name)):
-                        if entry.is_symlink():
-                            raise link_refused(Path(entry.path))
-                        folders.append((f"{name}/", depth + 1))
-                elif not deeper or pattern.folders is None or _is_tiff(name):
-                    if _is_tiff(name):
-                        if entry.is_symlink():
-                            raise link_refused(Path(entry.path))
-                        if not entry.is_file():
-                            refuse_special(entry.path)
-                    yield name
+                if (is_folder or is_image) and entry.is_symlink():
+                    raise link_refused(Path(entry.path))
+                if is_folder:
+                    folders.append((f"{name}/", depth + 1))
+                    continue
+                if is_image and not entry.is_file():
+                    refuse_special(entry.path)
+                yield name
 
 
 def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
     for name in filter(_is_tiff, objects.inside(str(path))):
         steps = name.split("/")
-        if any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)):
-            continue
         parents = ["/".join(steps[:depth]) for depth in range(1, len(steps))]
-        folders = [re.compile(".*")] * len(parents) if pattern.folders is None else pattern.folders
-        if len(folders) == len(parents) and all(map(re.Pattern.fullmatch, folders, parents)):
+        is_deepest = pattern.folders is None or len(parents) == len(pattern.folders)
+        is_ignored = any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps))
+        if is_deepest and not is_ignored and all(map(pattern.enters, parents, range(len(parents)))):
             yield name
 
 
 def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: Sequence[str]) -> None:
     """Raise `FormatError` if image files do not match, or a matching file is not an image."""
     if not parsed and not others:
-        folders = sorted(path.iterdir()) if path.is_dir() else []
-        visible = (folder for folder in folders if folder.is_dir() and not is_hidden(folder.name))
-        inside = next((folder.name for folder in visible if _holds_images(folder)), None)
+        refuse_folder_of_others(path)
         remedy = "pass the folder of the images, or change the pattern"
-        if inside is not None:
-            remedy = f"pass its subfolder {inside!r}, which contains some, or begin the pattern with its name and /"
         raise FormatError(f"{path}: contains no TIFF file at the depth of pattern={text!r}; {remedy}")
     if others:
         raise FormatError(
@@ -434,10 +415,6 @@ def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: 
     odd = next((name for name in parsed if not _is_tiff(name)), None)
     if odd is not None:
         raise FormatError(f"{path}: pattern={text!r} matches {odd!r}, expected TIFF files only; narrow the pattern")
-
-
-def _holds_images(folder: Path) -> bool:
-    return any(_is_tiff(file.name) and not is_hidden(file.name) for file in folder.iterdir())
 
 
 def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
@@ -509,7 +486,7 @@ def _gridded(
         expected = list(product(times or [""], chosen, depths or [""]))
         missing = next((plane for plane in expected if plane not in of_field), None)
         if missing is not None:
-            lacking.append(f"field {_id(key)} has no file for {_plane(missing, labels)}")
+            lacking.append(f"field {'_'.join(key)} has no file for {_plane(missing, labels)}")
             continue
         shape = (-1, len(chosen), max(len(depths), 1))
         grids.append(np.arange(len(files), len(files) + len(expected)).reshape(shape))
@@ -548,7 +525,3 @@ def typed(name: str, values: list[str | None]) -> list[Any]:
     """Return the values of a column; ``Metadata_Site`` becomes integers if all of its values are digits or None."""
     numbers = name == "Metadata_Site" and all(value is None or re.fullmatch("[0-9]{1,18}", value) for value in values)
     return [None if value is None else int(value) for value in values] if numbers else values
-
-
-def _id(key: tuple[str, ...]) -> str:
-    return "_".join(key)

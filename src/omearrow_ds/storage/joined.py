@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, combinations
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -32,27 +33,13 @@ _THREADS = 2  # More threads would wait for the GIL.
 class MixedColumnError(ColumnError):
     """Error for a column whose types in two parts have no common type."""
 
-    def __init__(self, message: str, column: str) -> None:
-        super().__init__(message)
-        self.column = column
-
 
 class Part(NamedTuple):
-    """A part of a joined collection.
-
-    Attributes
-    ----------
-    path
-        Path of the part.
-    name
-        Name of the part among all parts, with parent folders separated by ``/``.
-    keys
-        Values of the Hive folders in the path, as text, for all images of the part; None is null.
-    """
+    """A part of a joined collection."""
 
     path: Path
-    name: str
-    keys: Mapping[str, str | None]
+    name: str  # Path relative to the folder of all parts, with ``/`` between names.
+    keys: Mapping[str, str | None]  # Values of the Hive folders in the path, as text; None is null.
 
 
 class Known(NamedTuple):
@@ -72,62 +59,40 @@ class Known(NamedTuple):
 
 
 class JoinedSource(PartsSource):
-    """Third-party collections that are read as one collection.
+    """Third-party collections that are read as one collection; ``paths`` open it again.
 
-    Parameters
-    ----------
-    given
-        Paths that open the source again.
-    image_column, other_image_columns
-        Names of the columns with the images of the parts, and of columns with other images in any of them.
-    *parts
-        See `PartsSource`.
+    See `PartsSource` for ``parts``.
     """
 
     def __init__(
-        self, given: Paths, image_column: tuple[str, ...], other_image_columns: tuple[str, ...], *parts: Any
+        self, paths: Paths, image_column: tuple[str, ...], other_image_columns: tuple[str, ...], *parts: Any
     ) -> None:
         super().__init__(*parts)
-        self._given, self._made_of = given, parts
+        self._paths, self._arguments = paths, (paths, image_column, other_image_columns, *parts)
         self.image_column, self.other_image_columns = image_column, other_image_columns
 
     @property
     def given(self) -> Paths:
-        return self._given
+        return self._paths
 
     def image_columns(self) -> list[ImagesOf]:
-        found: dict[str, ImagesOf] = {}
-        for number in range(len(self.parts)):
-            for each in self.part(number).image_columns():
-                found[each.name] = each if each.name not in found else found[each.name] + each
-        return list(found.values())
+        columns: dict[str, ImagesOf] = {}
+        for column in chain.from_iterable(self.part(number).image_columns() for number in range(len(self.parts))):
+            columns[column.name] = columns[column.name] + column if column.name in columns else column
+        return list(columns.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedSource, (self._given, self.image_column, self.other_image_columns, *self._made_of)
+        return JoinedSource, self._arguments
 
 
 def joined(
     path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], paths: Paths | None = None
 ) -> JoinedSource:
-    """Open several collections as one collection.
+    """Open one or more collections in the folder ``path`` as one collection, which ``paths`` open again.
 
-    Parameters
-    ----------
-    path
-        Folder that contains the collections.
-    parts
-        One or more collections, in order.
-    opening
-        Picklable function that opens a collection. It takes ``look``: the part is not read before it is opened again.
-    given
-        Paths that open all collections again; None is ``path``.
-
-    Raises
-    ------
-    FormatError
-        If the collections have several formats.
-    ColumnError
-        If images are in columns of different names, or the types of a column have no common type.
+    ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
+    `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or the types
+    of a column have no common type.
     """
     known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
@@ -157,15 +122,27 @@ class Looked(NamedTuple):
 
 
 def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[Known]:
-    """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
-    looking = partial(_look, opening)
-    found = [looking(paths[0])]
-    if found[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
-        found += map(looking, paths[1:])
+    """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster.
+
+    Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened: that
+    leaves nulls out, or raises its error.
+    """
+    inspect = partial(_look, opening)
+    known = [inspect(paths[0])]
+    if known[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
+        known += map(inspect, paths[1:])
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
-            found += pool.map(looking, paths[1:])
-    return _known_of_all(opening, paths, found)
+            known += pool.map(inspect, paths[1:])
+    alike: dict[Any, dict[int, Looked]] = {}
+    for number, part in enumerate(known):
+        if isinstance(part, Looked):
+            alike.setdefault((part.info.schema, part.columns.schema, part.image_column), {})[number] = part
+    for parts in alike.values():
+        with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
+            for number, contents in zip(parts, _known_at_once(list(parts.values())), strict=True):
+                known[number] = contents
+    return [look(opening, path) if isinstance(part, Looked) else part for part, path in zip(known, paths, strict=True)]
 
 
 def look(opening: Open, path: Path) -> Known:
@@ -189,28 +166,6 @@ def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
         info, columns = looked
         about = source.format, source.image_column, source.other_image_columns, source.stamp
         return Looked(*about, info, _all_owned(columns))
-
-
-def _known_of_all(
-    opening: Callable[..., BaseSource], paths: Sequence[Path], found: Sequence[Known | Looked]
-) -> list[Known]:
-    """Return ids, shapes, dtypes and columns of all parts; parts with equal schemas are decoded together.
-
-    A part with null images, or one that cannot be read, is opened: that leaves nulls out, or raises its error.
-    """
-    alike: dict[Any, list[int]] = {}
-    for number, each in enumerate(found):
-        if isinstance(each, Looked):
-            alike.setdefault((each.info.schema, each.columns.schema, each.image_column), []).append(number)
-    known: dict[int, Known | Looked] = dict(enumerate(found))
-    for numbers in alike.values():
-        some = [each for each in map(known.__getitem__, numbers) if isinstance(each, Looked)]
-        try:
-            known |= zip(numbers, _known_at_once(some), strict=True)
-        except (OMEArrowDSError, *MALFORMED, pa.ArrowException):
-            pass
-    told = zip(map(known.__getitem__, range(len(found))), paths, strict=True)
-    return [look(opening, path) if isinstance(each, Looked) else each for each, path in told]
 
 
 def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
@@ -295,68 +250,53 @@ def _checksums(known: Sequence[Known | Index]) -> pa.ChunkedArray | None:
 def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Table:
     """Return the columns of all parts, joined by name in order of first occurrence; missing values are null.
 
-    Raises
-    ------
-    ColumnError
-        If the types of a column have no common type, or a column in the files contradicts a key of their folders.
+    Raises `ColumnError` if the types of a column have no common type, or a column contradicts a key of its folder.
     """
     kinds = _kinds_of_keys(parts)
-    tables = [_with_keys(part, each, kinds) for part, each in zip(parts, known, strict=True)]
-    named = next((table.column_names[0] for table in tables if table.num_columns), None)
-    if named is None:
+    tables = [_with_keys(part, contents, kinds) for part, contents in zip(parts, known, strict=True)]
+    name = next((table.column_names[0] for table in tables if table.num_columns), None)
+    if name is None:
         return known[0].columns
-    for place, each in enumerate(known):
-        if not tables[place].num_columns:  # A table without columns would have no rows.
-            tables[place] = pa.table({named: pa.nulls(len(each.image_ids))})
-    found = _join(tables)
-    if found is None:
+    # A table without columns would have no rows.
+    filled = (pa.table({name: pa.nulls(len(part.image_ids))}) for part in known)
+    tables = [table if table.num_columns else nulls for table, nulls in zip(tables, filled, strict=True)]
+    table = _join(tables)
+    if table is None:
         raise _clash(parts, tables, path)
-    return found.combine_chunks()
+    return table.combine_chunks()
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return tables joined by name with types that hold all values; None if no such types exist."""
     try:
-        found = pa.concat_tables(tables, promote_options="permissive")
+        table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
         return None
-    return None if _mixes_texts(found.schema, tables) else found
-
-
-def _mixes_texts(found: pa.Schema, tables: Sequence[pa.Table]) -> bool:
-    """Whether pyarrow promoted a column that is text in some table to binary."""
-    binary = [field.name for field in found if field.type == pa.binary()]
-    return any(
-        name in each.column_names and each.schema.field(name).type == pa.string() for name in binary for each in tables
-    )
+    # Arrow promotes text and bytes to bytes.
+    binary = {field.name for field in table.schema if field.type == pa.binary()}
+    is_mixed = any(field.name in binary and field.type == pa.string() for part in tables for field in part.schema)
+    return None if is_mixed else table
 
 
 def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> ColumnError:
     """Return the error that names a column without a common type, and two parts that have it."""
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        holders = [
-            (part, table.select([name]))
-            for part, table in zip(parts, tables, strict=True)
-            if name in table.column_names
-        ]
-        for position, (part, table) in enumerate(holders):
-            for other, before in holders[:position]:
-                if _join([before, table]) is None:
-                    types = f"{before.schema.field(name).type} in {other.path}, and {table.schema.field(name).type} in "
-                    problem = f"column {name!r} is {types}{part.path}, which no type can store together"
-                    remedy = "cast it, drop one of them, or pass column_types= for CSV files"
-                    return MixedColumnError(f"{path}: {problem}; {remedy}", name)
+        both = zip(parts, tables, strict=True)
+        holders = [(part.path, table.select([name])) for part, table in both if name in table.column_names]
+        for (path_1, table_1), (path_2, table_2) in combinations(holders, 2):  # 2**53 + 1 is not a double.
+            if _join([table_1, table_2]) is None:
+                types = f"{table_1.schema.types[0]} in {path_1}, and {table_2.schema.types[0]} in {path_2}"
+                remedy = "cast it, drop one of them, or pass column_types= for CSV files"
+                problem = f"column {name!r} is {types}, which no type can store together"
+                return MixedColumnError(f"{path}: {problem}; {remedy}", column=name)
     return ColumnError(f"{path}: columns of its parts cannot be joined; cast them to the same types")
 
 
 def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
     """Return the types of keys: integers if all values are integers, else text."""
-    found: dict[str, pa.DataType] = {}
-    for part in parts:
-        for name, value in part.keys.items():
-            whole = value is None or _is_whole(value)
-            found[name] = found.get(name, pa.int64()) if whole else pa.string()
-    return found
+    pairs = [pair for part in parts for pair in part.keys.items()]
+    texts = {name for name, value in pairs if value is not None and not _is_whole(value)}
+    return {name: pa.string() if name in texts else pa.int64() for name, _ in pairs}
 
 
 def _is_whole(value: str) -> bool:
@@ -382,15 +322,12 @@ def _with_keys(part: Part, known: Known, kinds: Mapping[str, pa.DataType]) -> pa
 
 def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: Path) -> None:
     """Raise `ColumnError` if a column contradicts the key of its folder."""
-    if value is None:
-        same = column.null_count == len(column)
-    else:
-        try:
+    is_equal = value is None and column.null_count == len(column)
+    if value is not None:
+        with suppress(pa.ArrowException):
             equal = pc.equal(column, pa.scalar(value).cast(column.type))
-            same = all(chunk.true_count == len(chunk) for chunk in equal.chunks)
-        except pa.ArrowException:
-            same = False
-    if not same:
+            is_equal = all(chunk.true_count == len(chunk) for chunk in equal.chunks)
+    if not is_equal:
         expected = "no value" if value is None else repr(value)
         raise ColumnError(
             f"{path}: column {name!r} differs from the folder name, {expected}",

@@ -128,16 +128,10 @@ def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
 
 
 class JoinKeys:
-    """Join keys of images and of table rows, encoded so that equal keys are equal integers.
+    """Join keys of ``images`` and of table ``rows``, (n,) int64 each; equal keys are equal, and -1 has a null.
 
-    Without ``pairs`` of columns, all keys are equal. Raises `ColumnError` if values of a column cannot be compared.
-
-    Attributes
-    ----------
-    images, rows
-        (n,) int64 each, -1 if a part of the key is null.
-    names
-        Name of the key in messages.
+    Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages. Raises `ColumnError`
+    if values of a column cannot be compared.
     """
 
     def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:

@@ -71,13 +71,11 @@ def open_listed(
     table = listing.read([name for name in names if name in used], {**types.of_table(listing), **of_files})
     table = plain_columns(table, str(path))
     functions = [channel for channel in listed if channel.startswith(_ILLUM)]
-    images = [channel for channel in listed if channel not in functions]
-    images = [channel for channel in images if _are_images(path, table, listed[channel].file)]
+    files_columns = {channel: columns.file for channel, columns in listed.items() if channel not in functions}
+    images = {channel: channel for channel, column in files_columns.items() if _are_images(path, table, column)}
     if not images:
         raise ColumnError(f"{path}: no (Image_)FileName_<channel> column lists TIFF files among {names[:20]}; add one")
-    chosen = (
-        images if channels is None else fields.picked_channels(path, channels, dict(zip(images, images, strict=True)))
-    )
+    chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
     resolver = _FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
     numbers: dict[Hashable, int] = {}
@@ -119,11 +117,8 @@ def open_listed(
 
 def _refuse_names(path: Path, names: Sequence[str]) -> None:
     """Raise `ColumnError` if a name with a meaning is duplicate, or would have a meaning except for a space."""
-    for name in names:
-        plain = name.strip()
-        if _INTERPRETED.fullmatch(plain) is None:
-            continue
-        if name != plain:
+    for name in (name for name in names if _INTERPRETED.fullmatch(name.strip())):
+        if name != name.strip():
             raise ColumnError(
                 f"{path}: column {name!r} has a space at the start or end of its name; rename it", column=name
             )
@@ -184,7 +179,7 @@ class _FilePathResolver:
         return [paths.get(row) for row in rows]  # type: ignore[arg-type]
 
     def _function(self, kind: str, folder: str, name: str) -> str:
-        listed = _listed_path(name) if kind == "URL" else _join(folder, name)
+        listed = _listed_path(kind, folder, name)
         if url_of(listed) is not None:
             return listed
         local = self._path.parent / listed
@@ -196,7 +191,7 @@ class _FilePathResolver:
         if self._root is not None and not self._is_below(name if kind == "URL" else folder):
             file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
         else:
-            file = _listed_path(name) if kind == "URL" else _join(folder, name)
+            file = _listed_path(kind, folder, name)
         url = url_of(file)
         if url is None and isinstance(self._path, Url):
             if Path(file).is_absolute() or ".." in Path(file).parts:
@@ -219,13 +214,13 @@ def _join(folder: str, name: str) -> str:
     return os.path.join(folder, name)  # noqa: PTH118  # Many files: pathlib is slower.
 
 
-def _listed_path(url: str) -> str:
+def _listed_path(kind: str, folder: str, name: str) -> str:
     """Return the URL of a file on a server, or the path of a local file."""
-    parts = urlsplit(url)
-    if url_of(url) is not None:
-        return url
+    if kind == "FileName" or url_of(name) is not None:
+        return _join(folder, name)
+    parts = urlsplit(name)
     if parts.scheme not in ("", "file"):
-        raise missing(url)
+        raise missing(name)
     return unquote(parts.path)
 
 

@@ -80,13 +80,7 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
 
 
 class Folders:
-    """Local folders of listed files; each folder is read once.
-
-    Parameters
-    ----------
-    base
-        Folder that relative paths start from.
-    """
+    """Local folders of listed files, each read once; relative paths start from ``base``."""
 
     def __init__(self, base: Path) -> None:
         self._base = os.fspath(base)
@@ -122,10 +116,7 @@ def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
 def refuse_doubled(
     path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
 ) -> None:
-    """Raise `FormatError` if two channels or two fields refer to the same page of a file.
-
-    ``fields`` are the table row, files and identities of files of each field.
-    """
+    """Raise `FormatError` if two channels or fields refer to one page; ``fields`` are rows, files and identities."""
     known: dict[Hashable, tuple[int, str, ListedFile]] = {}
     for row, files, identities in fields:
         for channel, file, identity in zip(channels, files, identities, strict=True):

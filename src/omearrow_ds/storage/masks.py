@@ -7,6 +7,7 @@ import os
 import re
 import string
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,7 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
-from omearrow_ds.storage.keys import (
-    IMAGE_ID,
-    InputTable,
-    JoinKeys,
-    first_duplicate,
-    match_rows,
-    refuse_contradiction,
-)
+from omearrow_ds.storage.keys import IMAGE_ID, InputTable, JoinKeys, first_duplicate, match_rows, refuse_contradiction
 from omearrow_ds.storage.label_images import with_label_dtypes
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
@@ -43,22 +37,14 @@ _NUM_EXAMPLES = 3
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
     """Return a source of masks, and (n,) int64, the mask index of each image, which is -1 for an image without a mask.
 
+    ``masks`` is an open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`,
+    with the columns to join by as ``on``; the name of another image column of the same table, or of label images stored
+    with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of its
+    files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text. ``opening`` are the
+    options that opened the images. With ``skip_nulls``, images may be without a mask.
+
     Raises `ArgumentError` if ``masks`` is invalid; `MetadataError` if an image has no mask or several, or a mask has
     another size.
-
-    Parameters
-    ----------
-    source
-        The images.
-    masks
-        An open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`, with the
-        columns to join by as ``on``; the name of another image column of the same table, or of label images stored
-        with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of
-        its files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text.
-    opening
-        Options that opened the images.
-    skip_nulls
-        Whether images may be without a mask.
     """
     opened, mask_of = _paired(source, masks, opening)
     opened = with_label_dtypes(opened)
@@ -72,16 +58,13 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
             f"{opened.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} "
             f"(masks: {ids}, ...); {remedy}"
         )
-    with_mask = np.flatnonzero(mask_of >= 0)
-    sizes, own = opened.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
-    differs = (sizes != own).any(axis=1)
+    differs = (mask_of >= 0) & (opened.shapes[mask_of] != source.shapes)[:, 3:].any(axis=1)
     if differs.any():
-        first = int(differs.argmax())
-        index, mask = int(with_mask[first]), int(mask_of[with_mask[first]])
+        index, mask = int(differs.argmax()), int(mask_of[differs.argmax()])
+        sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
         raise MetadataError(
-            f"{opened.path}: mask {opened.image_ids[mask]!r} has {' x '.join(map(str, sizes[first]))} pixels but its "
-            f"image {source.image_ids[index]!r} of {source.path} has {' x '.join(map(str, own[first]))}; pass masks of "
-            f"the size of their images"
+            f"{opened.path}: mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image "
+            f"{source.image_ids[index]!r} of {source.path} has {sizes[1]}; pass masks of the size of their images"
         )
     return opened, mask_of
 
@@ -96,45 +79,43 @@ def select_masks(masks: BaseSource, mask_of: Array, condition: str) -> tuple[Bas
 def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
     if isinstance(masks, BaseSource):
         return masks, _by_key(source, masks, None)
-    if isinstance(masks, Mapping) or (is_path(masks) and not isinstance(masks, str | os.PathLike)):
-        options: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
-        path, on = options.pop("path", None), options.pop("on", None)
-        if not is_path(path) or not set(options) <= {*OpenOptions.__annotations__, "format"}:
-            raise ArgumentError(option="masks", value=masks, allowed="a mapping with 'path' and options of open_images")
-        opened = open_source(path, are_labels=True, **{**_server(path, opening), **options})
-        return opened, _by_key(source, opened, on)
-    if not isinstance(masks, str | os.PathLike):
-        allowed = (
-            "a path, an open source, a mapping with a path, the name of an image column, or file names with braces"
-        )
-        raise ArgumentError(option="masks", value=masks, allowed=allowed)
-    name = os.fspath(masks)
+    is_name = isinstance(masks, str | os.PathLike)
+    known = _named(source, os.fspath(masks), opening) if is_name else None
+    if known is not None:
+        return known
+    options: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
+    path, on = options.pop("path", None), options.pop("on", None)
+    if not is_path(path) or not set(options) <= {*OpenOptions.__annotations__, "format"}:
+        allowed = "a path, an open source, the name of an image column, file names with braces, or a mapping of"
+        raise ArgumentError(option="masks", value=masks, allowed=f"{allowed} 'path' and options of open_images")
+    if isinstance(path, str | os.PathLike) and url_of(path) is not None and opening.get("storage") is not None:
+        options = {"storage": opening["storage"], **options}  # By default, masks are on the server of the images.
+    try:
+        opened = open_source(path, are_labels=True, **options)
+    except MissingPathError:
+        if not is_name:
+            raise
+        columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
+        others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
+        raise MissingPathError(
+            f"{source.path}: masks={os.fspath(masks)!r}: no such path or image column; pass a path{others}",
+            path=source.path,
+        ) from None
+    return opened, _by_key(source, opened, on)
+
+
+def _named(source: BaseSource, name: str, opening: OpenOptions) -> tuple[BaseSource, Array] | None:
+    """Return masks that are stored with the images, or in files named by these; None if the name is a path."""
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
-        same = {key: value for key, value in {**opening, **changed}.items() if value is not None}
-        column = open_source(source.given, are_labels=True, **same)  # type: ignore[arg-type]
+        options = {key: value for key, value in {**opening, **changed}.items() if value is not None}
+        column = open_source(source.given, are_labels=True, **options)  # type: ignore[arg-type]
         return column, match_rows(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)
     label = name.removeprefix("labels/")
-    if label in source.label_images() or (label != name and not Path(name).exists()):
-        return source.labels(label)
-    try:
-        opened = open_source(name, are_labels=True, **_server(name, opening))
-    except MissingPathError:
-        columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
-        others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
-        raise MissingPathError(
-            f"{source.path}: masks={name!r}: no such path or image column; pass a path{others}", path=source.path
-        ) from None
-    return opened, _by_key(source, opened, None)
-
-
-def _server(path: Any, opening: OpenOptions) -> OpenOptions:
-    """Return the access options for masks at a URL, by default those of the images."""
-    storage = opening.get("storage")
-    at_url = isinstance(path, str | os.PathLike) and url_of(path) is not None
-    return {"storage": storage} if at_url and storage is not None else {}
+    is_stored = label in source.label_images() or (label != name and not Path(name).exists())
+    return source.labels(label) if is_stored else None
 
 
 def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
@@ -174,23 +155,20 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
 
 def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     """Return the files that are named by images, and the index of each image's file."""
+    error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
-        raise ArgumentError(
-            "is a URL, but files named in braces are local",
-            option="masks",
-            value=name,
-            remedy="copy their folder, or pass the URL of a collection of masks",
-        )
+        remedy = "copy their folder, or pass the URL of a collection of masks"
+        raise error("is a URL, but files named in braces are local", remedy=remedy)
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):
-        raise ArgumentError("braces are allowed only in the file name", option="masks", value=name, remedy="move them")
+        raise error("braces are allowed only in the file name", remedy="move them")
     if not folder.is_dir():
         raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
     try:
         template = list(string.Formatter().parse(path.name))
-    except ValueError as error:
-        raise ArgumentError(str(error), option="masks", value=name) from None
+    except ValueError as invalid:
+        raise error(str(invalid)) from None
     if not len(source):
         raise MetadataError(f"{source.path}: the collection is empty, so masks cannot be assigned; pass images")
     fields_of_template = {field for _, field, _, _ in template if field is not None}
@@ -217,11 +195,11 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
             f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}, other names in braces are columns, such as "
             "{well} and {site}, and {_} matches any text (a converted collection has no original file names)"
         )
-    grids = list(np.arange(len(files)).reshape(-1, 1, 1, 1))
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]
     sizes = np.unique(source.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
-    mask_fields = fields.Fields(files, grids, ids, pa.table({}), [], np.arange(len(files)))
+    numbers = np.arange(len(files))
+    mask_fields = fields.Fields(files, list(numbers.reshape(-1, 1, 1, 1)), ids, pa.table({}), [], numbers)
     return fields.joined_files(folder, folder, mask_fields, sizes), mask_of
 
 

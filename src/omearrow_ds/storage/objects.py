@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -138,108 +138,104 @@ class ObjectSettings:
         return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
 
     def open(self, source: BaseSource, objects: Any, center: Any, box: Any) -> tuple[BaseSource, Objects]:
-        """Return the images, and the objects of a table that are in them; see `open_objects` for parameters.
+        """Return the images, and the objects of a table that are in them; see `_locate` for parameters.
 
         With a filter, these are the objects that it chooses, and the images that contain any of them.
         """
-        located = open_objects(source, objects, center, box, self.on, types=self.types, skip_nulls=self.skip_nulls)
+        located = self._locate(source, objects, center, box)
         if self.row_filter is None:
             return source, located
-        chosen = located.keep(self.row_filter.choose(ObjectRows(source, located)))
+        chosen = located.keep(self.row_filter.choose(CropRows.of_objects(source, located)))
         fields, field_of = np.unique(chosen.fields, return_inverse=True)
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
+    def _locate(self, source: BaseSource, objects: Any, center: Any, box: Any) -> Objects:
+        """Return the objects of a table whose images are in a source.
 
-class ObjectRows(ColumnReader):
-    """Ids and columns of objects, followed by the columns of their images."""
+        ``objects`` is a `pyarrow.Table`, a frame, or the path of a CSV or Parquet file. ``center`` names the columns
+        (Y, X), ``box`` those of (y0, y1, x0, x1). ``box=True`` finds columns with known names. The default is a center
+        with known names.
 
-    def __init__(self, source: BaseSource, objects: Objects) -> None:
-        self._source, self._objects, self.path = source, objects, source.path
+        Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known
+        name; `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its
+        image.
+        """
+        if center is not None and box:
+            raise ArgumentError(
+                f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
+            )
+        joined = read_input_table(objects, "objects", self.types)
+        self.types.refuse_unknown()
+        pairs = choose_pairs(source, joined, self.on)
+        keys = JoinKeys(source, joined, pairs)
+        fields = match_rows(keys.images, keys.rows)
+        _refuse_unplaced(source, joined, keys, fields)
+        if self.on is None and pairs[0][0] == IMAGE_ID:
+            rows = np.flatnonzero(fields >= 0)
+            refuse_contradiction(source, joined, fields[rows], rows)
+        boxed = box is not None and box is not False
+        names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
+        table = joined.table
+        for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
+            if pa.types.is_string(table[name].type):
+                numbers_column = pa.array(numbers, from_pandas=True)
+                table = table.set_column(table.column_names.index(name), name, numbers_column)
+        is_known = np.isfinite(positions).all(axis=1)
+        unknown = np.flatnonzero((fields >= 0) & ~is_known)
+        if len(unknown) and not self.skip_nulls:
+            raise MetadataError(
+                f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
+                f"first in row {unknown[0]}; pass nulls='skip' to skip them"
+            )
+        rows = np.flatnonzero((fields >= 0) & is_known)
+        positions, fields = positions[rows], fields[rows]
+        _refuse_outside(source, joined, names, positions, fields, rows)
+        table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
+        if not boxed:
+            return Objects(table, rows, fields, positions, None, joined.name)
+        boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
+        return Objects(table, rows, fields, None, boxes, joined.name)
 
-    @property
+
+class CropRows(ColumnReader):
+    """Ids and columns of objects or tiles, followed by further columns of their images.
+
+    ``name_rows`` returns the ids. A process that unpickles it sets ``source``, the images, before it reads columns.
+    """
+
+    def __init__(self, source: BaseSource, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> None:
+        self.path, self.own, self._fields, self._name_rows = source.path, own, fields, name_rows
+        self.source: BaseSource | None = source
+        self.objects: Objects | None = None
+
+    @classmethod
+    def of_objects(cls, source: BaseSource, objects: Objects) -> Self:
+        rows = cls(source, objects.table, objects.fields, partial(object_ids, objects, source.image_ids))
+        rows.objects = objects
+        return rows
+
+    @cached_property
     def image_ids(self) -> Sequence[str]:
-        """One id per object."""
-        return object_ids(self._objects, self._source.image_ids)
+        """One id per row."""
+        return self._name_rows()
 
     @cached_property
     def column_schema(self) -> pa.Schema:
         """Names and types of the columns."""
-        own = self._objects.table.schema
-        return pa.schema([*own, *(field for field in self._source.column_schema if field.name not in own.names)])
+        assert self.source is not None
+        own = self.own.schema
+        return pa.schema([*own, *(field for field in self.source.column_schema if field.name not in own.names)])
 
     def _read_columns(self, names: list[str]) -> pa.Table:
-        own = self._objects.table
-        of_images = self._source.column_table([name for name in names if name not in own.column_names])
-        of_images = of_images.take(pa.array(self._objects.fields)) if of_images.num_columns else of_images
-        return pa.table({name: (own if name in own.column_names else of_images)[name] for name in names})
+        assert self.source is not None
+        own = self.own.column_names
+        of_images = self.source.column_table([name for name in names if name not in own])
+        of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
+        return pa.table({name: (self.own if name in own else of_images)[name] for name in names})
 
-
-def open_objects(
-    source: BaseSource,
-    objects: Any,
-    center: Sequence[str] | None = None,
-    box: Sequence[str] | bool | None = None,
-    on: On | None = None,
-    *,
-    types: ColumnTypes,
-    skip_nulls: bool = False,
-) -> Objects:
-    """Return the objects of a table whose images are in a source.
-
-    Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known name;
-    `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its image.
-
-    Parameters
-    ----------
-    source
-        The images, fields of view.
-    objects
-        A `pyarrow.Table`, a frame, or the path of a CSV or Parquet file.
-    center, box
-        Names of the columns (Y, X) of a center, or (y0, y1, x0, x1) of a box. ``box=True`` finds columns with known
-        names. The default is a center with known names.
-    on
-        Columns that join images and objects; see `omearrow_ds.open_images`.
-    types
-        Types of columns in text tables.
-    skip_nulls
-        Whether objects without a position are left out instead of raising an error.
-    """
-    if center is not None and box:
-        raise ArgumentError(
-            f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
-        )
-    joined = read_input_table(objects, "objects", types)
-    types.refuse_unknown()
-    pairs = choose_pairs(source, joined, on)
-    keys = JoinKeys(source, joined, pairs)
-    fields = match_rows(keys.images, keys.rows)
-    _refuse_unplaced(source, joined, keys, fields)
-    if on is None and pairs[0][0] == IMAGE_ID:
-        rows = np.flatnonzero(fields >= 0)
-        refuse_contradiction(source, joined, fields[rows], rows)
-    boxed = box is not None and box is not False
-    names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
-    table = joined.table
-    for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
-        if pa.types.is_string(table[name].type):
-            numbers_column = pa.array(numbers, from_pandas=True)
-            table = table.set_column(table.column_names.index(name), name, numbers_column)
-    is_known = np.isfinite(positions).all(axis=1)
-    unknown = np.flatnonzero((fields >= 0) & ~is_known)
-    if len(unknown) and not skip_nulls:
-        raise MetadataError(
-            f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
-            f"first in row {unknown[0]}; pass nulls='skip' to skip them"
-        )
-    rows = np.flatnonzero((fields >= 0) & is_known)
-    positions, fields = positions[rows], fields[rows]
-    _refuse_outside(source, joined, names, positions, fields, rows, boxed=boxed)
-    table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
-    if not boxed:
-        return Objects(table, rows, fields, positions, None, joined.name)
-    boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
-    return Objects(table, rows, fields, None, boxes, joined.name)
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+        return {**state, "source": None}
 
 
 def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
@@ -334,18 +330,11 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
 
 
 def _refuse_outside(
-    source: BaseSource,
-    joined: InputTable,
-    names: Sequence[str],
-    positions: Array,
-    fields: Array,
-    rows: Array,
-    *,
-    boxed: bool,
+    source: BaseSource, joined: InputTable, names: Sequence[str], positions: Array, fields: Array, rows: Array
 ) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
-    sizes = source.shapes[fields][:, 3:]
-    if boxed:
+    sizes, are_boxes = source.shapes[fields][:, 3:], positions.shape[1] > 2
+    if are_boxes:
         y0, y1, x0, x1 = positions.T
         is_outside = (y0 < 0) | (x0 < 0) | (y1 > sizes[:, 0]) | (x1 > sizes[:, 1]) | (y0 >= y1) | (x0 >= x1)
     else:
@@ -354,7 +343,7 @@ def _refuse_outside(
         return
     first = int(is_outside.argmax())
     height, width = sizes[first].tolist()
-    subject = "box (y0, y1, x0, x1)" if boxed else "center (Y, X)"
+    subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
     raise MetadataError(
         f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, the first "

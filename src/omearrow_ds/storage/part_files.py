@@ -57,19 +57,9 @@ def label_of(paths: Paths) -> Path:
 def parts_of(paths: Paths, only: str | None) -> list[Part]:
     """Return the parts at several paths; a folder that is not itself a collection is replaced by the parts below it.
 
-    Parameters
-    ----------
-    paths
-        See `is_several`. Matches of a glob are in natural order.
-    only
-        Name of the only format to find in folders; None accepts the format that exists.
-
-    Raises
-    ------
-    MissingPathError
-        If a path does not exist, or a glob has no matches.
-    FormatError
-        If a path occurs twice, or a folder has several formats or none.
+    Matches of a glob are in natural order. ``only`` names the only format to find in folders; None accepts the format
+    that exists. Raises `MissingPathError` if a path does not exist, or a glob has no matches; `FormatError` if a path
+    occurs twice, or a folder has several formats or none.
     """
     if isinstance(paths, str | os.PathLike):
         candidates = _globbed(os.fspath(paths))
@@ -121,26 +111,20 @@ def _globbed(pattern: str) -> list[Path]:
 def files_below(folder: Path, only: str | None) -> list[Path]:
     """Return the tables below a folder that is not itself a collection, in natural order of relative paths.
 
-    Raises
-    ------
-    FormatError
-        If they have several formats without ``only``, if images of other kinds are among them, or if none exist.
+    Raises `FormatError` if they have several formats without ``only``, or if images of other kinds are among them.
     """
     tables: dict[Format, list[Path]] = {}
     others: list[str] = []
     for path, fmt in _collections_below(folder):
-        if fmt is None:
-            others.append(path.name)
-        else:
+        if fmt is not None and only in (None, fmt.name):
             tables.setdefault(fmt, []).append(path)
             if only is None and fmt.kind == "directory":  # The folder may have many more.
                 break
-    if only is not None:
-        tables, others = {fmt: files for fmt, files in tables.items() if fmt.name == only}, []
+        elif fmt is None and only is None:
+            others.append(path.name)
     if len(tables) > 1:
-        tables = {
-            fmt: images for fmt, files in tables.items() if (images := [file for file in files if not is_plain(file)])
-        }
+        of_images = {fmt: [file for file in files if not is_plain(file)] for fmt, files in tables.items()}
+        tables = {fmt: files for fmt, files in of_images.items() if files}
     pictures = {other.noun: number for other, number in others_in(endings_of(others)).items() if other.is_image}
     if tables and len(tables) + len(pictures) > 1:
         kinds = [
@@ -163,11 +147,8 @@ def _natural(names: Sequence[str]) -> list[list[tuple[int, int, str]]]:
 def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
     """Yield the files below a folder, and the folders that are collections, with the format of each.
 
-    Raises
-    ------
-    FormatError
-        If a folder is reachable twice by links, is a collection in parts written by this package, or has a log of
-        valid files; or if there are too many entries.
+    Raises `FormatError` if a folder is reachable twice by links, is a collection in parts written by this package, or
+    has a log of valid files; or if there are too many entries.
     """
     folders, number = [folder], 0
     visited: set[tuple[int, int]] = set()

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -50,38 +50,34 @@ class Pattern:
         match = self.file.fullmatch(name)
         return None if match is None else {self.names[group]: value for group, value in match.groupdict().items()}
 
+    def is_known(self, name: str) -> bool:
+        """Whether a file is one plane of a field, or an image that does not belong to a field."""
+        return any(pattern.fullmatch(name) for pattern in (self.file, self.no_image) if pattern is not None)
 
-# Regular expressions of the image files of an instrument, and of other files, such as thumbnails.
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    "phenix": (
-        r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
-    ),
-    "imagexpress": (
-        (
-            r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
-            r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)"
-        ),
-        r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
-    ),
-    "cellvoyager": (
-        (
-            r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
-            r"C(?P<channel>\d{2})\.(?i:tiff?)"
-        ),
-    ),
-    "cytation": (
-        (
-            r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
-            r"\.(?i:tiff?)"
-        ),
-    ),
+    def enters(self, folder: str, depth: int) -> bool:
+        """Whether images may be below a folder; ``depth`` counts the folders above it."""
+        return self.folders is None or bool(depth < len(self.folders) and self.folders[depth].fullmatch(folder))
+
+
+# Regular expressions of the image files of an instrument, without their suffix.
+LAYOUTS = {
+    "phenix": r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+",
+    "imagexpress": r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
+    r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?",
+    "cellvoyager": r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}"
+    r"Z(?P<z>\d{2,3})C(?P<channel>\d{2})",
+    "cytation": r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)"
+    r"_(?P<t>\d{3})",
 }
+_THUMBNAILS = {"imagexpress": r".*_thumb[0-9A-Fa-f-]*"}
+_SUFFIX = r"\.(?i:tiff?)"
 
 
 @cache
 def _layout(name: str) -> Pattern:
-    file, *others = map(re.compile, LAYOUTS[name])
-    return Pattern(name, file, (), others[0] if others else None, {group: group for group in file.groupindex})
+    file = re.compile(LAYOUTS[name] + _SUFFIX)
+    thumbnails = re.compile(_THUMBNAILS[name] + _SUFFIX) if name in _THUMBNAILS else None
+    return Pattern(name, file, (), thumbnails, {group: group for group in file.groupindex})
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
@@ -93,11 +89,8 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
-        raise ArgumentError(
-            option="pattern",
-            value=pattern,
-            allowed="a pattern with braces, a regular expression or the name of a layout",
-        )
+        allowed = "a pattern with braces, a regular expression or the name of a layout"
+        raise ArgumentError(option="pattern", value=pattern, allowed=allowed)
     is_regex = isinstance(pattern, re.Pattern) or "(?P<" in text
     steps = re.sub(r"\[[^]]*\]", "", text).split("/") if is_regex else text.split("/")
     hidden = tuple(step.startswith(("\\.", "^\\.") if is_regex else ".") for step in steps)
@@ -123,38 +116,28 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
     for group, name in names.items():
         close = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
         if close:
-            raise ArgumentError(
-                f"has the unknown name {group!r}",
-                option="pattern",
-                value=text,
-                remedy=f"write {close[0]!r}, or rename it",
-            )
-    twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
-    if twice is not None:
-        raise ArgumentError(
-            f"two of its names denote the column {column_of(twice)!r}",
-            option="pattern",
-            value=text,
-            remedy="rename one",
-        )
+            remedy = f"write {close[0]!r}, or rename it"
+            raise ArgumentError(f"has the unknown name {group!r}", option="pattern", value=text, remedy=remedy)
+    refuse_equal_names(text, list(names.values()))
     return names
+
+
+def refuse_equal_names(text: str, names: Sequence[str]) -> None:
+    """Raise `ArgumentError` if two names in a pattern denote one axis or column."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        problem = f"two of its names denote the column {column_of(twice)!r}"
+        raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
 
 
 def _regex(pattern: str) -> str:
     literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
+    error = partial(ArgumentError, option="pattern", value=pattern)
     if any("{" in literal or "}" in literal for literal in literals):
-        raise ArgumentError(
-            "a brace is open or empty",
-            option="pattern",
-            value=pattern,
-            remedy="write names in braces: {well}",
-        )
-    for position, between in enumerate(literals[1:-1]):
-        if not between:
-            neighbors = f"{{{names[position]}}}{{{names[position + 1]}}}"
-            raise ArgumentError(
-                f"no text separates {neighbors}", option="pattern", value=pattern, remedy="use a regular expression"
-            )
+        raise error("a brace is open or empty", remedy="write names in braces: {well}")
+    if "" in literals[1:-1]:
+        first, second = names[literals.index("", 1) - 1 :][:2]
+        raise error(f"no text separates {{{first}}}{{{second}}}", remedy="use a regular expression")
     regex, used = re.escape(literals[0]), set()
     for name, literal in zip(names, literals[1:], strict=True):
         if name.startswith("_"):
@@ -169,12 +152,8 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    for name in LAYOUTS:
-        layout = _layout(name)
-        patterns = [layout.file, *([layout.no_image] if layout.no_image else [])]
-        if names and all(any(pattern.fullmatch(file) for pattern in patterns) for file in names):
-            return name
-    return None
+    layouts = map(_layout, LAYOUTS if names else ())
+    return next((layout.text for layout in layouts if all(map(layout.is_known, names))), None)
 
 
 def column_of(name: str) -> str:

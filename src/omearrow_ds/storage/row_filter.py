@@ -27,14 +27,7 @@ _ROW = "\0row"  # No stored column has a NUL in its name.
 _NUM_SHOWN = 20
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
-    {
-        "==": pc.equal,
-        "!=": pc.not_equal,
-        "<": pc.less,
-        "<=": pc.less_equal,
-        ">": pc.greater,
-        ">=": pc.greater_equal,
-    }
+    {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
 )
 _INT64_LIMIT = 2**63
 _INT_OR_UINT = pa.decimal128(20, 0)
@@ -42,16 +35,9 @@ _JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
 
 
 class RowFilter:
-    """Condition that chooses rows of a table.
+    """Condition that chooses rows of a table; ``text`` identifies it, and is equal in all processes.
 
     Raises `ArgumentError` if ``condition`` is neither a valid text nor a `pyarrow.compute.Expression`.
-
-    Attributes
-    ----------
-    condition
-        The text or expression.
-    text
-        Text that identifies the condition, equal in all processes.
     """
 
     def __init__(self, condition: Any) -> None:
@@ -64,10 +50,8 @@ class RowFilter:
                 _, (serialized,) = condition.__reduce__()
                 self.text += f" [{hashlib.blake2b(serialized, digest_size=8).hexdigest()}]"
         else:
-            allowed, remedy = (
-                "a text or a pyarrow.compute.Expression",
-                "write e.g. \"dose > 1 and treatment == 'DMSO'\"",
-            )
+            remedy = "write e.g. \"dose > 1 and treatment == 'DMSO'\""
+            allowed = "a text or a pyarrow.compute.Expression"
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
     def choose(self, rows: Beside) -> Array:
@@ -144,12 +128,9 @@ class _Evaluation:
     def _values(self, condition: Condition) -> Values:
         """Return whether a condition is true for each row, null if unknown; a null scalar if all are unknown."""
         if isinstance(condition, Operation):
-            parts = list(map(self._values, condition.parts))
-            return (
-                pc.invert(parts[0])
-                if condition.operator == "not"
-                else functools.reduce(_JOIN[condition.operator], parts)
-            )
+            parts = map(self._values, condition.parts)
+            join = _JOIN.get(condition.operator)
+            return pc.invert(next(parts)) if join is None else functools.reduce(join, parts)
         stored, others = self._columns[condition.column], condition.others
         if condition.operator == "is null":
             return pc.is_null(stored)
@@ -202,10 +183,8 @@ def _as_scalar(value: Value, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(float(value)).cast(kind, safe=False)
     if abs(value) < _INT64_LIMIT and value == int(value) and not pa.types.is_uint64(kind):
         return pa.scalar(int(value))
-    is_exact = (
-        _kind(kind) == "number" and value.adjusted() < 20 and int(value.as_tuple().exponent) >= -18
-    )  # Up to 38 digits.
-    return pa.scalar(value if is_exact else float(value))
+    has_38_digits = value.adjusted() < 20 and int(value.as_tuple().exponent) >= -18
+    return pa.scalar(value if has_38_digits and _kind(kind) == "number" else float(value))
 
 
 def _with_one_type(left: pa.ChunkedArray, right: Values) -> tuple[Values, Values]:

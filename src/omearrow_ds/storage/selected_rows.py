@@ -23,18 +23,10 @@ _FEW = 8  # Whole parts are fetched if at least one of this number of images is 
 
 
 class SelectedRows(Over):
-    """Selected images of a source; closing it closes the source.
+    """Images of a source at sorted indices; closing it closes the source.
 
-    Parameters
-    ----------
-    source
-        The source.
-    selected
-        Sorted indices of images.
-    reopen
-        Function that opens the images again in another process; None selects them from the pickled source.
-    condition
-        Text of the filter that selected the images; an empty text for null images.
+    ``reopen`` opens the images again in another process; None selects them from the pickled source. ``condition`` is
+    the text of the filter that selected the images; it is empty if null images were left out.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ TAB_SUFFIXES = (".tsv", ".txt")
 
 _PARQUET = b"PAR1"
 _HEAD_BYTES = 2**20
-_PIECE_BYTES = 2**22
 _BLOCK_BYTES = (2**20, 2**27)  # Least and most that pyarrow parses at once.
 _MANY_ROWS = 10_000
 _COLUMN_BYTES = 2**17  # Per column of a block: with few rows, the overhead of calls would dominate.
@@ -43,14 +42,9 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFile:
-    """A table in a Parquet, CSV or TSV file.
+    """A table in a Parquet, CSV or TSV file; the suffix determines whether it is text, and its separator.
 
-    Parameters
-    ----------
-    path
-        The file. Its suffix determines whether it is text, and separated by commas or tabs.
-    where
-        Name of the table in messages; None is ``path``.
+    Messages name the table by ``where``, by default ``path``.
     """
 
     def __init__(self, path: Path, where: Path | None = None) -> None:
@@ -123,23 +117,16 @@ class TableFile:
 
     def _refuse_encoding(self) -> None:
         """Raise `FormatError` that names the first byte that is not text, if one exists."""
-        decoder = codecs.getincrementaldecoder(self._encoding)()
-        read_bytes, line = 0, 1
         with pa.input_stream(str(self.path)) as stream:
-            while True:
-                piece = stream.read(_PIECE_BYTES)
-                read_bytes += len(piece)
-                try:
-                    line += decoder.decode(piece, final=not piece).count("\n")
-                except UnicodeDecodeError as error:
-                    byte = read_bytes - len(error.object) + error.start
-                    line += error.object[: error.start].count(b"\n")
-                    raise FormatError(
-                        f"{self._where}: byte {byte:,} (0x{error.object[error.start]:02x}), in line {line}, is not "
-                        f"valid {self._encoding.upper()}; save the table as UTF-8, in Excel as 'CSV UTF-8'"
-                    ) from error
-                if not piece:
-                    return
+            content: bytes = stream.read()
+        try:
+            content.decode(self._encoding)
+        except UnicodeDecodeError as error:
+            byte, line = content[error.start], 1 + content.count(b"\n", 0, error.start)
+            raise FormatError(
+                f"{self._where}: byte {error.start:,} (0x{byte:02x}), in line {line}, is not valid "
+                f"{self._encoding.upper()}; save the table as UTF-8, in Excel as 'CSV UTF-8'"
+            ) from error
 
     def _read_text(self, header: Sequence[str], names: Sequence[str] | None, types: Mapping[str, str]) -> pa.Table:
         convert = pyarrow.csv.ConvertOptions(
@@ -162,12 +149,8 @@ class TableFile:
 class ColumnTypes(dict[str, str]):
     """Column types that ``column_types=`` passes for text tables, by column name.
 
-    Raises `ArgumentError` if ``types`` is not a mapping of names to `TYPES`.
-
-    Attributes
-    ----------
-    names
-        Names of all columns of the text tables that were read so far.
+    ``names`` are those of all columns of the text tables that were read so far. Raises `ArgumentError` if ``types`` is
+    not a mapping of names to `TYPES`.
     """
 
     def __init__(self, types: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:

@@ -75,14 +75,12 @@ def _names(image_column: Any) -> Sequence[str | None]:
 
 
 def _null_images_message(sources: Sequence[TableSource]) -> str:
-    counts = {source.image_column[0]: int(source.null.sum()) for source in sources if source.null.any()}
-    source = next(source for source in sources if source.null.any())
-    (column, number), *others = counts.items()
-    also = "".join(f", {more:,} in {name!r}" for name, more in others)
-    verb = "is" if number == 1 and not others else "are"
+    first, *others = (source for source in sources if source.null.any())
+    also = "".join(f", {source.null.sum():,} in {source.image_column[0]!r}" for source in others)
+    verb = "is" if first.null.sum() == 1 and not others else "are"
     return (
-        f"{source.path}: {number:,} of the {len(source):,} images in column {column!r}{also} {verb} null, the first is "
-        f"image {int(source.null.argmax())}; pass nulls='skip' to skip these rows"
+        f"{first.path}: {first.null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also} "
+        f"{verb} null, the first is image {int(first.null.argmax())}; pass nulls='skip' to skip these rows"
     )
 
 
@@ -135,16 +133,16 @@ class JoinedColumns(Over):
 
     def metadata(self, index: int) -> dict[str, Any]:
         index = self.index(index)
-        found = [source.metadata(index) for source in self._sources]
-        channels = []
-        for source, metadata in zip(self._sources, found, strict=True):
-            size_c = int(source.shapes[index, 1])
-            for number, channel in enumerate(metadata["channels"] or [channel_of({})] * size_c):
-                name = source.image_column[0] if size_c == 1 else f"{source.image_column[0]} {number}"
-                channels.append((name, channel))
-        if len({channel["name"] for _, channel in channels} - {None}) == len(channels):
-            return {**found[0], "channels": [channel for _, channel in channels]}
-        return {**found[0], "channels": [{**channel, "id": None, "name": name} for name, channel in channels]}
+        first, *others = (source.metadata(index) for source in self._sources)
+        channels, names = list[dict[str, Any]](), list[str]()
+        for source, metadata in zip(self._sources, (first, *others), strict=True):
+            (column,), size_c = source.image_column, int(source.shapes[index, 1])
+            of_column = metadata["channels"] or [channel_of({})] * size_c
+            names += [column if size_c == 1 else f"{column} {number}" for number in range(len(of_column))]
+            channels += of_column
+        if len({channel["name"] for channel in channels} - {None}) < len(channels):
+            channels = [{**channel, "id": None, "name": name} for channel, name in zip(channels, names, strict=True)]
+        return {**first, "channels": channels}
 
     def blocks(self) -> Iterator[Block]:
         in_order = ((image for _, images in source.blocks() for image in images) for source in self._sources)
@@ -152,36 +150,29 @@ class JoinedColumns(Over):
             yield index, [np.concatenate(images, axis=1)]
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        # An image is complete when its part of the last column is.
-        for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
-            last = done if source is self._sources[-1] else None
-            if isinstance(images, np.ndarray) and not np.ptp([starts, stops], axis=1).any():  # All rows use one slice.
-                source.decode_into(images[:, :, starts[0] : stops[0]], last)
-            else:
-                source.decode_into(_Channels(images, starts, stops), last)
+        if not isinstance(images, np.ndarray) or (self._stops != self._stops[:, :1]).any():
+            super().decode_into(images, done)
+            return
+        # All rows have the same channels. An image is complete when its part of the last column is.
+        first = 0
+        for source, stop in zip(self._sources, self._stops[:, 0].tolist(), strict=True):
+            source.decode_into(images[:, :, first:stop], done if source is self._sources[-1] else None)
+            first = stop
 
     def stored_as(self) -> Stored:
         stored = [source.stored_as() for source in self._sources]
-        reading = "; ".join(dict.fromkeys(each.reading for each in stored))
+        reading = "; ".join(dict.fromkeys(column.reading for column in stored))
         return replace(
             stored[0],
-            encoding=joined(str(each.encoding) for each in stored),
-            compression=joined(each.compression for each in stored),
-            in_place=all(each.in_place for each in stored),
+            encoding=joined(str(column.encoding) for column in stored),
+            compression=joined(column.compression for column in stored),
+            in_place=all(column.in_place for column in stored),
             reading=f"{reading}; {len(stored)} columns joined along C",
         )
 
     def close(self) -> None:
         for source in self._sources:
             source.close()
-
-
-class _Channels:
-    def __init__(self, images: SupportsImages, starts: Array, stops: Array) -> None:
-        self._images, self._starts, self._stops = images, starts, stops
-
-    def __getitem__(self, index: int) -> Array:
-        return self._images[index][:, self._starts[index] : self._stops[index]]
 
 
 def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:

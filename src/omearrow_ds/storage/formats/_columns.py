@@ -9,7 +9,7 @@ import difflib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -166,25 +166,18 @@ def refuse_extensions(columns: pa.Schema, subject: str) -> None:
 def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, subject: str) -> None:
     """Raise `MetadataError` for plain types that the format ``label`` cannot store, or no format can read back."""
     for field in columns:
+        error, column = partial(MetadataError, column=field.name), f"{subject}: column {field.name!r}"
         if "\0" in field.name:
-            raise MetadataError(
-                f"{subject}: column {field.name!r}: many formats cannot store a name with NUL; rename it",
-                column=field.name,
-            )
+            raise error(f"{column}: many formats cannot store a name with NUL; rename it")
         if _depth(field.type) > _DEPTH:
-            raise MetadataError(
-                f"{subject}: column {field.name!r} has more than {_DEPTH} nested levels; flatten it", column=field.name
-            )
+            raise error(f"{column} has more than {_DEPTH} nested levels; flatten it")
         for kind in all_types(field.type):
             if any(test(kind) for test in unheld):
-                raise MetadataError(
-                    f"{subject}: column {field.name!r}: {label} cannot store the type {kind}; cast it first",
-                    column=field.name,
-                )
+                raise error(f"{column}: {label} cannot store the type {kind}; cast it first")
             names = [child.name for child in kind] if pa.types.is_struct(kind) else ["-"]
             if not all(names) or "\0" in "".join(names) or not 0 < len(names) == len(set(names)):
                 problem = f"a struct has the fields {names}, expected distinct names without NUL; rename them"
-                raise MetadataError(f"{subject}: column {field.name!r}: {problem}", column=field.name)
+                raise error(f"{column}: {problem}")
 
 
 def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:

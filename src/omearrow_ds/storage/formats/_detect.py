@@ -30,12 +30,7 @@ TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
 _COPIERS = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "http": "curl -O", "https": "curl -O"}
-_SPECIAL = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_SPECIAL = {"p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}  # By the letters of `ls`.
 
 
 def detect(path: Path) -> Format:
@@ -109,12 +104,10 @@ def missing(path: StrPath, problem: str = "no such file or folder; check the pat
 def special_kind(path: StrPath) -> str | None:
     """Return the type of ``path`` if it is neither file nor folder (a pipe, a socket, a device), else None."""
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # of many paths: pathlib would double its cost
-    except OSError:  # opening it raises the error
+        kind = stat.filemode(os.stat(path).st_mode)[0]  # noqa: PTH116  # Many paths: pathlib would double its cost.
+    except OSError:  # Opening it raises the error.
         return None
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None
-    return next((name for test, name in _SPECIAL if test(mode)), "a special file")
+    return None if kind in "-d" else _SPECIAL.get(kind, "a special file")
 
 
 def refuse_special(path: StrPath) -> None:
@@ -148,25 +141,21 @@ def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntr
 def refuse_folder_of_others(path: Path) -> None:
     """Raise `FormatError` for a folder without images of any format, and name its contents and the remedy."""
     entries = _entries_of(path) if path.is_dir() else []
+    names = [entry.name for entry in entries]
     if path.is_dir() and not entries:
         hidden = " except for names that begin with a dot" if any(path.iterdir()) else ""
         raise FormatError(f"{path}: the folder is empty{hidden}; pass the path of a folder or file with images")
-    if OME_ARROW_MANIFEST in (entry.name for entry in entries):
+    if OME_ARROW_MANIFEST in names:
         raise FormatError(f"{path}: is the folder of an ome-arrow dataset; pass format='ome_arrow', or omit format=")
-    names = [entry.name for entry in entries]
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
-        inside = _entries_of(folder)
-        if any(entry.name == OME_ARROW_MANIFEST for entry in inside):
-            raise FormatError(
-                f"{path}: contains no images, but its subfolder {folder.name!r} is an ome-arrow dataset; "
-                f"pass {str(folder)!r}"
-            )
-        if any(entry.name.lower().endswith(TIFF_SUFFIXES) for entry in inside):
-            raise FormatError(
-                f"{path}: contains no images, but its subfolder {folder.name!r} does; "
-                f"pass {str(folder)!r}, or a pattern= with a / that matches the files of all subfolders"
-            )
-        names += [entry.name for entry in inside]
+        inside = [entry.name for entry in _entries_of(folder)]
+        problem = f"{path}: contains no images, but its subfolder {folder.name!r}"
+        if OME_ARROW_MANIFEST in inside:
+            raise FormatError(f"{problem} is an ome-arrow dataset; pass {str(folder)!r}")
+        if any(name.lower().endswith(TIFF_SUFFIXES) for name in inside):
+            remedy = f"pass {str(folder)!r}, or a pattern= with a / that matches the files of all subfolders"
+            raise FormatError(f"{problem} does; {remedy}")
+        names += inside
     others = list(others_in(endings_of(names)))
     if others:
         nouns = " and ".join(f"{other.noun}s" for other in others)
@@ -182,19 +171,17 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
 
     Otherwise, they would be skipped silently.
     """
-    names = list(names)
-    endings = endings_of(names)
-    tables = Counter[str]()
-    for ending in endings:
+    numbers = Counter[str]()
+    for ending in (endings := endings_of(names)):
         table = of_suffix(f"x{ending}")
         if table is not None and table.kind == "table":
-            of_images = (name for name in names if name.lower().endswith(ending) and not is_plain(path / name))
-            tables[f"{table.label} table"] += sum(1 for _ in of_images)
-    others = {other.noun: number for other, number in others_in(endings).items() if other.is_image}
-    beside = [count(number, noun) for noun, number in (*tables.items(), *others.items()) if number]
-    if beside:
+            of_table = (path / name for name in names if name.lower().endswith(ending))
+            numbers[f"{table.label} table"] += sum(not is_plain(file) for file in of_table)
+    numbers.update({other.noun: number for other, number in others_in(endings).items() if other.is_image})
+    others = [count(number, noun) for noun, number in numbers.items() if number]
+    if others:
         raise FormatError(
-            f"{path}: contains mixed files, {fmt.label} images and {' and '.join(beside)}; pass format={fmt.name!r} to "
+            f"{path}: contains mixed files, {fmt.label} images and {' and '.join(others)}; pass format={fmt.name!r} to "
             f"read only the {fmt.label} images, or the path of another file"
         )
 

@@ -85,13 +85,10 @@ class ImagesOf:
 
     def __add__(self, other: ImagesOf) -> ImagesOf:
         """Return the combined contents of two columns of one name."""
-        shapes, dtypes = Counter(self.shapes), Counter(self.dtypes)
-        shapes.update(other.shapes)
-        dtypes.update(other.dtypes)
-        kinds = dict(shapes.most_common()), dict(dtypes.most_common())
-        return ImagesOf(
-            self.name, self.images + other.images, self.nulls + other.nulls, *kinds, self.problem or other.problem
-        )
+        shapes = dict((Counter(self.shapes) + Counter(other.shapes)).most_common())
+        dtypes = dict((Counter(self.dtypes) + Counter(other.dtypes)).most_common())
+        counts = self.images + other.images, self.nulls + other.nulls
+        return ImagesOf(self.name, *counts, shapes, dtypes, self.problem or other.problem)
 
     @property
     def text(self) -> str:

@@ -37,15 +37,14 @@ def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
     """
     axes: list[dict[str, str]] = []
     scale = []
-    for axis in AXES:
-        entry = {"name": axis.lower(), "type": _TYPES[axis]}
-        unit = _UNITS.get(metadata.get(f"physical_size_{axis.lower()}_unit") or "")
-        size = metadata.get(f"physical_size_{axis.lower()}")
-        known = unit is not None and size is not None and size > 0
-        axes.append(entry | ({"unit": unit} if known and unit else {}))
-        scale.append(float(size) if known and size else 1.0)
-    transform = {"type": "scale", "scale": scale}
-    multiscale: dict[str, Any] = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": [transform]}]}
+    for name in AXES.lower():
+        unit = _UNITS.get(metadata.get(f"physical_size_{name}_unit") or "")
+        size = metadata.get(f"physical_size_{name}") or 0
+        is_known = unit is not None and size > 0
+        axes.append({"name": name, "type": _TYPES[name.upper()], **({"unit": unit} if unit and is_known else {})})
+        scale.append(float(size) if is_known else 1.0)
+    level = {"path": "0", _TRANSFORMS: [{"type": "scale", "scale": scale}]}
+    multiscale: dict[str, Any] = {"axes": axes, "datasets": [level]}
     if metadata["name"] is not None:
         multiscale["name"] = metadata["name"]
     ome: dict[str, Any] = {"version": "0.5", "multiscales": [multiscale]}
@@ -53,23 +52,14 @@ def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
         ome["omero"] = {"channels": [_omero(channel, maximum) for channel in metadata["channels"]]}
     stored = parse({"ome": ome}, "OME-Zarr")
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
-    found: dict[str, Any] = {"ome": ome}
-    if rest:
-        found[REST_KEY] = json.loads(json.dumps(rest, default=datetime.isoformat))
-    return found
+    return {"ome": ome} | ({REST_KEY: json.loads(json.dumps(rest, default=datetime.isoformat))} if rest else {})
 
 
 def _omero(channel: Mapping[str, Any], maximum: float) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "color": "FFFFFF",
-        "active": True,
-        "window": {"min": 0, "max": maximum, "start": 0, "end": maximum},
-    }
-    if channel["name"] is not None:
-        entry["label"] = channel["name"]
-    if channel["color_rgba"] is not None:
-        entry["color"] = f"{channel['color_rgba'] >> 8:06X}"
-    return entry
+    color = "FFFFFF" if channel["color_rgba"] is None else f"{channel['color_rgba'] >> 8:06X}"
+    window = {"min": 0, "max": maximum, "start": 0, "end": maximum}
+    label = {} if channel["name"] is None else {"label": channel["name"]}
+    return {"color": color, "active": True, "window": window, **label}
 
 
 def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -237,11 +227,4 @@ def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | Non
 
 def _parse_omero(channel: Mapping[str, Any]) -> dict[str, Any]:
     color = channel.get("color")
-    return {
-        "id": None,
-        "name": channel.get("label"),
-        "emission_um": None,
-        "excitation_um": None,
-        "illumination": None,
-        "color_rgba": None if color is None else int(color[:6], 16) << 8 | 0xFF,
-    }
+    return {"name": channel.get("label"), "color_rgba": None if color is None else int(color[:6], 16) << 8 | 0xFF}

@@ -26,22 +26,26 @@ _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m":
 
 def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
     """Return ``metadata`` in the form of tifffile's ``imwrite(metadata=)``."""
-    given: dict[str, Any] = {"axes": "TCZYX"}
+    from tifffile import OmeXml  # noqa: PLC0415  # The backend of the TIFF format.
+
+    tags: dict[str, Any] = {"axes": "TCZYX"}
     if metadata["name"] is not None and _is_xml(metadata["name"]):
-        given["Name"] = metadata["name"]
+        tags["Name"] = metadata["name"]
     if metadata["acquisition_datetime"] is not None:
-        given["AcquisitionDate"] = metadata["acquisition_datetime"].isoformat()
+        tags["AcquisitionDate"] = metadata["acquisition_datetime"].isoformat()
     for axis in "XYZ":
         size, unit = metadata[f"physical_size_{axis.lower()}"], metadata[f"physical_size_{axis.lower()}_unit"]
         if size is not None and size > 0 and unit in _PER_MICROMETRE:
-            given |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": unit}
+            tags |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": unit}
     if len(metadata["channels"]) == size_c:
-        given["Channel"] = _channels(metadata["channels"])
-    stored = parse(_preview(given, size_c), "OME-XML")
+        tags["Channel"] = _channels(metadata["channels"])
+    xml = OmeXml()
+    xml.addimage("uint16", (1, size_c, 1, 1, 1), (size_c, 1, 1, 1, 1, 1), **tags)
+    stored = parse(xml.tostring(), "OME-XML")
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
     if rest:
-        given["MapAnnotation"] = {ANNOTATION_KEY: json.dumps(rest, default=datetime.isoformat)}
-    return given
+        tags["MapAnnotation"] = {ANNOTATION_KEY: json.dumps(rest, default=datetime.isoformat)}
+    return tags
 
 
 def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -66,14 +70,6 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def _is_xml(text: str) -> bool:
     """Whether XML 1.0 can store the text and return it unchanged (it turns CR into LF)."""
     return not _NOT_XML.search(text)
-
-
-def _preview(given: Mapping[str, Any], size_c: int) -> str:
-    from tifffile import OmeXml  # noqa: PLC0415  # tifffile is the TIFF format's backend
-
-    xml = OmeXml()
-    xml.addimage("uint16", (1, size_c, 1, 1, 1), (size_c, 1, 1, 1, 1, 1), **given)
-    return xml.tostring()
 
 
 def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
@@ -143,7 +139,6 @@ def find_root(description: str) -> ET.Element | None:
 def _parse_channel(channel: ET.Element) -> dict[str, Any]:
     color = channel.get("Color")
     return {
-        "id": None,
         "name": channel.get("Name"),
         "emission_um": _wavelength_um(channel, "Emission"),
         "excitation_um": _wavelength_um(channel, "Excitation"),
