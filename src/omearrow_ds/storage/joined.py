@@ -105,9 +105,11 @@ def joined(
             raise ColumnError(f"{path}: image columns differ, {names}; pass image_column=, or rename one")
     others = dict.fromkeys(chain.from_iterable(info.other_image_columns for info in known))
     files, stamps = [part.path for part in parts], [info.stamp for info in known]
-    index = _index_of(parts, known, path)
-    made_of = (path, first.format, files, index, opening, stamps)
-    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), *made_of)
+    first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
+    rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
+    index = index_of(known, _distinct_ids(parts, known), _columns(parts, known, path), rows)
+    arguments = (path, first.format, files, index, opening, stamps)
+    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), *arguments)
 
 
 class Looked(NamedTuple):
@@ -204,12 +206,6 @@ def _all_owned(columns: pa.Table) -> pa.Table:
 def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy of a column: a view would keep the memory-mapped file of each part open."""
     return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])])
-
-
-def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Index:
-    first_rows = accumulate((each.row_count for each in known[:-1]), initial=0)
-    rows = np.concatenate([each.rows + first for first, each in zip(first_rows, known, strict=True)])
-    return index_of(known, _distinct_ids(parts, known), _columns(parts, known, path), rows)
 
 
 def index_of(

@@ -69,8 +69,7 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
     values = table[column].to_pylist()
     matches = {value: _WHOLE.fullmatch(str(value)) for value in set(values)}
     numbers = {value: None if match is None else int(match[1]) for value, match in matches.items()}
-    invalid = (row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None)
-    row = next(invalid, None) if None in numbers.values() else None
+    row = next((row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None), None)
     if row is not None:
         raise FormatError(
             f"{path}: row {row} has {column} {values[row]!r}, expected an integer from 0; correct it, or drop the "

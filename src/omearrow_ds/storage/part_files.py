@@ -96,16 +96,14 @@ def _globbed(pattern: str) -> list[Path]:
     """Return the sorted matches of a glob, without hidden ones, parts of others, or plain folders of ``**``."""
     steps = Path(pattern).parts
     deep = "**" in steps
-    found: list[Path] = []
+    matches: list[Path] = []
     for path in map(Path, sorted(glob.glob(pattern, recursive=True), key=lambda name: Path(name).parts)):  # noqa: PTH207
-        if has_hidden(path.parts, steps):
-            continue
-        if found and path.is_relative_to(found[-1]):
+        if has_hidden(path.parts, steps) or (matches and path.is_relative_to(matches[-1])):
             continue
         if deep and path.is_dir() and not is_published(path) and found_in_folder(path) is None:
             continue
-        found.append(path)
-    return sorted(found, key=lambda path: _natural(path.parts))
+        matches.append(path)
+    return sorted(matches, key=lambda path: list(map(natural_key, path.parts)))
 
 
 def files_below(folder: Path, only: str | None) -> list[Path]:
@@ -137,11 +135,7 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
             f"{folder}: contains mixed files, {' and '.join(kinds)}; pass format={first!r} for the first, or a glob"
         )
     tables_found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
-    return sorted(tables_found, key=lambda path: _natural(path.relative_to(folder).parts))
-
-
-def _natural(names: Sequence[str]) -> list[list[tuple[int, int, str]]]:
-    return [natural_key(name) for name in names]
+    return sorted(tables_found, key=lambda path: list(map(natural_key, path.relative_to(folder).parts)))
 
 
 def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
