@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
+from itertools import pairwise
 
 import pytest
 
@@ -44,3 +46,23 @@ def test_docstring_of_function_has_returns_and_raises(name):
     if inspect.isfunction(member):
         assert "\nReturns\n-------\n" in docstring
         assert "\nRaises\n------\n" in docstring
+
+
+def sentences_of_parameters(docstring):
+    """Return the number of sentences per parameter of a numpydoc docstring."""
+    sections = re.split(r"^(\w[\w ]*)\n-+\n", docstring, flags=re.MULTILINE)
+    (section,) = [text for title, text in pairwise(sections) if title == "Parameters"] or [""]
+    parameters = re.findall(r"^(\S[^\n]*)\n((?: +[^\n]*\n?)+)", section, re.MULTILINE)
+    return {name: len(re.findall(r"[.!?](?=\s+[A-Z`*\"]|\s*$)", " ".join(text.split()))) for name, text in parameters}
+
+
+def test_sentences_of_parameters_are_counted():
+    parameters = "a, b\n    One (`a.md`). ``Two``,\n    with 1.5 x.\nc\n    One.\n"
+    docstring = f"Do it.\n\nParameters\n----------\n{parameters}\nReturns\n-------\nint\n    None."
+    assert sentences_of_parameters(docstring) == {"a, b": 2, "c": 1}
+
+
+@pytest.mark.parametrize("name", documented_names())
+def test_parameters_have_one_or_two_sentences(name):
+    counts = sentences_of_parameters(inspect.getdoc(getattr(omearrow_ds, name)) or "")
+    assert set(counts.values()) <= {1, 2}, counts

@@ -45,9 +45,9 @@ class OMEArrowDataset(StoredSamples):
     path, format
         See `open_images`.
     preload
-        ``True`` decodes all images into shared memory. ``False`` reads each sample from storage. ``"auto"`` preloads if
-        the images fit ``max_bytes``. ``"cuda"`` or ``"cuda:1"`` holds them as stored on that device; they must have one
-        shape and dtype, and workers and ``masks`` are not possible. Samples are bit-identical in all modes.
+        ``True`` decodes all images into shared memory, ``False`` reads each sample from storage, and ``"auto"``
+        preloads if the images fit ``max_bytes``. ``"cuda"`` or ``"cuda:1"`` keeps images of one shape and dtype on that
+        device; workers and ``masks`` are not possible then.
     axes
         Axes of a sample in order. An omitted axis must have length 1 after ``select``.
     select
@@ -55,11 +55,10 @@ class OMEArrowDataset(StoredSamples):
     crop_size
         ``None`` is the whole image. Otherwise ``(height, width)`` of a crop in pixels.
     normalize
-        ``True`` gives float32 and divides integers by the maximum of their dtype. ``False`` keeps the stored dtype.
-        ``{"low": ..., "high": ...}`` maps this range to 0 and 1 and clips; ``{"mean": ..., "std": ...}`` standardizes;
-        values are numbers, or one per stored channel, in stored pixel values. A `Stats` or its file standardizes with
-        the statistics of each image's channel and group; ``{"stats": file, "low": "p1", "high": "p99"}`` uses its
-        percentiles.
+        ``True`` gives float32 and divides integers by the maximum of their dtype; ``False`` keeps the stored dtype.
+        Otherwise a range that maps to 0 and 1 (``{"low": ..., "high": ...}``, clipped), a standardization
+        (``{"mean": ..., "std": ...}``), both with numbers or one per stored channel, a `Stats` or its file, or its
+        percentiles (``{"stats": file, "low": "p1", "high": "p99"}``); see `docs/how-to/normalization.md`.
     illumination
         ``None``, or illumination functions to divide by before normalization: a mapping from channel names to ``.npy``
         files or positive (Y, X) arrays, or ``True`` for those of a LoadData table.
@@ -67,14 +66,14 @@ class OMEArrowDataset(StoredSamples):
         ``None``, or a function of the sample's tensor. With ``masks`` it gets image and mask and returns both; the mask
         is a ``tv_tensors.Mask`` if torchvision is installed.
     masks
-        ``None``, or masks to add to each sample: path of a collection or an open one, a mapping of ``path`` and options
-        of `open_images`, an image column, ``"labels/..."`` of OME-Zarr images, or a file pattern such as
-        ``"masks/{field}_MaskNuclei.tiff"`` (`docs/how-to/crops-and-masks.md`). Masks keep their dtype and are cut like
-        the image. With ``nulls="skip"``, images without a mask are left out.
+        ``None``, or masks to add to each sample in their dtype: path of a collection or an open one, a mapping of
+        ``path`` and options of `open_images`, an image column, ``"labels/..."`` of OME-Zarr images, or a file pattern
+        such as ``"masks/{field}_MaskNuclei.tiff"`` (`docs/how-to/crops-and-masks.md`). With ``nulls="skip"``, images
+        without a mask are left out.
     mask_background
-        ``False``, or ``True`` to set pixels outside the object of a crop to 0. Label images use the label column of
-        ``objects``, binary masks the region that is connected to the center. An object outside of its mask is an error,
-        or left out with ``nulls="skip"``.
+        ``False``, or ``True`` to set pixels outside the object of a crop to 0, by the label column of ``objects``
+        (label images) or the region that is connected to the center (binary masks). An object outside of its mask is an
+        error, or left out with ``nulls="skip"``.
     target
         ``None``, a column, several columns (the target is a dict), or a function of the row as a dict, which also has
         ``image_id`` and ``index``. With ``nulls="skip"``, images with a null target are left out.
@@ -82,7 +81,7 @@ class OMEArrowDataset(StoredSamples):
         ``True`` replaces text by int64 codes: the index in `classes`. ``False`` keeps text.
     classes
         ``None`` sorts the distinct texts of the column. Otherwise texts in the order of their codes, such as
-        ``train.classes``, or a mapping from columns to texts. Other texts are errors.
+        ``train.classes``, or a mapping from columns to texts; other texts are errors.
     return_ids
         ``False``, or ``True`` to add the image id as last item of a sample. Ids of a batch are a list.
     max_bytes
@@ -96,13 +95,13 @@ class OMEArrowDataset(StoredSamples):
         ``None`` shows a progress bar in a terminal if preloading takes longer than 2 s; ``True`` also elsewhere.
     objects
         ``None``, or a table with one row per cell or nucleus, each of which is a sample: a frame, or a local CSV or
-        Parquet file. Objects are assigned to images by ``image_id`` or the ``Metadata_*`` columns; ``on`` overrides
-        this. Objects without an image are left out with a warning. Ids are ``"IMAGE:ROW"``, such as ``"B7_3:12"``.
+        Parquet file. Objects are assigned to images by ``on``, ``image_id`` or the ``Metadata_*`` columns, and left out
+        with a warning if they have no image; ids are ``"IMAGE:ROW"``, such as ``"B7_3:12"``.
     center, box
-        ``None`` finds the center under the names of CellProfiler, CytoTable, scikit-image and ome-arrow. Otherwise
+        ``None`` finds the center under the names of CellProfiler, CytoTable, scikit-image and ome-arrow; otherwise
         ``center=(y, x)`` columns, or ``box=(y0, y1, x0, x1)`` columns with exclusive ends, or ``box=True`` for known
-        names. Pixels count from 0 at the center of the first pixel, Y downwards. Without ``crop_size``, a crop is the
-        box, and crops differ in shape.
+        names. Pixels count from 0 at the center of the first pixel, Y downwards; without ``crop_size``, a crop is the
+        box.
     resize
         ``None``, or ``(height, width)`` to scale boxes to: bilinear with antialiasing, masks by nearest pixel.
     pad_to

@@ -46,10 +46,10 @@ def write_embeddings(
     image_ids
         One id per embedding, as ``return_ids=True`` returns them, or an iterable of batches of ids. Ids may repeat.
     embeddings
-        (N, D) array or tensor of numbers, or an iterable of such batches. Integers become float64, and 16-bit floats
-        become float32. Values may be infinite or NaN.
+        (N, D) array or tensor of numbers, finite or not, or an iterable of such batches. Integers become float64, and
+        16-bit floats become float32.
     columns
-        ``None``, or the dataset, or a table with a column ``image_id``. Each embedding gets the row of its id. For
+        ``None``, or the dataset, or a table with a column ``image_id``: each embedding gets the row of its id. For
         datasets of objects, ``image_id`` is the id of the object, and ``Metadata_image_id`` that of its image.
     prefix
         Prefix of the feature columns: ``Embedding_0000`` and so on.

@@ -92,13 +92,13 @@ def write_crops(
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         See `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, task, target_storage
-        See `convert`. With ``shuffle_seed``, fields that cannot be read by region are decoded for each crop: it is
-        faster to write the crops first and then convert them. With ``on_error="skip"``, crops of skipped fields are
-        left out.
+        See `convert`; with ``on_error="skip"``, crops of skipped fields are left out. With ``shuffle_seed``, fields
+        that cannot be read by region are decoded for each crop: it is faster to write the crops first and then convert
+        them.
     **opening
-        See `open_images`. ``nulls="skip"`` also leaves out objects without a position, and ``filter`` chooses
-        objects by their columns and those of their fields. Unless ``columns`` is passed,
-        ``on`` assigns objects to fields, and ``column_types`` applies to their table.
+        See `open_images`; ``nulls="skip"`` also leaves out objects without a position, and ``filter`` chooses objects
+        by their columns and those of their fields. Unless ``columns`` is passed, ``on`` assigns objects to fields, and
+        ``column_types`` applies to their table.
 
     Returns
     -------

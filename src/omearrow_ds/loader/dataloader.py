@@ -49,22 +49,22 @@ class OMEArrowDataLoader(DataLoader[Any]):
     batch_size
         Samples per batch.
     num_workers
-        ``"auto"`` is 0 if samples are only copied from memory; otherwise it times a few batches with a copy of the
-        dataset's functions, and uses the number of workers that the available cores justify. It is also 0 if workers
-        cannot start, or would copy a random generator of a transform. `settings` has the reason.
+        ``"auto"`` is 0 if samples are only copied from memory, or if workers cannot start or would copy a random
+        generator; otherwise a few timed batches choose the number that the available cores justify. `settings` has the
+        reason.
     device
         ``None`` leaves batches on the CPU, or on the device of ``preload="cuda"``. A CUDA device gets each batch from
-        pinned memory while the previous one is processed. Integer pixels smaller than float32 are transferred as stored
-        and scaled there, if all are scaled alike and no transform or ``collate_fn`` needs the samples.
+        pinned memory while the previous one is processed; integer pixels are transferred as stored and scaled there if
+        possible.
     collate
-        ``None`` refuses samples of different sizes, as torch does. ``"pad"`` pads samples at the bottom and right to
-        equal size, and adds ``valid`` as last item: bool (B, H, W), True for pixels of a sample. ``"list"`` returns
-        lists of images and masks.
+        ``None`` refuses samples of different sizes, as torch does; ``"list"`` returns lists of images and masks.
+        ``"pad"`` pads samples at the bottom and right to equal size, and adds ``valid`` as last item: bool (B, H, W),
+        True for pixels of a sample.
     shuffle_fields
-        ``None`` shuffles all samples. An integer shuffles the samples of that many images at a time, so that stores
-        that decode whole images decode each once; use it with ``cache_bytes``. `settings` states how well this mixes.
+        ``None`` shuffles all samples. An integer shuffles the samples of that many images at a time, so that each image
+        is decoded once; use it with ``cache_bytes`` (`settings` states how well this mixes).
     **kwargs
-        Passed to torch's DataLoader. With workers, ``persistent_workers`` is True and ``prefetch_factor`` 2. Workers
+        Passed to torch's DataLoader; with workers, ``persistent_workers`` is True and ``prefetch_factor`` 2. Workers
         are forked from a server process: scripts need no ``__main__`` guard, and their functions can be transforms.
 
     Raises

@@ -94,9 +94,8 @@ def open_images(
     Parameters
     ----------
     path
-        File, folder, glob, list of files, or URL of a collection. A CSV or Parquet table that lists TIFF files opens
-        like a folder of them. `docs/how-to/plate-folders.md` describes folders, tables and many files as one
-        collection.
+        File, folder, glob, list of files, or URL of a collection, or a CSV or Parquet table that lists TIFF files. See
+        `docs/how-to/plate-folders.md`.
     format
         ``None`` detects the format from content or suffix. Otherwise a name in `FORMATS`.
     engine
@@ -106,7 +105,7 @@ def open_images(
         ``True`` compares every image with its checksum at each read. ``None`` and ``False`` do not; datasets with
         ``None`` compare images that they preload.
     image_column
-        ``None`` uses the only image column of a table, or the one named ``ome_image``. A name chooses another column.
+        ``None`` uses the only image column of a table, or the one named ``ome_image``; a name chooses another column.
         Several names join their images along C; T, Z, Y, X and dtype must be equal.
     nulls
         ``"error"`` refuses rows with a null image. ``"skip"`` leaves them out; `ImageSource.rows` lists the others.
@@ -118,10 +117,10 @@ def open_images(
     pattern
         ``None`` treats each TIFF file as an image. Otherwise a file name pattern such as
         ``"{well}_{site}_{channel}.tif"``, a regular expression with named groups, or the layout ``"phenix"``,
-        ``"imagexpress"``, ``"cellvoyager"`` or ``"cytation"``. `docs/reference/file-names.md` lists the names.
+        ``"imagexpress"``, ``"cellvoyager"`` or ``"cytation"`` (`docs/reference/file-names.md`).
     channels
-        ``None`` reads all channels in natural order. Otherwise names of channels in the order to read them. Needs
-        ``pattern``, or a table that lists files.
+        ``None`` reads all channels in natural order. Otherwise names of channels in the order to read them, for
+        ``pattern`` or a table that lists files.
     incomplete
         ``"error"`` refuses images without all of their files. ``"skip"`` leaves them out, with a warning.
     root
@@ -136,15 +135,15 @@ def open_images(
         ``None`` derives types of CSV and TSV columns from their values (`docs/reference/column-types.md`). A mapping
         such as ``{"code": "text"}`` overrides them with ``"text"``, ``"integer"`` or ``"float"``.
     filter
-        ``None`` opens all images. Otherwise those for which a condition on their columns is true: a text such as
-        ``"dose > 1 and treatment in ('DMSO', 'TAXOL')"``, or a `pyarrow.compute.Expression`. Columns of ``columns``
-        and ``image_id`` can be used (`docs/how-to/filter-images.md`).
+        ``None`` opens all images. Otherwise those for which a condition on their columns, those of ``columns`` or
+        ``image_id`` is true: a text such as ``"dose > 1 and treatment in ('DMSO', 'TAXOL')"``, or a
+        `pyarrow.compute.Expression` (`docs/how-to/filter-images.md`).
     storage
         ``None`` is ``Storage()``. Otherwise endpoint, region and credentials for URLs.
     part_cache
-        Folder for parts and files that are fetched from URLs. ``None`` is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME``
-        or ``~/.cache``. Without this and ``part_cache_bytes``, single images of Parquet and Arrow parts are fetched
-        until all images are requested.
+        ``None`` is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; otherwise a folder for parts and files
+        that are fetched from URLs. Without this and ``part_cache_bytes``, single images of Parquet and Arrow parts are
+        fetched until all images are requested.
     part_cache_bytes
         Size limit of the cache in bytes. ``None`` is a tenth of the free space of its disk.
 
@@ -482,7 +481,7 @@ def write_images(
     Parameters
     ----------
     images
-        Arrays from any iterable. Only a few are in memory at a time. Shapes and dtypes may differ.
+        Iterable of arrays, which may differ in shape and dtype. Only a few are in memory at a time.
     path
         Target. Its suffix names the format if ``format`` is ``None``.
     format
@@ -490,15 +489,15 @@ def write_images(
     axes
         Axes of every array, such as ``"CYX"``. ``None`` accepts 2-D arrays as ``"YX"`` and 5-D arrays as ``"TCZYX"``.
     encoding
-        ``"bytes"`` stores every dtype. ``"list"`` stores only uint8 and uint16. Table formats only.
+        ``"bytes"`` stores every dtype, ``"list"`` only uint8 and uint16. Table formats only.
     compression
         ``None`` is the default of the format. Otherwise ``"none"`` or a compression of the format.
     rows_per_group
-        Images per row group or record batch of Parquet and Arrow IPC. ``None`` is the default of the format. One group
-        is in memory while it is written.
+        ``None`` is the default of the format; otherwise images per row group or record batch of Parquet and Arrow IPC.
+        One group is in memory while it is written.
     chunk_shape
-        ``(height, width)`` of the chunks or tiles of OME-Zarr, OME-TIFF and ome-arrow datasets, in pixels. TIFF needs
-        multiples of 16. ``None`` is the default: 1,024 x 1,024 for OME-Zarr, else one chunk per plane or image.
+        ``None`` is 1,024 x 1,024 for OME-Zarr, else one chunk per plane or image; otherwise ``(height, width)`` of the
+        chunks or tiles of OME-Zarr, OME-TIFF and ome-arrow datasets, in pixels. TIFF needs multiples of 16.
     image_ids
         Distinct ids, one per image. ``None`` gives ``image-00000`` and so on.
     metadata
@@ -600,13 +599,13 @@ def convert(
         ``None`` writes the parts in this process. Otherwise a `concurrent.futures.Executor` whose workers write them,
         such as ``client.get_executor()`` of a Dask client.
     on_error
-        ``"raise"`` stops at an unreadable image. ``"skip"`` leaves it out and lists it in ``failed.csv`` and
-        ``parts.json``. In folders and tables of TIFF or OME-Zarr files, images that differ from the majority in shape
-        or dtype are left out too; a tie is an error. This needs a path, not an open source.
+        ``"raise"`` stops at an unreadable image; ``"skip"`` leaves it out and lists it in ``failed.csv`` and
+        ``parts.json``. For a path of TIFF or OME-Zarr files, ``"skip"`` also leaves out images that differ from the
+        majority in shape or dtype; a tie is an error.
     task
         ``None``, or ``(K, N)`` to write only share K of N, counted from 1. `publish` then completes the collection.
     target_storage
-        ``None`` is ``Storage()``. Otherwise endpoint, region and credentials of a target URL. ``storage`` is for
+        ``None`` is ``Storage()``. Otherwise endpoint, region and credentials of a target URL; ``storage`` is for
         ``src``.
     **opening
         See `open_images`.

@@ -83,16 +83,16 @@ def profile_dataset(
         ``None`` reads a path on demand and leaves a dataset unchanged. Otherwise ``True``, ``False`` or ``"auto"``.
     model
         ``None``, a module, a function that returns one (called with the sample shape if it takes an argument), or
-        ``"module:name"`` of either. The loss is the mean of its output. The model is copied; its weights do not change.
+        ``"module:name"`` of either. The loss is the mean of its output; only a copy is trained.
     optimizer
         ``"sgd"``, ``"adam"``, or ``"none"`` for only the forward pass.
     device
-        Device of batches and model. ``None`` is the CPU. On CUDA each stage is synchronized, so that stages add up to
-        more than an overlapping loop takes.
+        ``None`` is the CPU; otherwise the device of batches and model. On CUDA each stage is synchronized, so that
+        stages add up to more than an overlapping loop takes.
     shuffle
         ``True`` for random order, ``False`` for stored order.
     seconds
-        Time to measure the stages. ``None`` measures 1 s to 10 s. Each of the five turns of a trial takes a twentieth.
+        ``None`` measures the stages for 1 s to 10 s. Each of the five turns of a trial takes a twentieth of this time.
     epochs
         ``None``, or the number of whole epochs to measure instead of ``seconds``.
     trials
