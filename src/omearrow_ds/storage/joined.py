@@ -91,8 +91,8 @@ def joined(
     """Open one or more collections in the folder ``path`` as one collection, which ``paths`` open again.
 
     ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
-    `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or the types
-    of a column have no common type.
+    `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a column
+    has types without a common one.
     """
     known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
