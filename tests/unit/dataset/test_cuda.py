@@ -242,9 +242,9 @@ def test_what_cannot_lie_on_a_device_is_refused(device, stores, tmp_path):
     with raises(ArgumentError, option="preload", mentions="masks"):
         OMEArrowDataset(path, preload="cuda", masks=path)
     boxes = {"number": [0], "y0": [0], "y1": [2], "x0": [0], "x1": [3]}
-    given = {"objects": boxes, "on": "number", "box": ("y0", "y1", "x0", "x1"), "pad_to": (4, 4), "axes": "CZYX"}
-    with raises(ArgumentError, option="crop_size", path=stores["arrow", "uint16"]):
-        OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", **given)
+    options = {"objects": boxes, "on": "number", "box": ("y0", "y1", "x0", "x1"), "pad_to": (4, 4), "axes": "CZYX"}
+    with raises(ArgumentError, option="preload", path=stores["arrow", "uint16"]):
+        OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", **options)
 
 
 def test_more_than_is_free_is_refused_before_a_pixel_is_read(device, stores, monkeypatch):
