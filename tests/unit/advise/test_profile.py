@@ -29,7 +29,7 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
-from omearrow_ds.advise.profile import measure, opening
+from omearrow_ds.advise.profile import measure, variants
 from omearrow_ds.advise.profile.breakdown import break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
@@ -485,15 +485,15 @@ def test_preloading_that_takes_too_long_is_estimated(tmp_path, monkeypatch):
 
 
 def test_preloading_that_does_not_fit(path, monkeypatch):
-    monkeypatch.setattr(opening, "preload_limit_bytes", lambda: 500)
+    monkeypatch.setattr(variants, "preload_limit_bytes", lambda: 500)
     with raises(MemoryLimitError, path=path, mentions=("196,608", 500)):
         profile_dataset(path, preload=True, **QUICK)
-    found = profile_dataset(path, preload="auto", batch_size=BATCH, seconds=0.1, num_workers=0)
-    assert not found.preloaded
-    ways = {way.name: way for way in found.preloading}
+    actual = profile_dataset(path, preload="auto", batch_size=BATCH, seconds=0.1, num_workers=0)
+    assert not actual.preloaded
+    ways = {way.name: way for way in actual.preloading}
     assert ways["preload"].samples_per_s is None
     assert "allowed are 500" in ways["preload"].note
-    assert [line.split()[:2] for line in found.as_text().splitlines() if "allowed are 500" in line] == [
+    assert [line.split()[:2] for line in actual.as_text().splitlines() if "allowed are 500" in line] == [
         ["preload", "takes"],  # From the trials.
         ["preload", "takes"],  # From the list of ways to preload.
     ]

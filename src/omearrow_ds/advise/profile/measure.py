@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from omearrow_ds.advise.profile.breakdown import Breakdown, break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop
-from omearrow_ds.advise.profile.opening import ProfiledDataset, open_samples, refuse_ragged
 from omearrow_ds.advise.profile.result import Profile
 from omearrow_ds.advise.profile.training import Optimizer, make_step
 from omearrow_ds.advise.profile.trials import NOW, ON_DEMAND, PRELOAD, WAYS, Trial, find_candidates, set_up
+from omearrow_ds.advise.profile.variants import ProfiledDataset, open_samples, refuse_ragged
 from omearrow_ds.advise.profile.verdict import judge
 from omearrow_ds.advise.turns import InterleavedRounds, Rounds, noise
 from omearrow_ds.advise.workspace import workspace
@@ -150,26 +150,25 @@ def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStac
         clocked.warm_up()
         breakdown = break_down(clocked.record(duration))
     _next(bar, "trials: setting up")
-    loops, trials = {NOW: plain}, []
+    loops, trials = {NOW: plain}, list[Trial]()
     if model is not None:
         loops[_CACHED] = copy.copy(plain)
         loops[_CACHED].loader = [batch]
     if settings.trials:
         limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
         folder = stack.enter_context(workspace(settings.work_dir))
-        for candidate in find_candidates(plain, opened.opening, _decode_s(opened, breakdown), limit_s, folder):
-            trial, loop = set_up(candidate, len(dataset), stack)
-            trials.append(trial)
-            if loop is not None:
-                loops[trial.name] = loop
+        candidates = find_candidates(plain, opened.opening, _decode_s(opened, breakdown), limit_s, folder)
+        ready = [set_up(candidate, len(dataset), stack) for candidate in candidates]
+        trials = [trial for trial, _ in ready]
+        loops |= {trial.name: loop for trial, loop in ready if loop is not None}
     _next(bar, "trials: taking turns")
     turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
     turns = InterleavedRounds[str, float]()
     turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
     _next(bar, "done")
     now = turns.figures[NOW]
-    trials, ways = _with_rates(opened, trials, turns.figures)
     samples_per_s = median(now.values())
+    trials, ways = _with_rates(opened, trials, turns.figures)
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,

@@ -12,8 +12,7 @@ from statistics import median
 from time import perf_counter
 
 from omearrow_ds.advise.profile.loop import Loop
-from omearrow_ds.advise.profile.opening import memory_problem
-from omearrow_ds.advise.profile.variants import converted, on_demand, part_preloaded, preloaded
+from omearrow_ds.advise.profile.variants import converted, memory_problem, on_demand, part_preloaded, preloaded
 from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gains, is_clear, median_ratio
 from omearrow_ds.advise.workspace import over_limit_message
 from omearrow_ds.errors import OMEArrowDSError
@@ -140,7 +139,7 @@ def find_candidates(
         command = shlex.join(["omearrow-ds", "convert", "PATH", name, *as_flags(opening)])
         code = f"convert({', '.join(['path', repr(name), *as_keywords(opening)])})"
         trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")
-        yield trial, lambda: replace(plain, dataset=converted(demand, folder / name, "arrow"))
+        yield trial, lambda: replace(plain, dataset=converted(demand, folder / name))
     yield from _find_loader_candidates(plain)
 
 
