@@ -173,7 +173,7 @@ class WorkerClocks:
         self._modules = {module for module, *_ in stage_functions()}  # Workers import the same modules.
 
     def _table(self) -> Array:
-        """Return the counts of each worker: of its main thread, and of the thread that sends batches."""
+        """Return the counts of the main thread of each worker, and of the thread that sends batches."""
         return self._block.bytes.view(np.float64).reshape(self._shape)
 
     def counts(self) -> Array:

@@ -73,7 +73,7 @@ def judge(
     kind = _kind(headroom)
     data_stages = [row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS)]
     largest = max(data_stages, key=lambda row: row.total_s)
-    text = f"{kind.capitalize()}: of the data, {largest.stage} takes most, {largest.share:.0%} of the time."
+    text = f"{kind.capitalize()}: the largest data stage, {largest.stage}, takes {largest.share:.0%} of the time."
     doubt = ""
     if headroom is None:
         text += " Without a model everything is data work."
