@@ -78,7 +78,7 @@ def measure(
 ) -> Mapping[LoadingPlan, Mapping[int, float]]:
     """Do all choices in turns, the recommended one with its settings, and return the seconds of each round."""
     with open_images(job.folder) as source:
-        tried = [item for item in layouts(None, source.format) if item.missing is None]
+        tried = [item for item in layouts(None, source.format) if item.format.missing_backend is None]
     if job.tile is not None:
         tried = [item for item in tried if not item.as_it_is]
     chosen = advice.chosen.plan

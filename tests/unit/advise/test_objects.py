@@ -153,14 +153,15 @@ def test_the_commands(path):
     assert (found["total"], len(found["images"])) == (4, 4)
 
 
-def test_crops_of_a_small_sample_take_turns_as_those_of_many_fields_do():
+def test_crops_of_a_small_sample_take_turns_like_crops_of_many_fields():
     fields = np.repeat([4, 7, 9], [5, 3, 2])
-    numbers = np.arange(10) * 2
+    samples = np.arange(10) * 2
     for seed in range(5):
-        order = in_turn(numbers, fields, np.random.default_rng(seed))
-        assert sorted(order) == numbers.tolist()
-        of = [int(fields[numbers.tolist().index(number)]) for number in order]
-        assert [sorted(part) for part in (of[:3], of[3:6], of[6:8], of[8:])] == [[4, 7, 9], [4, 7, 9], [4, 7], [4, 4]]
+        order = in_turn(samples, fields, np.random.default_rng(seed)).tolist()
+        assert sorted(order) == samples.tolist()
+        in_order = [int(fields[samples.tolist().index(sample)]) for sample in order]
+        turns = (in_order[:3], in_order[3:6], in_order[6:8], in_order[8:])
+        assert [sorted(turn) for turn in turns] == [[4, 7, 9], [4, 7, 9], [4, 7], [4, 4]]
 
 
 @pytest.mark.parametrize("access", ["random", "sequential"])
@@ -204,7 +205,7 @@ def test_recommend_of_boxes_and_what_cannot_be(path):
 
 def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objects(path):
     with open_images(path) as source:
-        cells = Cells(source, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
+        cells = Cells.open(source, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
         sample = take_sample(source, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
         assert sample.images[0].shape == SHAPE
         assert sample.indices[0] in (0, 2)

@@ -33,17 +33,18 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise import workspace
 from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
-from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
-from omearrow_ds.advise.recommend.estimate import (
+from omearrow_ds.advise.recommend.choices import (
     CLOSE,
-    LayoutMeasurement,
-    LayoutTiming,
+    LoadingPlan,
     PlanCost,
+    PlanTiming,
     ReadBudget,
+    StorageLayout,
     choose,
     confidence,
+    layouts,
+    plan_costs,
     ranked,
-    rows_of,
 )
 from omearrow_ds.advise.recommend.link import NetworkLink, RemoteCost, RemoteEstimate
 from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings
@@ -113,24 +114,18 @@ def planted(monkeypatch):
                 clock.now_s += 0.004 if self._dataset.preloaded else batch_s.get(format_name, 0.02)
                 yield batch
 
-    real_loader, real_dataset, real_write = (
-        trials.AccessPattern.loader,
-        trials.AccessPattern.dataset,
-        trials.write_images,
-    )
+    load, open_dataset, write_images = trials.Subject.loader, trials.LayoutTrial.dataset, trials.write_images
 
-    def dataset(self, *args, preload):
+    def dataset(self, *, preload):
         clock.now_s += 1.0 if preload else 0.0
-        return real_dataset(self, *args, preload=preload)
+        return open_dataset(self, preload=preload)
 
     def write(*args, **kwargs):
         clock.now_s += 1.0
-        real_write(*args, **kwargs)
+        write_images(*args, **kwargs)
 
-    monkeypatch.setattr(
-        trials.AccessPattern, "loader", lambda self, data, *a, **k: Loader(real_loader(self, data, *a, **k), data)
-    )
-    monkeypatch.setattr(trials.AccessPattern, "dataset", dataset)
+    monkeypatch.setattr(trials.Subject, "loader", lambda self, data, *a, **k: Loader(load(self, data, *a, **k), data))
+    monkeypatch.setattr(trials.LayoutTrial, "dataset", dataset)
     monkeypatch.setattr(trials, "write_images", write)
     return clock, batch_s
 
@@ -138,8 +133,17 @@ def planted(monkeypatch):
 # Arithmetic.
 
 
-def turn(number=0, convert_s=0.0, open_s=0.0, preload_s=0.0, epoch_s=1.0, preloaded_s=1.0, batch_s=0.0):
-    return LayoutTiming(number, convert_s, open_s, preload_s, epoch_s, preloaded_s, batch_s)
+def costs_of(layout, *rounds, size_bytes=10, images=8, task=ROOMY):
+    """Return the costs on demand and preloaded, from keywords of both timings per round."""
+    zeros = {"convert_s": 0.0, "open_s": 0.0, "preload_s": 0.0, "epoch_s": 1.0, "preloaded_s": 1.0}
+    timings = {}
+    for number, times_s in enumerate(rounds):
+        convert_s, open_s, preload_s, epoch_s, preloaded_s = (zeros | times_s).values()
+        timings[number] = (
+            PlanTiming(convert_s, open_s, epoch_s, 0.0),
+            PlanTiming(convert_s, preload_s, preloaded_s, 0.0),
+        )
+    return plan_costs(layout, timings, size_bytes, images, task)
 
 
 def row(total_s, layout=AS_IT_IS, rounds=5, noise=0.0, size_bytes=10, preload=False, why_not=None, totals_s=None):
@@ -148,9 +152,10 @@ def row(total_s, layout=AS_IT_IS, rounds=5, noise=0.0, size_bytes=10, preload=Fa
     return PlanCost(plan, size_bytes, total_s=total_s, rounds=rounds, noise=noise, totals_s=totals, why_not=why_not)
 
 
-def test_a_total_is_conversion_opening_and_every_epoch():
-    turns = (turn(0, 5, 1, 3, 2, 0.5), turn(1, 4, 2, 4, 3, 0.25))
-    on_demand, preloaded = rows_of(LayoutMeasurement(StorageLayout(ARROW), 10, turns, 8), ROOMY)
+def test_total_is_conversion_and_opening_and_all_epochs():
+    first = {"convert_s": 5, "open_s": 1, "preload_s": 3, "epoch_s": 2, "preloaded_s": 0.5}
+    second = {"convert_s": 4, "open_s": 2, "preload_s": 4, "epoch_s": 3, "preloaded_s": 0.25}
+    on_demand, preloaded = costs_of(StorageLayout(ARROW), first, second)
     assert on_demand.total_s == 4 + 1 + 10 * 2
     assert on_demand.totals_s == {0: 5 + 1 + 20, 1: 4 + 2 + 30}
     assert preloaded.total_s == 4 + 3 + 10 * 0.25
@@ -159,26 +164,25 @@ def test_a_total_is_conversion_opening_and_every_epoch():
     assert on_demand.noise == pytest.approx((26 + 36) / 2 / 26 - 1)
 
 
-def test_a_plan_beyond_a_budget_is_ruled_out_and_says_both_figures():
-    large = LayoutMeasurement(StorageLayout(ARROW), 2_000_000, (turn(),))
+def test_plan_beyond_a_budget_is_excluded_with_both_sizes():
     task = replace(ROOMY, memory_bytes=999)
-    on_demand, preloaded = rows_of(large, task)
+    on_demand, preloaded = costs_of(StorageLayout(ARROW), {}, size_bytes=2_000_000, task=task)
     assert "2,000,000" in on_demand.why_not
     assert "1,000,000" in on_demand.why_not
-    on_demand, preloaded = rows_of(replace(large, layout=AS_IT_IS), task)
+    on_demand, preloaded = costs_of(AS_IT_IS, {}, size_bytes=2_000_000, task=task)
     assert on_demand.why_not is None  # The collection itself needs no more disk.
     assert "1,000" in preloaded.why_not
     assert "999" in preloaded.why_not
 
 
 @given(epochs=st.integers(1, 1000), convert_s=st.floats(0, 100), slow_s=st.floats(0.01, 10), fast_s=st.floats(0.01, 10))
-def test_a_conversion_is_chosen_just_where_epochs_pay_for_it(epochs, convert_s, slow_s, fast_s):
+def test_conversion_is_chosen_only_if_epochs_pay_for_it(epochs, convert_s, slow_s, fast_s):
     task = replace(ROOMY, epochs=epochs, memory_bytes=0)
-    stays = LayoutMeasurement(AS_IT_IS, 10, tuple(turn(n, epoch_s=slow_s) for n in range(3)))
-    moves = LayoutMeasurement(StorageLayout(ARROW), 10, tuple(turn(n, convert_s, epoch_s=fast_s) for n in range(3)))
-    chosen = choose([item for actual in (stays, moves) for item in rows_of(actual, task)])
+    stays = costs_of(AS_IT_IS, *[{"epoch_s": slow_s}] * 3, task=task)
+    moves = costs_of(StorageLayout(ARROW), *[{"convert_s": convert_s, "epoch_s": fast_s}] * 3, task=task)
+    chosen = choose([*stays, *moves])
     stay_s, move_s = epochs * slow_s, convert_s + epochs * fast_s
-    assert (chosen.plan.layout is moves.layout) == (stay_s > move_s * 1.03)
+    assert (chosen.plan.layout.format is ARROW) == (stay_s > move_s * 1.03)
 
 
 ROWS = st.lists(
@@ -394,68 +398,62 @@ def test_tiles_are_all_that_are_full(tmp_path):
 VORTEX, LANCE = BY_NAME["vortex"], BY_NAME["lance"]
 
 
-def test_an_epoch_over_a_link_is_the_slower_of_link_and_decoding():
+def test_epoch_over_a_link_takes_the_longer_of_link_and_decoding():
     link = NetworkLink.parse("8Mb", "10ms")  # 1 MB/s.
     assert (link.bytes_s, link.latency_s) == (1e6, 0.01)
+    task = replace(ROOMY, epochs=3, decoded_bytes=10 * 2**26)  # Ten parts, fetched four at a time.
     on_demand = PlanCost(LoadingPlan(StorageLayout(ARROW), preload=False), 2_000_000, epoch_s=0.5)
-    actual = RemoteCost.over(link, on_demand, 10 * 2**26)  # Ten parts, fetched four at a time.
-    assert actual.fetch_s == pytest.approx(2.0 + 0.01 * (2 + 3))
-    assert (actual.epoch_s, actual.later_s, actual.limit) == (actual.fetch_s, 0.5, "link")
-    assert actual.total_s(3) == pytest.approx(actual.fetch_s + 2 * 0.5)
-    slow = RemoteCost.over(link, replace(on_demand, epoch_s=5.0), 10)
+    actual = RemoteCost.over(link, on_demand, task)
+    assert actual.link_s == pytest.approx(2.0 + 0.01 * (2 + 3))
+    assert (actual.epoch_s, actual.later_epoch_s, actual.limit) == (actual.link_s, 0.5, "link")
+    assert actual.total_s == pytest.approx(actual.link_s + 2 * 0.5)
+    slow = RemoteCost.over(link, replace(on_demand, epoch_s=5.0), ROOMY)
     assert (slow.epoch_s, slow.limit) == (5.0, "decoding")
     preloaded = PlanCost(LoadingPlan(StorageLayout(ARROW), preload=True), 2_000_000, open_s=3.0, epoch_s=0.1)
-    assert RemoteCost.over(link, preloaded, 10).epoch_s == pytest.approx(3.0 + 0.1)
+    assert RemoteCost.over(link, preloaded, ROOMY).epoch_s == pytest.approx(3.0 + 0.1)
 
 
 def over_link(bandwidth, rows, epochs=10, *, on_server=False):
     link, task = NetworkLink.parse(bandwidth, None), replace(ROOMY, epochs=epochs)
-    return RemoteEstimate.choose(link, rows, task, lambda plan: f"convert to {plan.label}", on_server=on_server)
+    return RemoteEstimate.choose(link, rows, task, on_server=on_server)
 
 
-def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
+def test_thin_link_favors_small_parts_and_wide_link_fast_decoding():
     large = row(1.0, StorageLayout(ARROW, compression="none"), size_bytes=2_000_000)
     small = row(2.0, StorageLayout(VORTEX), size_bytes=1_000_000)
     rows = [replace(large, epoch_s=0.05), replace(small, epoch_s=0.1), row(9.0), row(0.1, StorageLayout(LANCE))]
     thin, wide = over_link("1MB", rows), over_link("1GB", rows)
     assert (thin.chosen.row.plan.layout.format, thin.chosen.limit) == (VORTEX, "link")
     assert thin.rows[1].epoch_s / thin.chosen.epoch_s == pytest.approx(2.0)
-    assert thin.command == "convert to Vortex, on demand"
     assert (wide.chosen.row.plan.layout.format, wide.chosen.limit) == (ARROW, "decoding")
     assert [item.row.plan.layout.as_it_is for item in thin.rows] == [False, False]  # The existing file is not in parts.
     assert thin.absent == (TIFF.label, LANCE.label)
     text = "\n".join(thin.as_lines())
     assert "over 1 MB/s (8 Mbit/s)" in text
+    assert "> Vortex, on demand" in text
     assert "There: Vortex, on demand, an epoch in 1 s; the link is the limit, decoding takes 100 ms" in text
     assert "For 10 epochs" not in text
-    packed = row(3.0, StorageLayout(ARROW, compression="zstd"), size_bytes=1_500_000)
-    table = over_link("1MB", [*rows, replace(packed, epoch_s=0.2)]).as_lines()[2:6]
-    assert [line[2:11] for line in table[1:]] == ["Vortex, o", "Arrow IPC", "Arrow IPC"]  # The best, and the default.
     often = over_link("1MB", rows, epochs=1000)
-    assert often.chosen == thin.chosen
+    assert often.chosen.row == thin.chosen.row
     assert often.in_all.row.plan.layout.format == ARROW
     takes = "Arrow IPC, uncompressed, on demand takes 49% less"
     assert f"For 1,000 epochs whose parts all stay in the cache {takes}." in "\n".join(often.as_lines())
     target = [*rows, row(9.0, StorageLayout(ARROW, as_it_is=True))]
     assert [len(over_link("1MB", target, on_server=on).rows) for on in (False, True)] == [2, 3]
-    assert (
-        over_link(
-            "1MB", [row(1.0), row(1.0, StorageLayout(LANCE)), row(1.0, StorageLayout(ARROW), why_not="too large")]
-        )
-        is None
-    )
+    excluded = row(1.0, StorageLayout(ARROW), why_not="too large")
+    assert over_link("1MB", [row(1.0), row(1.0, StorageLayout(LANCE)), excluded]) is None
 
 
 @given(ROWS, st.floats(1e3, 1e9), st.integers(1, 100))
-def test_what_is_chosen_over_a_link_is_near_the_best(rows, bytes_s, epochs):
-    found = over_link(bytes_s, rows, epochs)
-    possible = [each for each in rows if each.why_not is None and not each.plan.layout.as_it_is]
-    assert (found is None) == (not possible)
-    if found is not None:
-        assert len(found.rows) == len(possible)
-        assert found.chosen.epoch_s <= min(each.epoch_s for each in found.rows) * 1.08 * (1 + 1e-9)
-        assert found.in_all.total_s(epochs) == min(each.total_s(epochs) for each in found.rows)
-        json.dumps(found.as_dict(), allow_nan=False)
+def test_choice_over_a_link_is_near_the_best(rows, bytes_s, epochs):
+    estimate = over_link(bytes_s, rows, epochs)
+    possible = [row for row in rows if row.why_not is None and not row.plan.layout.as_it_is]
+    assert (estimate is None) == (not possible)
+    if estimate is not None:
+        assert len(estimate.rows) == len(possible)
+        assert estimate.chosen.epoch_s <= min(cost.epoch_s for cost in estimate.rows) * 1.08 * (1 + 1e-9)
+        assert estimate.in_all.total_s == min(cost.total_s for cost in estimate.rows)
+        json.dumps(estimate.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -592,55 +590,52 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
     assert [tuple(batch.shape) for batch in names["loader"]] == [(8, 1, 10, 10)] * 3
 
 
-def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
+def subject_of(source, sample, clock):
+    return trials.Subject(source, {}, np.full(40, 512), sample, "random", 4, SampleSettings(), 1.0, clock)
+
+
+def test_times_are_scaled_up_when_readers_decode_several_rows(folder, work):
     with open_images(folder) as source:
-        actual = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
-    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, Clock())
-    for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
-        trial = trials.WrittenTrial(
-            StorageLayout(BY_NAME["duckdb"], "bytes", compression), actual, use, work / compression
-        )
-        assert trial.growth == growth
+        sample = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+        for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
+            layout = StorageLayout(BY_NAME["duckdb"], "bytes", compression)
+            assert trials.LayoutTrial(subject_of(source, sample, Clock()), layout, work).growth == growth
 
 
-def test_a_stored_trial_is_the_sample(folder, work):
+def test_trial_writes_the_sample(folder, work):
     with open_images(folder) as source:
         sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, time.perf_counter)
-    trial = trials.WrittenTrial(StorageLayout(TIFF, compression="none"), sample, use, work / "trial")
-    actual = trial.turn(0, read_s=7.0, preloaded_s=None)
+        subject = subject_of(source, sample, time.perf_counter)
+        trial = trials.LayoutTrial(subject, StorageLayout(TIFF, compression="none"), work / "trial")
+        on_demand, preloaded = trial.measure(0, read_s=7.0)
     files = sorted(trial.path.glob("*.tif"))
     for image, file in zip(sample.images, files, strict=True):
         np.testing.assert_array_equal(image.squeeze(), tifffile.imread(file))
-    assert actual.convert_s > 7.0
+    assert on_demand.convert_s == preloaded.convert_s > 7.0
     assert trial.size_bytes == 4 * 512 * sum(item.stat().st_blocks for item in (trial.path, *trial.path.iterdir()))
 
 
 @pytest.mark.parametrize("opening_s", [0.1, 5.0])
-def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(folder, work, monkeypatch, opening_s):
+def test_collection_is_opened_once_when_opening_is_slow(folder, work, monkeypatch, opening_s):
     clock, opened, closed = Clock(), [], []
-    make = trials.AccessPattern.dataset
+    open_dataset = trials.LayoutTrial.dataset
 
-    def dataset(use, path, name, *, preload, **opening):
-        created = make(use, path, name, preload=preload, **opening)
+    def dataset(trial, *, preload):
+        created = open_dataset(trial, preload=preload)
         if not preload:
-            clock.now_s += opening_s if path == folder else 0.0
-            opened.append(path)
-            monkeypatch.setattr(created.source, "close", lambda: closed.append(path))
+            clock.now_s += opening_s if trial.path == folder else 0.0
+            opened.append(trial.path)
+            monkeypatch.setattr(created.source, "close", lambda: closed.append(trial.path))
         return created
 
-    monkeypatch.setattr(trials.AccessPattern, "dataset", dataset)
-    use = trials.AccessPattern("random", 4, SampleSettings(), 1.0, clock)
+    monkeypatch.setattr(trials.LayoutTrial, "dataset", dataset)
     with open_images(folder) as source:
-        sample = take_sample(source, Limits(), Clock())
-        whole = trials.OriginalCollection(source, np.full(40, 512))
-        stored, written = (
-            trials.StoredTrial(AS_IT_IS, whole, sample, use),
-            trials.WrittenTrial(StorageLayout(ARROW), sample, use, work / "trial"),
-        )
+        subject = subject_of(source, take_sample(source, Limits(), Clock()), clock)
+        stored = trials.LayoutTrial(subject, AS_IT_IS, work)
+        written = trials.LayoutTrial(subject, StorageLayout(ARROW), work / "trial")
         for number in range(3):
-            actual = stored.turn(number, read_s=7.0, preloaded_s=1.0)
-            written.turn(number, read_s=7.0, preloaded_s=1.0)
+            actual, _ = stored.measure(number, read_s=7.0)
+            written.measure(number, read_s=7.0)
             assert actual.open_s >= opening_s
             assert actual.convert_s == 0.0
     assert opened.count(folder) == (1 if opening_s > 1 else 3)

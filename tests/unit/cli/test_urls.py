@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,11 +20,9 @@ from click.testing import CliRunner
 
 from omearrow_ds import ArgumentError, Storage, convert, open_images, write_images
 from omearrow_ds.advise.recommend import report
-from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
-from omearrow_ds.advise.recommend.loaders import Settings
+from omearrow_ds.advise.recommend.choices import StorageLayout
 from omearrow_ds.cli import failures, main, options
 from omearrow_ds.cli.parts import target_storage, tell_share
-from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._urls import url_of
@@ -159,15 +156,11 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, cache_options):
     assert (actual["path"], actual["images"]) == ("s3://bucket/plate.parts", 12)
     run("verify", "s3://bucket/plate.parts", *reach)
     storage = Storage(anonymous=True, endpoint=server.url, region="eu-west-1")
-    plan = LoadingPlan(StorageLayout(get_format("arrow")), preload=False)
-    text = report.command_for(url_of("s3://bucket/plate.parts"), tmp_path / "b.arrow", plan, {"storage": storage})
-    run(*text.split()[1:], *cache_options)
-    folder = replace(plan, layout=replace(plan.layout, as_it_is=True))
-    passed = ("arrow", {"storage": storage, "part_cache": str(tmp_path / "cache")})
-    path = report.target_of(url_of("s3://bucket/plate.parts"), folder)
-    code = report.python_for(
-        path, folder, Settings(0, 4), "random", SampleSettings(), *passed, cells=None, ragged=False
-    )
+    layout, plate = StorageLayout(get_format("arrow")), url_of("s3://bucket/plate.parts")
+    command = report.conversion(plate, tmp_path / "b.arrow", layout, {"storage": storage})
+    run(*command.split()[1:], *cache_options)
+    options = {"format": "arrow", "storage": storage, "part_cache": str(tmp_path / "cache"), "preload": False}
+    code = report.loading_code(plate, options, {"batch_size": 4}, (), is_ragged=False)
     names = {}
     exec(code, names)
     assert len(names["dataset"]) == 12

@@ -30,8 +30,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
-from omearrow_ds.advise.recommend.report import target_of
+from omearrow_ds.advise.recommend.report import unused_path_near
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.parts import OPEN_PARTS
 from tests.support.errors import raises
@@ -331,11 +330,10 @@ def test_any_parts_are_what_they_were_written_of(tmp_path_factory: pytest.TempPa
     assert seen == list(range(len(source)))
 
 
-def test_what_recommend_writes_stands_beside_the_folder(tmp_path: Path) -> None:
+def test_target_of_recommend_is_next_to_the_folder(tmp_path: Path) -> None:
     put(tmp_path / "plate" / "a.parquet", [0])
-    plan = LoadingPlan(StorageLayout(get_format("arrow"), "bytes", "none"), preload=False)
     for path in (tmp_path / "plate", tmp_path / "plate" / "*.parquet"):
-        assert target_of(path, plan) == tmp_path / "plate.arrow"
+        assert unused_path_near(path, ".arrow") == tmp_path / "plate.arrow"
 
 
 def test_pixels_of_a_part_are_told_when_it_is_read(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.recommend import recommend
-from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
-from omearrow_ds.advise.recommend.report import command_for, tiles_for
+from omearrow_ds.advise.recommend.choices import StorageLayout
+from omearrow_ds.advise.recommend.report import conversion
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.dataset.samples import DatasetOptions
@@ -424,7 +424,7 @@ def test_all_that_takes_a_path_takes_what_opening_takes():
         assert last.annotation in ("Unpack[OpenOptions]", "Unpack[DatasetOptions]")
 
 
-def test_profile_and_recommend_pass_it_on(cyto):
+def test_profile_and_recommend_pass_options_of_opening_on(cyto):
     path, _ = cyto("parquet")
     actual = profile_dataset(path, image_column="mask", nulls="skip", num_workers=0, epochs=1, trials=False)
     assert actual.images == len(MASKED)
@@ -432,10 +432,10 @@ def test_profile_and_recommend_pass_it_on(cyto):
     with raises(ArgumentError, option="image_column"):
         profile_dataset(dataset, image_column="mask")
     opening = {"image_column": ("a b", "c"), "nulls": "skip"}
-    plan = LoadingPlan(StorageLayout(get_format("arrow"), "bytes", "none"), preload=False)
+    layout, paths = StorageLayout(get_format("arrow"), "bytes", "none"), (Path("x.parquet"), Path("y.arrow"))
     words = "omearrow-ds convert x.parquet y.arrow --image-column 'a b' --image-column c --nulls skip"
-    assert command_for(Path("x.parquet"), Path("y.arrow"), plan, opening) == words
-    tiles = tiles_for(Path("x.parquet"), Path("y.arrow"), plan, 8, opening)
+    assert conversion(*paths, layout, opening) == words
+    tiles = conversion(*paths, layout, opening, tile=8)
     sample = take_sample(open_images(path, image_column="dna"), Limits(), lambda: 0.0)
     assert len(set(sample.image_ids)) == ROWS  # All ids in the table are equal, which write_images rejects.
     assert "with open_images('x.parquet', image_column=('a b', 'c'), nulls='skip') as source:" in tiles

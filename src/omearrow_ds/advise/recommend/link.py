@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from omearrow_ds.advise.recommend.choices import LoadingPlan
-from omearrow_ds.advise.recommend.estimate import PlanCost, ReadBudget, simplicity, tie_of
+from omearrow_ds.advise.recommend.choices import PlanCost, ReadBudget, plan_table, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.remote_parts import AHEAD
-from omearrow_ds.text import RATES, TIMES, as_rate, as_seconds, count, duration, size, table
+from omearrow_ds.text import RATES, TIMES, as_rate, as_seconds, count, duration, size
 
 _OPENING = 2  # Number of sequential requests before the first part.
 
@@ -41,11 +40,6 @@ class NetworkLink:
             raise ArgumentError(option="latency", value=latency, remedy=TIMES)
         return cls(bytes_s, latency_s)
 
-    def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:
-        """Return the seconds to fetch all parts of a collection with several concurrent requests."""
-        parts = math.ceil(decoded_bytes / part_bytes) or 1
-        return stored_bytes / self.bytes_s + self.latency_s * (_OPENING + math.ceil(parts / AHEAD))
-
     @property
     def text(self) -> str:
         latency = f" with a latency of {duration(self.latency_s)}" if self.latency_s else ""
@@ -54,101 +48,111 @@ class NetworkLink:
 
 @dataclass(frozen=True)
 class RemoteCost:
-    """Estimated times of a plan whose parts are fetched from an object store."""
+    """Estimated times in seconds of a plan whose parts are fetched from an object store, while others are decoded.
 
-    row: PlanCost  # Measurement from a local disk.
-    fetch_s: float  # Seconds of fetching all parts.
-    decode_s: float  # Seconds of decoding meanwhile: an epoch on demand, or preloading.
-    # Seconds of the first epoch, and of each later one with all parts in the cache or pixels in memory.
+    Attributes
+    ----------
+    row
+        Measurement from a local disk.
+    link_s, decode_s
+        Fetching all parts, and decoding meanwhile: an epoch on demand, or preloading.
+    epoch_s, later_epoch_s, total_s
+        First epoch, each later one with all parts in the cache or pixels in memory, and all epochs.
+    limit
+        The longer of fetching and decoding.
+    """
+
+    row: PlanCost
+    link_s: float
+    decode_s: float
     epoch_s: float
-    later_s: float
+    later_epoch_s: float
+    total_s: float
+    limit: Literal["link", "decoding"]
 
     @classmethod
-    def over(cls, link: NetworkLink, row: PlanCost, decoded_bytes: int) -> RemoteCost:
-        """Return the times of the plan of ``row`` if parts are fetched over ``link`` while others are decoded."""
-        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, row.plan.layout.format.part_bytes)
+    def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
+        """Return the times of the plan of ``row`` if parts are fetched over ``link`` by several concurrent requests."""
+        parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes) or 1
+        link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
-        return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
+        first_s = max(link_s, decode_s) + after_s
+        total_s = first_s + (task.epochs - 1) * row.epoch_s
+        return cls(row, link_s, decode_s, first_s, row.epoch_s, total_s, "link" if link_s >= decode_s else "decoding")
 
-    @property
-    def limit(self) -> str:
-        """``"link"`` if fetching takes longer than decoding, else ``"decoding"``."""
-        return "link" if self.fetch_s >= self.decode_s else "decoding"
-
-    def total_s(self, epochs: int) -> float:
-        """Return the seconds of ``epochs`` epochs, of which only the first fetches parts."""
-        return self.epoch_s + (epochs - 1) * self.later_s
+    def as_dict(self) -> dict[str, Any]:
+        times_s = {name: value for name, value in vars(self).items() if name != "row"}
+        return {**self.row.plan.as_dict(), "size_bytes": self.row.size_bytes, **times_s}
 
 
 @dataclass(frozen=True)
 class RemoteEstimate:
-    """Estimated times of the measured plans if their files are fetched over a link."""
+    """Estimated times of the measured plans if their files are fetched over a link.
+
+    Attributes
+    ----------
+    rows
+        Plans that can be read from a bucket, ordered by the first epoch.
+    absent
+        Labels of formats that cannot be, as their parts are folders.
+    chosen, in_all
+        The plan with the least total time among those tied for the fastest first epoch, and among all.
+    epochs, command
+        Number of epochs, and the command that writes the parts of ``chosen``, or an empty string.
+    """
 
     link: NetworkLink
-    rows: tuple[RemoteCost, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
-    absent: tuple[str, ...]  # Labels of formats that cannot be, as their parts are folders.
-    # chosen: the plan with the least total time among those tied for the fastest first epoch. in_all: the plan with the
-    # least total time.
+    rows: tuple[RemoteCost, ...]
+    absent: tuple[str, ...]
     chosen: RemoteCost
     in_all: RemoteCost
-    # Number of epochs, and the command that writes the parts.
     epochs: int
-    command: str
+    command: str = ""
 
     @classmethod
     def choose(
-        cls,
-        link: NetworkLink,
-        rows: Sequence[PlanCost],
-        task: ReadBudget,
-        command_of: Callable[[LoadingPlan], str],
-        *,
-        on_server: bool,
+        cls, link: NetworkLink, rows: Iterable[PlanCost], task: ReadBudget, *, on_server: bool
     ) -> RemoteEstimate | None:
         """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
 
         ``on_server`` is whether the existing collection consists of parts on a server.
         """
-        measured = [row for row in rows if row.why_not is None]
-        absent = dict.fromkeys(row.plan.layout.format.label for row in measured if row.plan.layout.format.in_folder)
-        costs = [
-            RemoteCost.over(link, row, task.decoded_bytes)
-            for row in measured
-            if not row.plan.layout.format.in_folder and (on_server or not row.plan.layout.as_it_is)
-        ]
+        costs, absent = [], {}
+        for row in (row for row in rows if row.why_not is None):
+            layout = row.plan.layout
+            if layout.format.in_folder:
+                absent[layout.format.label] = True
+            elif on_server or not layout.as_it_is:
+                costs.append(RemoteCost.over(link, row, task))
         if not costs:
             return None
         costs.sort(key=lambda cost: cost.epoch_s)
         tied = [cost for cost in costs if cost.epoch_s <= costs[0].epoch_s * tie_of(costs[0].row, cost.row)]
-        chosen, in_all = (
-            min(some, key=lambda cost: (cost.total_s(task.epochs), simplicity(cost.row))) for some in (tied, costs)
-        )
-        return cls(link, tuple(costs), tuple(absent), chosen, in_all, task.epochs, command_of(chosen.row.plan))
+        chosen, in_all = (min(some, key=lambda cost: (cost.total_s, simplicity(cost.row))) for some in (tied, costs))
+        return cls(link, tuple(costs), tuple(absent), chosen, in_all, task.epochs)
 
     def as_lines(self) -> list[str]:
-        """Return a table of the best plan and the best default plan per format, and the recommendation."""
-        best_costs: dict[tuple[str, bool], RemoteCost] = {}
-        for cost in (self.chosen, *self.rows):
-            layout = cost.row.plan.layout
-            best_costs.setdefault((layout.format.name, False), cost)
-            if layout.is_default:
-                best_costs.setdefault((layout.format.name, True), cost)
-        rows = [["", "stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit"]]
-        for cost in (cost for cost in self.rows if cost in best_costs.values()):
-            name = f"{'>' if cost is self.chosen else ' '} {cost.row.plan.label}"
-            times = map(duration, (cost.fetch_s, cost.decode_s, cost.epoch_s, cost.later_s))
-            rows.append([name, size(cost.row.size_bytes), *times, cost.limit])
+        """Return a table of the plans, and the recommendation."""
+        header = ("stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit")
+        costs = []
+        for cost in self.rows:
+            times = map(duration, (cost.link_s, cost.decode_s, cost.epoch_s, cost.later_epoch_s))
+            costs.append((cost.row.plan, [size(cost.row.size_bytes), *times, cost.limit], ""))
+        chosen, in_all = self.chosen, self.in_all
+        limits = {
+            "link": f"the link is the limit, decoding takes {duration(chosen.decode_s)}",
+            "decoding": f"decoding is the limit, the link takes {duration(chosen.link_s)}",
+        }
         lines = [
-            f"In parts on a server, over {self.link.text}, each format's best and its default:",
+            f"In parts on a server, over {self.link.text}:",
             "",
-            *table(rows),
+            *plan_table(header, costs, chosen.row.plan),
             "",
-            f"There: {self.chosen.row.plan.label}, an epoch in {duration(self.chosen.epoch_s)}; {_why(self.chosen)}",
+            f"There: {chosen.row.plan.label}, an epoch in {duration(chosen.epoch_s)}; {limits[chosen.limit]}",
         ]
-        ratio = self.chosen.total_s(self.epochs) / self.in_all.total_s(self.epochs)
-        if ratio > tie_of(self.chosen.row, self.in_all.row):
-            takes = f"{self.in_all.row.plan.label} takes {1 - 1 / ratio:.0%} less"
-            lines.append(f"  For {count(self.epochs, 'epoch')} whose parts all stay in the cache {takes}.")
+        if chosen.total_s > in_all.total_s * tie_of(chosen.row, in_all.row):
+            less = f"{in_all.row.plan.label} takes {1 - in_all.total_s / chosen.total_s:.0%} less"
+            lines.append(f"  For {count(self.epochs, 'epoch')} whose parts all stay in the cache {less}.")
         if self.absent:
             lines.append(f"  Not read from servers, as their parts are folders: {', '.join(self.absent)}.")
         return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
@@ -157,27 +161,8 @@ class RemoteEstimate:
         return {
             "bandwidth_bytes_s": self.link.bytes_s,
             "latency_s": self.link.latency_s,
-            "recommended": {**_as_json(self.chosen, self.epochs), "command": self.command},
-            "least_in_all": _as_json(self.in_all, self.epochs),
-            "rows": [_as_json(cost, self.epochs) for cost in self.rows],
+            "recommended": {**self.chosen.as_dict(), "command": self.command},
+            "least_in_all": self.in_all.as_dict(),
+            "rows": [cost.as_dict() for cost in self.rows],
             "not_on_servers": list(self.absent),
         }
-
-
-def _why(fetched: RemoteCost) -> str:
-    if fetched.limit == "link":
-        return f"the link is the limit, decoding takes {duration(fetched.decode_s)}"
-    return f"decoding is the limit, the link takes {duration(fetched.fetch_s)}"
-
-
-def _as_json(fetched: RemoteCost, epochs: int) -> dict[str, Any]:
-    return {
-        **fetched.row.plan.as_dict(),
-        "size_bytes": fetched.row.size_bytes,
-        "link_s": fetched.fetch_s,
-        "decode_s": fetched.decode_s,
-        "epoch_s": fetched.epoch_s,
-        "later_epoch_s": fetched.later_s,
-        "total_s": fetched.total_s(epochs),
-        "limit": fetched.limit,
-    }

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.trials import AccessPattern
+from omearrow_ds.advise.recommend.choices import PlanCost
+from omearrow_ds.advise.recommend.trials import LayoutTrial
 from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, InterleavedRounds
-from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
-from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.text import count
 
-_BATCHES = (4, 200)  # Minimum and maximum number of batches of an epoch of the scan.
+_MIN_BATCHES, _MAX_BATCHES = 4, 200  # In an epoch of the scan.
 _MOST_ROUNDS = 7
-_BATCH_TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,17 @@ class Settings:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords that configure `OMEArrowDataLoader` with these settings, without its default values."""
-        keywords: dict[str, Any] = {"num_workers": self.num_workers}
-        if self.num_workers and self.prefetch_factor not in (None, 2):
-            keywords["prefetch_factor"] = self.prefetch_factor
-        if self.num_workers and self.start_method is not None:
-            keywords["multiprocessing_context"] = self.start_method
-        return keywords
+        keywords = {
+            "prefetch_factor": None if self.prefetch_factor == 2 else self.prefetch_factor,
+            "multiprocessing_context": self.start_method,
+        }
+        chosen = {name: value for name, value in keywords.items() if value is not None and self.num_workers}
+        return {"num_workers": self.num_workers, **chosen}
 
     @property
     def label(self) -> str:
-        words = [count(self.num_workers, "worker"), f"batches of {self.batch_size}"]
-        if self.num_workers:
-            words.append(f"prefetch {self.prefetch_factor or 2}")
-            words.append(f"started by {self.start_method or 'this package'}")
-        return ", ".join(words)
+        workers = f", prefetch {self.prefetch_factor or 2}, started by {self.start_method or 'this package'}"
+        return f"{count(self.num_workers, 'worker')}, batches of {self.batch_size}{workers if self.num_workers else ''}"
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,19 @@ class LoaderTiming:
     rounds: int
     ratio: float | None
 
+    def apply(self, row: PlanCost, epochs: int) -> PlanCost:
+        """Return the cost of a plan, which was measured without workers, with these settings."""
+        if not self.settings.num_workers or self.ratio is None:
+            return row
+        gained_s = epochs * row.epoch_s * (1 - self.ratio) - self.start_s
+        totals_s = {number: max(0.0, total_s - gained_s) for number, total_s in row.totals_s.items()}
+        total_s = max(0.0, row.total_s - gained_s)
+        return replace(row, epoch_s=row.epoch_s * self.ratio, total_s=total_s, totals_s=totals_s)
+
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
     """Return the loader settings to scan; the first ones have no workers and the requested ``batch_size``."""
-    settings = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
+    settings = [Settings(0, batch_size), Settings(0, 4 * batch_size)]
     if cores == 1:
         return settings  # A worker would compete with this process for the core.
     workers = [number for number in (1, 2, 4, 8, 16) if number < cores] + [cores]
@@ -75,101 +79,71 @@ def grid(batch_size: int, cores: int) -> list[Settings]:
 
 
 def scan(
-    dataset: OMEArrowDataset,
-    indices: Sequence[int],
-    use: AccessPattern,
-    deadline_s: float,
-    progress: tqdm,
-    start_methods: Sequence[str] = (),
-    fields: Array | None = None,
+    trial: LayoutTrial, row: PlanCost, deadline_s: float, progress: tqdm, start_methods: Sequence[str] = ()
 ) -> list[LoaderTiming]:
-    """Time an epoch of ``indices`` per loader setting, in rounds until the deadline; then time other start methods.
+    """Time an epoch of the plan ``row`` per loader setting, in rounds until the deadline; then other start methods.
 
-    ``fields`` are the image indices of crops, None for images. ``start_methods`` are names of multiprocessing, tried
-    with the best number of workers if that is not 0. They run the main script again in each worker, so it needs a
-    ``__main__`` guard.
+    ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
+    main script again in each worker, so it needs a ``__main__`` guard.
     """
-    start_s = use.clock()
-    settings = grid(use.batch_size, available_cores())
+    subject = trial.subject
+    clock, batch_size = subject.clock, subject.batch_size
+    half_time_s, settings = (clock() + deadline_s) / 2, grid(batch_size, available_cores())
     progress.reset(total=len(settings))
     progress.set_description("loader settings")
-    order = _order(dataset, indices, use, fields)
+    dataset = trial.dataset(preload=row.plan.preload)
+    batch_s = row.epoch_s * batch_size / (trial.factor * len(trial.indices))
+    num_batches = min(_MAX_BATCHES, max(_MIN_BATCHES, int(subject.part_s / 2 / max(batch_s, 1e-6))))
+    epochs = range(-(-num_batches * batch_size // len(trial.indices)))
+    order = [index for epoch in epochs for index in trial.order(epoch)][: num_batches * batch_size]
     loaders: dict[Settings, OMEArrowDataLoader] = {}
-    starts_s: dict[Settings, float] = {}
-    for setting in settings:
-        if loaders and use.clock() - start_s > (deadline_s - start_s) / 2:
-            break
-        loaders[setting], starts_s[setting] = _started(dataset, order, use, setting)
+
+    def start(setting: Settings) -> float:
+        """Run an epoch and return the seconds until its first batch."""
+        start_s = clock()
+        keywords = {**setting.keywords, "batch_size": setting.batch_size}
+        loaders[setting] = subject.loader(dataset, order, **keywords)
+        batches = iter(loaders[setting])
+        next(batches)
+        first_s = clock() - start_s
+        deque(batches, 0)
         progress.update()
-    turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and use.clock() > deadline_s)
-    turns.run(loaders, lambda setting: _timed(loaders[setting], use) / len(order), _MOST_ROUNDS)
+        return first_s
+
+    starts = InterleavedRounds[Settings, float](lambda: clock() > half_time_s)
+    starts.round(settings, start)
+    turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and clock() > deadline_s)
+    turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_ROUNDS)
     loaders.clear()  # Ends their workers.
     least_s = {setting: min(times_s.values()) for setting, times_s in turns.figures.items()}
-    scanned = [
-        LoaderTiming(setting, sample_s, starts_s[setting], turns.rounds, sample_s / least_s[settings[0]])
+    timings = [
+        LoaderTiming(setting, sample_s, starts.figures[setting][0], turns.rounds, sample_s / least_s[settings[0]])
         for setting, sample_s in least_s.items()
     ]
-    chosen = best(scanned)
-    if chosen.settings.num_workers:
-        for method in start_methods:
-            other = replace(chosen.settings, start_method=method)
-            scanned.append(LoaderTiming(other, None, _started(dataset, order, use, other)[1], 0, None))
-    return scanned
+    fastest = best(timings).settings
+    for method in start_methods if fastest.num_workers else ():
+        other = replace(fastest, start_method=method)
+        timings.append(LoaderTiming(other, None, start(other), 0, None))
+        loaders.clear()
+    dataset.source.close()
+    return timings
 
 
-def best(scanned: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
+def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
     """Return the settings with the fewest workers among the fastest ones that use the requested batch size.
 
     Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """
-    batch_size = scanned[0].settings.batch_size
-    open_to_choice = [
-        (timing, timing.ratio)
-        for timing in scanned
+    first = timings[0]
+    ratios = {
+        timing: timing.ratio
+        for timing in timings
         if timing.ratio is not None
-        and timing.settings.batch_size == batch_size
-        and (not timing.settings.num_workers or work_s * (1 - timing.ratio) > timing.start_s)
-    ]
-    least = min(ratio for _, ratio in open_to_choice)
+        and timing.settings.batch_size == first.settings.batch_size
+        and (timing is first or work_s * (1 - timing.ratio) > timing.start_s)
+    }
+    least = min(ratios.values())
     if least * WORTH_IT > 1:
-        return scanned[0]
-    near = [timing for timing, ratio in open_to_choice if ratio <= least * MOST_TIE]
+        return first
+    near = [timing for timing, ratio in ratios.items() if ratio <= least * MOST_TIE]
     return min(near, key=lambda timing: (timing.settings.num_workers, timing.settings.prefetch_factor or 0))
-
-
-def _started(
-    dataset: OMEArrowDataset, order: Sequence[int], use: AccessPattern, settings: Settings
-) -> tuple[OMEArrowDataLoader, float]:
-    """Return a loader after one epoch, and the seconds until its first batch."""
-    start_s = use.clock()
-    keywords = {**settings.keywords, "batch_size": settings.batch_size}
-    loader = use.loader(dataset, order, **keywords)
-    batches = iter(loader)
-    next(batches)
-    first_s = use.clock() - start_s
-    for _ in batches:
-        pass
-    return loader, first_s
-
-
-def _timed(loader: OMEArrowDataLoader, use: AccessPattern) -> float:
-    start_s = use.clock()
-    for _ in loader:
-        pass
-    return use.clock() - start_s
-
-
-def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: AccessPattern, fields: Array | None) -> list[int]:
-    """Return sample indices for enough batches to measure; few samples are repeated."""
-    once = use.order(indices, 0, fields)
-    batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
-    loader = use.loader(dataset, batch)
-    batch_s = median(_timed(loader, use) for _ in range(3))
-    min_batches, max_batches = _BATCHES
-    num_samples = use.batch_size * int(min(max_batches, max(min_batches, use.part_s / 2 / max(batch_s, 1e-6))))
-    order: list[int] = []
-    epoch = 0
-    while len(order) < num_samples:
-        order += use.order(indices, epoch, fields)
-        epoch += 1
-    return order[:num_samples]

@@ -1,197 +1,139 @@
-"""`LayoutElimination`: rounds of measurements of all layouts, without those that cannot win."""
+"""`LayoutRounds`: rounds of measurements of all layouts, without those that cannot win."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
+from statistics import median
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout
-from omearrow_ds.advise.recommend.estimate import LayoutMeasurement, LayoutTiming, ReadBudget, rows_of
-from omearrow_ds.advise.recommend.sample import Sample
-from omearrow_ds.advise.recommend.trials import (
-    AccessPattern,
-    LayoutTrial,
-    OriginalCollection,
-    StoredTrial,
-    WrittenTrial,
+from omearrow_ds.advise.recommend.choices import (
+    LoadingPlan,
+    PlanCost,
+    ReadBudget,
+    StorageLayout,
+    Timings,
+    plan_costs,
+    ranked,
 )
+from omearrow_ds.advise.recommend.trials import LayoutTrial, Subject
 from omearrow_ds.advise.turns import InterleavedRounds
-from omearrow_ds.advise.workspace import remove
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.storage.formats import Format
 
 _MOST_ROUNDS = 9
 _SCREENED_PART = 8  # Every eighth image of the sample suffices to find layouts that cannot win.
 _FEWEST_SCREENED = 16
-_KEPT = (3.0, 2.0, 1.5, 1.3)  # Maximum cost of layouts that stay, as a multiple of the best, by round.
-_LEAST_KEPT = 3
-_WANTED_ROUNDS = 3
+_STAYING = (3.0, 2.0, 1.5, 1.3)  # Maximum cost of layouts that stay, as a multiple of the best, by round.
+_LEAST_STAYING = 3
+_ROUNDS_TO_AFFORD = 3
 _FIRST_READS = 3
 _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
 
 
-class LayoutElimination:
-    """Measurements of layouts until ``deadline_s``; ``absent`` explains why a layout was not measured."""
+class LayoutRounds:
+    """Measurements of layouts until ``deadline_s``.
 
-    def __init__(
-        self,
-        whole: OriginalCollection,
-        sample: Sample,
-        use: AccessPattern,
-        task: ReadBudget,
-        folder: Path,
-        deadline_s: float,
-    ) -> None:
-        self.use, self.task, self._whole, self._folder = use, task, whole, folder
-        self.cells = sample.cells
-        part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
-        self._samples = (sample.part(part), sample) if part > 1 else (sample,)
-        self._deadline_s = deadline_s
-        self._turns: InterleavedRounds[StorageLayout, LayoutTiming] = InterleavedRounds(self._is_over)
-        self._measured: dict[StorageLayout, LayoutMeasurement] = {}
+    Attributes
+    ----------
+    costs
+        Costs of both plans of each measured layout, and a plan with the reason for each other layout.
+    trials
+        Trials of the measured layouts.
+    """
+
+    def __init__(self, subject: Subject, task: ReadBudget, folder: Path, deadline_s: float) -> None:
+        self.subject, self.task, self._folder, self._deadline_s = subject, task, folder, deadline_s
+        self._turns = InterleavedRounds[StorageLayout, Timings](lambda: subject.clock() > deadline_s)
         self._read_s = inf  # Minimum so far; reading is the same part of every conversion.
         self._took_s: dict[StorageLayout, float] = {}
-        self._warm: set[Format] = set()
+        self.costs: dict[StorageLayout, list[PlanCost]] = {}
         self.trials: dict[StorageLayout, LayoutTrial] = {}
-        self.absent: dict[StorageLayout, str] = {}
 
-    def run(self, layouts: Sequence[StorageLayout], progress: tqdm) -> None:
+    def run(self, layouts: Iterable[StorageLayout], progress: tqdm) -> None:
         """Measure every layout once; then measure the layouts that may still be the best, until the deadline.
 
         The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
         ``progress`` is updated after every measurement.
         """
-        self.absent |= {layout: layout.missing for layout in layouts if layout.missing is not None}
-        live = [layout for layout in layouts if layout not in self.absent]
+        whole, figures = self.subject, self._turns.figures
+        step = _SCREENED_PART if len(whole.sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
+        live = [layout for layout in layouts if not self._leave_out(layout, layout.format.missing_backend)]
         for number in range(_MOST_ROUNDS):
-            sample = self._samples[min(number, len(self._samples) - 1)]
-            if number == 1 and len(self._samples) > 1:
-                self._start_anew()
+            subject = whole if number or step == 1 else replace(whole, sample=whole.sample.part(step))
+            if number == 1 and step > 1:
+                figures.clear()
+                self.trials.clear()
+            num_images = len(subject.sample.images)
             progress.reset(total=len(live))
-            progress.set_description(f"round {number + 1}: {len(live)} ways to store {len(sample.images):,} images")
-            if self._round(number, live, sample, progress):
+            progress.set_description(f"round {number + 1}: {len(live)} ways to store {num_images:,} images")
+            for _ in range(1 if number else _FIRST_READS):
+                self._read_s = min(self._read_s, subject.scan_s(lambda index, _: whole.source.metadata(index)))
+            late = self._turns.round(live, partial(self._measure, progress, subject, number))
+            for layout in late if number == 0 else ():
+                self._leave_out(layout, _TIME_IS_UP)
+            epochs_s = [by_round[number][1].epoch_s for by_round in figures.values() if number in by_round]
+            memory_s = median([epoch_s for epoch_s in epochs_s if epoch_s < inf] or [inf])
+            for layout, by_round in figures.items():
+                if number in by_round:  # An epoch from memory does not depend on the layout.
+                    on_demand, preloaded = by_round[number]
+                    by_round[number] = on_demand, preloaded._replace(epoch_s=memory_s)
+                    size_bytes = self.trials[layout].size_bytes
+                    self.costs[layout] = plan_costs(layout, by_round, size_bytes, num_images, self.task)
+            if late:
                 break
-            live = self._going_on(live, number)
-            if number and self.use.clock() + sum(self._took_s[layout] for layout in live) > self._deadline_s:
+            live = self._remaining(live, number, step)
+            next_s = sum(self._took_s[layout] for layout in live)
+            if not live or (number and subject.clock() + next_s > self._deadline_s):
                 break
-
-    @property
-    def measured(self) -> list[LayoutMeasurement]:
-        return list(self._measured.values())
 
     def trial_for(self, plan: LoadingPlan) -> LayoutTrial | None:
         """Return a trial to measure a plan; a preloaded plan can use any written trial, since all decode alike."""
-        trial = self.trials.get(plan.layout)
-        written = (
-            written_trial
-            for written_trial in self.trials.values()
-            if isinstance(written_trial, WrittenTrial) and written_trial.path.exists()
-        )
-        if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
-            return trial
-        return next(written, None) if plan.preload else None
+        if plan.preload and plan.layout.as_it_is:
+            return next((trial for layout, trial in self.trials.items() if not layout.as_it_is), None)
+        return self.trials.get(plan.layout)
 
-    def _is_over(self) -> bool:
-        return self.use.clock() > self._deadline_s
+    def _leave_out(self, layout: StorageLayout, why: str | None) -> bool:
+        """Note the reason, if any, why a layout cannot be measured, and return whether it cannot."""
+        if why is not None:
+            self.costs[layout] = [PlanCost(LoadingPlan(layout, preload=False), why_not=why)]
+        return why is not None
 
-    def _start_anew(self) -> None:
-        for trial in self.trials.values():
-            if isinstance(trial, WrittenTrial):
-                remove(trial.path.parent)
-        self.trials.clear()
-        self._turns.figures.clear()
-
-    def _round(self, number: int, live: Sequence[StorageLayout], sample: Sample, progress: tqdm) -> list[StorageLayout]:
-        """Measure every layout once, and return those that time did not allow."""
-        for _ in range(1 if number else _FIRST_READS):
-            self._read_s = min(self._read_s, self._whole.read_s(sample, self.use))
-        preloaded_s: float | None = None
-
-        def take(layout: StorageLayout) -> LayoutTiming | None:
-            nonlocal preloaded_s
-            turn = self._turn(layout, number, sample, preloaded_s)
-            progress.update()
-            if turn is not None and turn.preloaded_s < inf:
-                preloaded_s = turn.preloaded_s
-            return turn
-
-        late = self._turns.round(live, take)
-        if number == 0:
-            self.absent |= dict.fromkeys(late, _TIME_IS_UP)
-        for layout, turns in self._turns.figures.items():
-            if number in turns:  # An epoch from memory does not depend on the layout.
-                turns[number] = turns[number]._replace(preloaded_s=inf if preloaded_s is None else preloaded_s)
-                known = self._measured.get(layout)
-                size_bytes = known.size_bytes if known and len(turns) > 1 else self.trials[layout].size_bytes
-                self._measured[layout] = LayoutMeasurement(
-                    layout, size_bytes, tuple(turns.values()), len(sample.images)
-                )
-        return late
-
-    def _turn(
-        self, layout: StorageLayout, number: int, sample: Sample, preloaded_s: float | None
-    ) -> LayoutTiming | None:
-        trial = self.trials.get(layout) or self._made(layout, sample)
+    def _measure(self, progress: tqdm, subject: Subject, number: int, layout: StorageLayout) -> Timings | None:
+        """Measure a layout, or leave it out and return None if it cannot store the images."""
+        progress.update()
+        folder = self._folder / "-".join((layout.format.name, layout.encoding, str(layout.compression)))
+        trial = self.trials.get(layout) or LayoutTrial(subject, layout, folder)
+        is_warm = any((one.format, one.as_it_is) == (layout.format, layout.as_it_is) for one in self._took_s)
         try:
-            if layout.format not in self._warm:
-                self._warm_up(layout, sample)
-            start_s = self.use.clock()
-            turn = trial.turn(number, self._read_s, preloaded_s)
-            self._took_s[layout] = self.use.clock() - start_s
+            if not is_warm:  # The first use of a library includes import and initialization.
+                LayoutTrial(subject, layout, folder).measure(number, 0.0)
+            self._took_s[layout], timing = subject.timed(trial.measure, number, self._read_s)
         except OMEArrowDSError as error:
             if layout.as_it_is:
                 raise
-            self.absent[layout] = str(error).replace(f"{trial.path.with_name('fresh')}{layout.format.suffix}: ", "")
+            self._leave_out(layout, str(error).replace(f"{trial.path}: ", ""))
             return None
         self.trials[layout] = trial
-        return turn
+        return timing
 
-    def _warm_up(self, layout: StorageLayout, sample: Sample) -> None:
-        """Use the format once without a clock, as the first use of its library includes import and initialization."""
-        self._warm.add(layout.format)
-        few = sample.part(max(1, len(sample.images) // 2))
-        trial = WrittenTrial(layout, few, self.use, self._folder / f"{layout.format.name}-first")
-        try:
-            trial.turn(0, 0.0, None)
-        finally:
-            remove(trial.path.parent)
+    def _remaining(self, live: Iterable[StorageLayout], number: int, step: int) -> list[StorageLayout]:
+        """Return the layouts that may still win, and the existing files.
 
-    def _made(self, layout: StorageLayout, sample: Sample) -> LayoutTrial:
-        if layout.as_it_is:
-            return StoredTrial(layout, self._whole, sample, self.use)
-        words = (layout.format.name, layout.encoding, layout.compression or "")
-        return WrittenTrial(layout, sample, self.use, self._folder / "-".join(words))
-
-    def _going_on(self, live: Sequence[StorageLayout], number: int) -> list[StorageLayout]:
-        """Return the layouts that may still win: those near the best within the budgets, and the existing files."""
-        costs: dict[StorageLayout, float] = {}
-        for layout in live:
-            rows = rows_of(self._measured[layout], self.task) if layout in self._measured else []
-            open_to_choice = [row.total_s for row in rows if row.why_not is None]
-            if open_to_choice:
-                costs[layout] = min(open_to_choice)
-        order = sorted(costs, key=lambda layout: costs[layout])
-        limit = costs[order[0]] * _KEPT[min(number, len(_KEPT) - 1)] if order else 0.0
-        near = [layout for rank, layout in enumerate(order) if rank < _LEAST_KEPT or costs[layout] <= limit]
-        if number == 0:
-            near = self._affordable(near)
-        going_on = [layout for layout in live if layout in near or (layout.as_it_is and layout in self._measured)]
-        for layout, trial in self.trials.items():
-            if layout not in going_on and not layout.as_it_is:
-                remove(trial.path)
-        return going_on
-
-    def _affordable(self, order: Sequence[StorageLayout]) -> list[StorageLayout]:
-        """Return the first layouts for which time allows the required number of rounds."""
-        larger = len(self._samples[-1].images) / len(self._samples[0].images)
-        left_s = (self._deadline_s - self.use.clock()) / _WANTED_ROUNDS
-        affordable: list[StorageLayout] = []
-        for layout in order:
-            left_s -= self._took_s[layout] * larger
-            if len(affordable) >= _LEAST_KEPT and left_s < 0:
-                break
-            affordable.append(layout)
-        return affordable
+        Layouts may win that are near the best within the budgets. After the first round, time must also allow the
+        required number of rounds.
+        """
+        cheapest = ranked(ranked(self.costs[layout])[0] for layout in live)
+        limit_s = cheapest[0].total_s * _STAYING[min(number, len(_STAYING) - 1)]
+        left_s = (self._deadline_s - self.subject.clock()) / _ROUNDS_TO_AFFORD if number == 0 else inf
+        remaining: list[StorageLayout] = []
+        for row in cheapest:
+            layout = row.plan.layout
+            left_s -= self._took_s.get(layout, 0.0) * step
+            is_near = len(remaining) < _LEAST_STAYING or (row.total_s <= limit_s and left_s >= 0)
+            if (row.why_not is None and is_near) or (layout.as_it_is and row.rounds):
+                remaining.append(layout)
+        return remaining

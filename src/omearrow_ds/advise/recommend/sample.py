@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,19 @@ import pyarrow as pa
 from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.axes import AXES
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.resources import image_bytes
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Array
 
 Clock = Callable[[], float]
-_CHUNK = 64  # Images per read, so that vectors and row groups are not scanned again for each image.
+_CHUNK = 64  # Maximum number of images per read, after which the time is compared with the limit.
 _LITTLE_MORE = 1.25  # A collection up to this multiple of the limits is taken completely.
 _FEWEST_PIXELS = 64  # Minimum size along Y and X of an image that is cut.
 _FETCHED_PARTS = 4
 _LARGE_PART = 8  # An image that takes more than an eighth of the sample is cut.
+_WHOLE_SAMPLE_S = 60.0  # With less time, the sample is smaller.
+_READING_PART = 0.1  # Part of the time after which reading the sample ends.
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Limits:
     images: int = 2048
     size_bytes: int = 32_000_000
     seconds: float = 9.0
+
+    @classmethod
+    def within(cls, seconds: float, size_bytes: int) -> Limits:
+        """Return the limits if all measurements take ``seconds``."""
+        part = min(1.0, seconds / _WHOLE_SAMPLE_S)
+        return cls(max(32, int(cls.images * part)), max(1, int(size_bytes * part)), seconds * _READING_PART)
 
 
 @dataclass(frozen=True)
@@ -48,19 +56,18 @@ class Sample:
     images: Sequence[Array]
     image_ids: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
-    columns: pa.Table
+    columns: pa.Table | None
     indices: Sequence[int]
     whole_count: int
     whole_bytes: int
     axes: str
-    cut: bool
+    cut: bool = False
     cells: Cells | None = None
 
     def part(self, step: int) -> Sample:
-        rows = range(0, len(self.images), step)
-        columns = self.columns.take(pa.array(rows)) if self.columns.num_columns else self.columns
+        """Return a sample of every ``step``-th image."""
         lists = {name: getattr(self, name)[::step] for name in ("images", "image_ids", "metadata", "indices")}
-        return replace(self, columns=columns, **lists)
+        return replace(self, columns=_take(self.columns, range(0, len(self.images), step)), **lists)
 
     @property
     def size_bytes(self) -> int:
@@ -93,105 +100,97 @@ def take_sample(
     """
     if len(source) == 0:
         raise ArgumentError("holds no image, so there is nothing to measure", path=source.path)
-    lengths = image_bytes(source.shapes, source.dtypes)
-    _refuse_small(source, crop_size if cells is None else None)
-    corners_of = [1 if tile is None else len(_corners(tuple(shape), tile)) for shape in source.shapes.tolist()]
-    if not any(corners_of):
-        raise ArgumentError(
-            f"no image of {source.path} holds a tile of {tile} x {tile} pixels", option="tile", value=tile
-        )
-    if lengths.sum() <= _LITTLE_MORE * limits.size_bytes and sum(corners_of) <= _LITTLE_MORE * limits.images:
-        limits = replace(limits, images=sum(corners_of), size_bytes=int(lengths.sum()))
-    tiles = max(1, sum(corners_of) // len(source))
-    candidates = _at_hand(source)
-    if cells is not None:
-        fields_with_cells = np.unique(cells.fields)
-        near = np.intersect1d(candidates, fields_with_cells)
-        candidates = near if len(near) else fields_with_cells
-    of_mean_size = int(limits.size_bytes / max(1.0, float(lengths.mean())))
-    fitting = min(-(-limits.images // tiles), max(_LARGE_PART, of_mean_size))  # At least 8, as large ones are cut.
-    chosen = candidates[_spread(len(candidates), fitting)]
-    least = None if cells is not None else crop_size or (tile or 0, tile or 0)
-    read = _read(source, chosen, lengths, limits, least, clock)
-    indices = sorted(read)
-    columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
-    ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
-    if len(set(ids)) < len(ids) or "" in ids:  # Tables of other programs.
-        ids = [f"image-{i:05d}" for i in indices]
-    images, cut = [read[i] for i in indices], any(read[i].nbytes < lengths[i] for i in indices)
-    whole_count, whole_bytes = len(source), int(lengths.sum())
+    shapes, lengths = source.shapes, image_bytes(source.shapes, source.dtypes)
+    tiles = np.ones(len(source), np.int64)
     if tile is not None:
-        whole_count = sum(corners_of)
-        tile_bytes = [n * tile * tile * d.itemsize for n, d in zip(corners_of, source.dtypes, strict=True)]
-        whole_bytes = sum(tile_bytes)
-        images = list(tiles_of(images, tile))[: limits.images]
-        ids, notes = [f"tile-{n:05d}" for n in range(len(images))], [{} for _ in images]
-        columns, cut = pa.table({}), False
+        tiles = shapes[:, :3].prod(axis=1) * (shapes[:, 3:] // tile).prod(axis=1)
+    if crop_size is not None and cells is None:
+        _refuse_small(source, crop_size)
+    whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
+    if not whole_count:
+        problem = f"no image of {source.path} holds a tile of {tile} x {tile} pixels"
+        raise ArgumentError(problem, option="tile", value=tile)
+    if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
+        limits = replace(limits, images=whole_count, size_bytes=whole_bytes)
+    order = _spread(_candidates(source, cells), -(-limits.images * len(source) // whole_count))
+    least = None if cells is not None else crop_size or (tile or 0, tile or 0)
+    read = _read(source, order, lengths, limits, least, clock)
+    indices = sorted(read)
+    images = [read[index] for index in indices]
+    axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
+    if tile is not None:
+        images = list(islice(tiles_of(images, tile), limits.images))
         if not images:
             raise ArgumentError("none of the images that were looked at holds such a tile", option="tile", value=tile)
-    axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, row] > 1).any())
-    return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut, cells)
-
-
-def _at_hand(source: ImageSource) -> Array:
-    """Return the images to choose from: all, or those of a few evenly spaced parts if parts are fetched as a whole."""
-    parted: Parted | None = getattr(source, "parted", None)
-    if parted is None or parted.window is None or len(parted.starts) < 2:
-        return np.arange(len(source))
-    starts = parted.starts
-    chosen = np.unique(np.linspace(0, len(starts) - 2, _FETCHED_PARTS).astype(np.int64)).tolist()
-    return np.concatenate([np.arange(starts[number], starts[number + 1]) for number in chosen])
+        ids = [f"tile-{number:05d}" for number in range(len(images))]
+        whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
+        return Sample(images, ids, [{}] * len(images), None, indices, whole_count, whole_bytes, axes)
+    ids, metadata = [source.image_ids[index] for index in indices], [source.metadata(index) for index in indices]
+    if len(set(ids)) < len(ids) or "" in ids:  # Tables of other programs.
+        ids = [f"image-{index:05d}" for index in indices]
+    is_cut = any(read[index].nbytes < lengths[index] for index in indices)
+    columns = _take(source.columns, indices)
+    return Sample(images, ids, metadata, columns, indices, whole_count, whole_bytes, axes, is_cut, cells)
 
 
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
     """Cut images (T, C, Z, Y, X) into all their full single-channel tiles of ``edge`` x ``edge`` pixels."""
     for image in images:
-        for t, c, z, y, x in _corners(image.shape, edge):
+        corners = (range(0, size - edge + 1, edge) for size in image.shape[3:])
+        for t, c, z, y, x in product(*map(range, image.shape[:3]), *corners):
             yield image[t : t + 1, c : c + 1, z : z + 1, y : y + edge, x : x + edge]
 
 
-def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
-    *planes, size_y, size_x = shape
-    return list(product(*map(range, planes), *(range(0, size - edge + 1, edge) for size in (size_y, size_x))))
+def _take(columns: pa.Table | None, rows: Sequence[int]) -> pa.Table | None:
+    return columns.take(pa.array(rows)) if columns is not None and columns.num_columns else None
 
 
-def _refuse_small(source: ImageSource, crop_size: tuple[int, int] | None) -> None:
-    if crop_size is None:
-        return
-    small = (source.shapes[:, 3] < crop_size[0]) | (source.shapes[:, 4] < crop_size[1])
-    if small.any():
-        index = int(np.flatnonzero(small)[0])
-        size_y, size_x = source.shapes[index, 3:].tolist()
-        msg = f"{source.path}: image {index} is {size_y} x {size_x}, smaller than the crop of {crop_size}; crop less"
+def _candidates(source: ImageSource, cells: Cells | None) -> Array:
+    """Return images to choose from: those with cells, and of a few evenly spaced parts if these are fetched whole."""
+    parted: Parted | None = getattr(source, "parted", None)
+    candidates = np.arange(len(source))
+    if parted is not None and parted.window is not None and len(parted.starts) > 1:
+        part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
+        chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
+        candidates = candidates[np.isin(part_of, chosen)]
+    if cells is None:
+        return candidates
+    near: Array = np.intersect1d(candidates, cells.fields)
+    return near if len(near) else np.unique(cells.fields)
+
+
+def _refuse_small(source: ImageSource, crop_size: tuple[int, int]) -> None:
+    small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
+    if len(small):
+        height, width = source.shapes[small[0], 3:].tolist()
+        msg = f"{source.path}: image {small[0]} is {height} x {width}, smaller than the crop of {crop_size}; crop less"
         raise AxesError(msg)
 
 
-def _spread(count: int, num_indices: int) -> Array:
-    """Return ``wanted`` indices in random order, one random index per interval of equal length."""
+def _spread(candidates: Array, number: int) -> Array:
+    """Return images in random order, one random image per interval of equal length."""
     random = np.random.default_rng(0)
-    num_indices = min(count, max(1, num_indices))
-    edges = np.linspace(0, count, num_indices + 1).astype(np.int64)
-    return random.permutation(random.integers(edges[:-1], edges[1:]))
+    edges = np.linspace(0, len(candidates), min(len(candidates), number) + 1).astype(np.int64)
+    spread: Array = candidates[random.permutation(random.integers(edges[:-1], edges[1:]))]
+    return spread
 
 
 def _read(
     source: ImageSource, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
-    """Read images in the order of ``wanted`` until a limit is reached, each cut to an eighth of the sample size.
+    """Read images in this order until a limit is reached, each cut to an eighth of the sample size.
 
     Cut images keep at least ``least`` rows and columns; with None, images are not cut.
     """
-    start_s, held_bytes = clock(), 0
+    start_s, read_bytes = clock(), 0
     largest = max(1, limits.size_bytes // _LARGE_PART)
     read: dict[int, Array] = {}
-    start = 0
-    while start < len(order) and (not read or (held_bytes < limits.size_bytes and clock() - start_s < limits.seconds)):
-        step = _CHUNK if read and int(lengths[order[start : start + _CHUNK]].sum()) < limits.size_bytes else 1
-        chunk = order[start : start + step]
-        for index, image in zip(chunk.tolist(), source.take(chunk), strict=True):
+    for group in split_by_bytes(np.maximum(lengths[order], -(-largest // _CHUNK)), largest):
+        if read and (read_bytes >= limits.size_bytes or clock() - start_s >= limits.seconds):
+            break
+        for index, image in zip(order[group].tolist(), source.take(order[group]), strict=True):
             read[index] = image if least is None else _cut_down(image, largest, least)
-            held_bytes += read[index].nbytes
-        start += step
+            read_bytes += read[index].nbytes
     return read
 
 
@@ -200,12 +199,10 @@ def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
 
     The result has at least ``least`` rows and columns, and so may be larger.
     """
-    for axis in (0, 2, 3, 4):
-        if image.nbytes <= most_bytes:
-            break
-        row_bytes = image.nbytes // image.shape[axis]
-        fewest = max(_FEWEST_PIXELS, least[axis - 3]) if axis > 2 else 1
-        length = min(image.shape[axis], max(fewest, most_bytes // max(1, row_bytes)))
-        first = (image.shape[axis] - length) // 2
-        image = image.take(range(first, first + length), axis=axis)
+    for axis, fewest in ((0, 1), (2, 1), (3, max(_FEWEST_PIXELS, least[0])), (4, max(_FEWEST_PIXELS, least[1]))):
+        if image.nbytes > most_bytes:
+            old = image.shape[axis]
+            new = min(old, max(fewest, most_bytes * old // image.nbytes))
+            first = (old - new) // 2
+            image = image.take(range(first, first + new), axis=axis)
     return image

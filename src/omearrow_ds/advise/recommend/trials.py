@@ -3,268 +3,179 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from omearrow_ds.advise.recommend.cells import in_turn
-from omearrow_ds.advise.recommend.choices import StorageLayout
-from omearrow_ds.advise.recommend.estimate import LayoutTiming
+from omearrow_ds.advise.recommend.choices import PlanTiming, StorageLayout, Timings
 from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.workspace import remove
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.options import make_dataset
-from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
-from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.protocol import OpenOptions, Paths
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Access = Literal["random", "sequential"]
+Result = TypeVar("Result")
 _NO_LIMIT_BYTES = 2**62  # Samples are small, as only the sample is preloaded.
 _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 
 
 @dataclass(frozen=True)
-class AccessPattern:
-    """Access pattern, batch size, sample settings and clock of a measurement.
+class Subject:
+    """A collection that was opened with ``opening``, its sample, and how batches are read from it.
 
-    An epoch that takes longer than ``part_s`` is estimated from its first batches.
+    ``lengths`` are the decoded bytes of each image. An epoch that takes longer than ``part_s`` is estimated from its
+    first batches.
     """
 
+    source: BaseSource
+    opening: OpenOptions
+    lengths: Array
+    sample: Sample
     access: Access
     batch_size: int
-    samples: SampleSettings
+    settings: SampleSettings
     part_s: float
     clock: Clock
 
-    def dataset(
-        self, path: Paths, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
-    ) -> OMEArrowDataset:
-        limit = _NO_LIMIT_BYTES if preload else None
-        return make_dataset(self.samples, path, format_name, preload=preload, max_bytes=limit, **opening)
+    def timed(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[float, Result]:
+        """Return the seconds of a call, and its result."""
+        start_s = self.clock()
+        result = function(*arguments, **options)
+        return self.clock() - start_s, result
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
         if dataset.shape is None:
             settings["collate_fn"] = list  # Images of different shapes cannot be stacked.
-        options: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
-        return OMEArrowDataLoader(dataset, sampler=order, **options)
+        return OMEArrowDataLoader(dataset, sampler=order, **{"num_workers": 0, **settings})
 
-    def order(self, indices: Sequence[int], number: int, fields: Array | None = None) -> list[int]:
-        """Return the order of ``indices`` in an epoch; a random order is determined by the epoch ``number``.
-
-        With crops, the images of ``fields`` take turns.
-        """
-        if self.access == "sequential":
-            return list(indices)
-        if fields is not None:
-            return in_turn(np.asarray(indices), fields, np.random.default_rng(number))
-        shuffled: list[int] = np.random.default_rng(number).permutation(np.asarray(indices)).tolist()
-        return shuffled
-
-
-@dataclass(frozen=True)
-class OriginalCollection:
-    source: BaseSource
-    decoded_bytes: Array
-    opening: OpenOptions = field(default_factory=OpenOptions)
-
-    def read_s(self, sample: Sample, use: AccessPattern) -> float:
-        """Return the estimated seconds to read all pixels and metadata for a conversion; only first images are read."""
-        return self._scanned_s(sample, use, lambda index, _: self.source.metadata(index))
-
-    def decode_s(self, sample: Sample, use: AccessPattern) -> float:
-        """Return the estimated seconds to decode all pixels into memory; only the first images are decoded."""
-        return self._scanned_s(sample, use, lambda _, image: np.array(image))
-
-    def _scanned_s(self, sample: Sample, use: AccessPattern, take: Callable[[int, Array], Any]) -> float:
-        start_s, seen_bytes = use.clock(), 0
+    def scan_s(self, take: Callable[[int, Array], Any]) -> float:
+        """Return the estimated seconds to pass all images with their indices to ``take``; only the first are read."""
+        start_s, read_bytes = self.clock(), 0
         blocks = verified_where_stored(self.source).blocks()  # Like `convert` and preloading.
         for first, images in blocks:
             for index, image in enumerate(images, start=first):
                 take(index, image)
-                seen_bytes += image.nbytes
-            if use.clock() - start_s > use.part_s or (not sample.complete and seen_bytes >= sample.size_bytes):
+                read_bytes += image.nbytes
+            is_enough = not self.sample.complete and read_bytes >= self.sample.size_bytes
+            if is_enough or self.clock() - start_s > self.part_s:
                 break
-        took_s = use.clock() - start_s
+        took_s = self.clock() - start_s
         getattr(blocks, "close", lambda: None)()
-        return took_s * float(self.decoded_bytes.sum()) / max(1, seen_bytes)
+        return took_s * float(self.lengths.sum()) / max(1, read_bytes)
 
 
 class LayoutTrial:
-    """Measurement of one layout with the samples at ``indices``; times are scaled to the whole collection.
+    """Measurement of the existing collection, or of one layout of the sample, which is written to ``folder``.
 
-    ``factor`` is the ratio of decoded bytes of collection and sample, or of their numbers of crops with ``fields``.
+    Attributes
+    ----------
+    path
+        The collection that is read.
+    indices, fields
+        (n,) int64, the samples that are read, and the image of each sample.
+    options
+        Keywords of the dataset.
+    size_bytes, is_ragged
+        Estimated bytes of the whole collection on disk, and whether samples differ in shape, once measured.
+    factor, once, growth
+        Values for the whole collection as a multiple of measured values. They apply to the time of an epoch, to sizes
+        and work that is done once, and to images on demand, because some readers decode several rows to return one.
     """
 
-    growth = 1.0  # Time per image on demand in the whole collection, as a multiple of that in the sample.
-    _once = 1.0  # Time of one-time work for the whole collection, as a multiple of that for the sample.
-    _open_dataset: OMEArrowDataset | None = None  # Stays open for the next round.
+    def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
+        self.subject, self.layout, self.path = subject, layout, folder / f"images{layout.format.suffix}"
+        self.size_bytes, self.is_ragged = 0, False
+        self._slow: tuple[float, OMEArrowDataset] | None = None
+        sample, cells, source = subject.sample, subject.sample.cells, subject.source
+        images, as_it_is = np.asarray(sample.indices), layout.as_it_is
+        if as_it_is:
+            self.path = source.path
+            if subject.access == "sequential":  # Neighbors, as in a whole epoch.
+                images = np.arange(len(images)) + (len(source) - len(images)) // 2
+        num_decoded = 1 if as_it_is else dict(layout.format.scanned_rows).get(str(layout.compression), 1)
+        self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
+        self.once = self.factor = 1.0 if as_it_is else sample.factor
+        self.options: dict[str, Any] = dict(subject.settings.chosen)
+        if cells is None:
+            self.indices = self.fields = images if as_it_is else np.arange(len(sample.images))
+            if as_it_is:
+                self.factor = float(subject.lengths.sum() / max(1, subject.lengths[images].sum()))
+        else:
+            numbers = cells.within(images)
+            numbers = numbers if len(numbers) else cells.within(sample.indices)
+            self.indices = numbers if as_it_is else np.arange(len(numbers))
+            self.fields, self.factor = cells.fields[numbers], len(cells.fields) / len(numbers)
+            self.options |= cells.options if as_it_is else cells.remap_to_copies(sample.indices, sample.image_ids)
+        self.options |= subject.opening if as_it_is else {}
 
-    def __init__(
-        self,
-        layout: StorageLayout,
-        path: Path,
-        opening: OpenOptions,
-        indices: Sequence[int],
-        use: AccessPattern,
-        factor: float,
-        crops: CropOptions | None = None,
-        fields: Array | None = None,
-    ) -> None:
-        options: dict[str, Any] = dict(crops or {})
-        of_opening = {name: options.pop(name) for name in ("on", "column_types", "filter") if name in options}
-        self.layout, self.path, self.indices = layout, path, indices
-        self.opening = cast(OpenOptions, {**of_opening, **opening})
-        self.fields, self._factor = fields, factor
-        self._use = replace(use, samples=replace(use.samples, **options))
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated bytes of the whole collection on disk."""
-        files = [file for file in self.path.rglob("*") if file.is_file()] if self.path.is_dir() else [self.path]
-        return round(space_on_disk(self.path, files)[1] * self._once)
-
-    def turn(self, number: int, read_s: float, preloaded_s: float | None) -> LayoutTiming:
-        """Measure all times of the layout once, in round ``number``.
-
-        ``read_s`` are the seconds of reading the collection, a part of every conversion. ``preloaded_s`` is an epoch
-        from memory, or None to measure it. Raises `OMEArrowDSError` if the layout cannot store the images.
-        """
-        convert_s = self._convert_s(read_s)
-        opened_s, dataset = self._open()
-        first_s, epoch_s, batch_s = self._epoch(dataset, number)
-        if dataset is not self._open_dataset:
-            dataset.source.close()
-        preload_s, memory_s = self._preload(number, opened_s, measure=preloaded_s is None)
-        return LayoutTiming(
-            number,
-            convert_s=convert_s,
-            open_s=(opened_s + max(0.0, first_s - batch_s)) * self._once,
-            preload_s=preload_s * self._once,
-            epoch_s=epoch_s * self._factor * self.growth,
-            preloaded_s=memory_s * self._factor if preloaded_s is None else preloaded_s,
-            batch_s=batch_s * self.growth,
-        )
-
-    def _convert_s(self, read_s: float) -> float:
-        """Store the images, and return the seconds of that for the whole collection."""
-        raise NotImplementedError
-
-    def _open(self) -> tuple[float, OMEArrowDataset]:
-        return self._dataset(preload=False)
-
-    def _dataset(self, *, preload: bool) -> tuple[float, OMEArrowDataset]:
-        start_s = self._use.clock()
-        dataset = self.dataset(preload=preload)
-        return self._use.clock() - start_s, dataset
+    def order(self, number: int) -> list[int]:
+        """Return the order of samples in an epoch; a random order is determined by the epoch ``number``."""
+        is_random = self.subject.access == "random"
+        indices = in_turn(self.indices, self.fields, np.random.default_rng(number)) if is_random else self.indices
+        order: list[int] = indices.tolist()
+        return order
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        return self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
+        path = self.subject.source.given if self.layout.as_it_is else self.path
+        options = {"max_bytes": _NO_LIMIT_BYTES if preload else None, "progress": False, **self.options}
+        dataset = OMEArrowDataset(path, self.layout.format.name, preload=preload, **options)
+        self.is_ragged = dataset.shape is None
+        return dataset
+
+    def measure(self, number: int, read_s: float) -> Timings:
+        """Return the times on demand and preloaded in round ``number``.
+
+        ``read_s`` are the seconds of reading the collection, a part of every conversion. An epoch of preloaded images
+        is infinite if it is not measured. Raises `OMEArrowDSError` if the layout cannot store the images.
+        """
+        subject, as_it_is, memory_s = self.subject, self.layout.as_it_is, inf
+        convert_s = 0.0 if as_it_is else read_s + self._write_s() * self.once
+        opened_s, dataset = self._slow or subject.timed(self.dataset, preload=False)
+        if as_it_is and opened_s >= _REOPENED_S:
+            self._slow = opened_s, dataset
+        first_s, epoch_s, batch_s = self._epoch(dataset, number)
+        self.size_bytes = self.size_bytes or round(dataset.source.stored_size()[2] * self.once)
+        if self._slow is None:
+            dataset.source.close()
+        if self._slow is not None or (as_it_is and not subject.sample.complete):
+            preload_s = opened_s + subject.scan_s(lambda _, image: np.array(image))
+        else:
+            preload_s, preloaded = subject.timed(self.dataset, preload=True)
+            memory_s = self._epoch(preloaded, number)[1] * self.factor
+        open_s, batch_s = opened_s + max(0.0, first_s - batch_s), batch_s * self.growth
+        return (
+            PlanTiming(convert_s, open_s * self.once, epoch_s * self.factor * self.growth, batch_s),
+            PlanTiming(convert_s, preload_s * self.once, memory_s, batch_s),
+        )
+
+    def _write_s(self) -> float:
+        """Write the sample again, and return the seconds."""
+        sample, options = self.subject.sample, self.layout.write_options
+        options |= {"image_ids": sample.image_ids, "metadata": sample.metadata, "columns": sample.columns}
+        self.path.parent.mkdir(exist_ok=True)
+        remove(self.path)
+        return self.subject.timed(write_images, sample.images, self.path, self.layout.format.name, **options)[0]
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
         """Return the seconds of the first batch, of an epoch (estimated from its first batches), and of a batch."""
-        clock, start_s, count = self._use.clock, self._use.clock(), 0
-        settings = {}
-        if self.fields is not None and self._use.access == "random":  # Avoids repeated images in a batch.
-            settings["batch_size"] = min(self._use.batch_size, len(np.unique(self.fields)))
-        loader = self._use.loader(dataset, self._use.order(self.indices, number, self.fields), **settings)
-        next(iter(loader))
-        began_s = clock()
+        subject, clock, num_read, batch_size = self.subject, self.subject.clock, 0, self.subject.batch_size
+        # With random access, few images would repeat in a batch, as they rarely do in a large collection.
+        size = min(batch_size, len(np.unique(self.fields))) if subject.access == "random" else batch_size
+        loader = subject.loader(dataset, self.order(number), batch_size=size)
+        first_s, _ = subject.timed(lambda: next(iter(loader)))
+        start_s = clock()
         for batch in loader:
-            count += len(batch)
-            if clock() - began_s > self._use.part_s:
+            num_read += len(batch)
+            if clock() - start_s > subject.part_s:
                 break
-        took_s = clock() - began_s
-        return began_s - start_s, took_s * len(self.indices) / count, took_s * min(1.0, self._use.batch_size / count)
-
-    def _preload(self, number: int, opened_s: float, *, measure: bool) -> tuple[float, float]:
-        """Return the seconds of preloading, and of an epoch from memory (``inf`` if not measured)."""
-        del opened_s
-        took_s, dataset = self._dataset(preload=True)
-        return took_s, self._epoch(dataset, number)[1] if measure else inf
-
-
-class WrittenTrial(LayoutTrial):
-    """Trial that writes the sample in a layout, into a new folder per round, and reads it."""
-
-    def __init__(self, layout: StorageLayout, sample: Sample, use: AccessPattern, folder: Path) -> None:
-        path, cells = folder / f"images{layout.format.suffix}", sample.cells
-        if cells is None:
-            super().__init__(layout, path, OpenOptions(), range(len(sample.images)), use, sample.factor)
-        else:
-            numbers, crops = cells.within(sample.indices), cells.remap_to_copies(sample.indices, sample.image_ids)
-            factor, fields = len(cells) / len(numbers), cells.fields[numbers]
-            super().__init__(layout, path, OpenOptions(), range(len(numbers)), use, factor, crops, fields)
-        self._sample, self._once = sample, sample.factor
-        # If a reader decodes several rows to return one, a sample of fewer rows underestimates that cost.
-        scanned = dict(layout.format.scanned_rows).get(str(layout.compression), 1)
-        self.growth = min(scanned, sample.whole_count) / min(scanned, len(sample.images))
-        folder.mkdir()
-
-    def _convert_s(self, read_s: float) -> float:
-        layout, sample = self.layout, self._sample
-        fresh = self.path.with_name(f"fresh{layout.format.suffix}")
-        start_s = self._use.clock()
-        write_images(
-            sample.images,
-            fresh,
-            layout.format.name,
-            encoding=layout.encoding,
-            compression=layout.compression,
-            image_ids=sample.image_ids,
-            metadata=sample.metadata,
-            columns=sample.columns if sample.columns.num_columns else None,
-        )
-        took_s = self._use.clock() - start_s
-        remove(self.path)
-        fresh.rename(self.path)
-        return read_s + took_s * self._once
-
-
-class StoredTrial(LayoutTrial):
-    """Trial that reads the sampled images from the existing collection, without writing."""
-
-    def __init__(self, layout: StorageLayout, whole: OriginalCollection, sample: Sample, use: AccessPattern) -> None:
-        indices: Sequence[int] = sample.indices
-        if use.access == "sequential":  # Neighbors, as in a whole epoch.
-            first = (len(whole.source) - len(sample.indices)) // 2
-            indices = range(first, first + len(sample.indices))
-        factor = float(whole.decoded_bytes.sum()) / max(1, int(whole.decoded_bytes[list(indices)].sum()))
-        crops, fields, cells = None, None, sample.cells
-        if cells is not None:
-            indices = cells.within(sample.indices if use.access == "random" else indices).tolist()
-            indices = indices or cells.within(sample.indices).tolist()
-            factor, crops, fields = len(cells) / len(indices), cells.dataset_options, cells.fields[indices]
-        super().__init__(layout, whole.source.path, whole.opening, indices, use, factor, crops, fields)
-        self._whole, self._sample = whole, sample
-        self._opened_s = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        return self._whole.source.stored_size()[2]
-
-    def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        return self._use.dataset(self._whole.source.given, self.layout.format.name, preload=preload, **self.opening)
-
-    def _convert_s(self, read_s: float) -> float:
-        del read_s
-        return 0.0
-
-    def _open(self) -> tuple[float, OMEArrowDataset]:
-        if self._open_dataset is not None:
-            return self._opened_s, self._open_dataset
-        self._opened_s, dataset = super()._open()
-        self._open_dataset = dataset if self._opened_s >= _REOPENED_S else None
-        return self._opened_s, dataset
-
-    def _preload(self, number: int, opened_s: float, *, measure: bool) -> tuple[float, float]:
-        if self._sample.complete and opened_s <= _REOPENED_S:
-            return super()._preload(number, opened_s, measure=measure)
-        return opened_s + self._whole.decode_s(self._sample, self._use), inf
+        sample_s = (clock() - start_s) / num_read
+        return first_s, sample_s * len(self.indices), sample_s * min(num_read, batch_size)
