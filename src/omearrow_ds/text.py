@@ -75,6 +75,13 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+class PythonName(str):
+    """Name in Python code, which `as_keywords` writes without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def as_keywords(options: Mapping[str, Any]) -> list[str]:
     """Return options as Python keywords, without those that are None."""
     return [f"{name}={value!r}" for name, value in options.items() if value is not None]

@@ -160,7 +160,7 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, cache_options):
     command = report.conversion(plate, tmp_path / "b.arrow", layout, {"storage": storage})
     run(*command.split()[1:], *cache_options)
     options = {"format": "arrow", "storage": storage, "part_cache": str(tmp_path / "cache"), "preload": False}
-    code = report.loading_code(plate, options, {"batch_size": 4}, (), is_ragged=False)
+    code = report.loading_code(plate, options, {"batch_size": 4})
     names = {}
     exec(code, names)
     assert len(names["dataset"]) == 12

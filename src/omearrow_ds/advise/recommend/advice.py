@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack
@@ -38,7 +37,7 @@ from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
-from omearrow_ds.text import count
+from omearrow_ds.text import PythonName, count
 
 _ROUNDS_PART = 0.8  # Part of the time after which the rounds end.
 _EPOCH_PART = 1 / 150
@@ -133,8 +132,7 @@ def recommend(
     (True, True)
     """
     requested = RecommendSettings.take(locals())
-    values = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
-    crops = {name: value for name, value in values.items() if value is not None}
+    crops = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
     _refuse_apart(crops, tile)
     crop_size = None if crop_size is None else checked_size(crop_size)
     of_objects = ObjectSettings.take(opening, objects)
@@ -173,6 +171,8 @@ def recommend(
         layout = row.plan.layout
         target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
         as_opened: dict[str, Any] = {"format": format, **opening} if layout.as_it_is else {}
+        is_ragged = any(trial.is_ragged for trial in rounds.trials.values())
+        collate = {"collate_fn": PythonName("list")} if is_ragged else {}
         return Recommendation(
             path=path,
             task=task,
@@ -186,10 +186,8 @@ def recommend(
             command=conversion(path, target, layout, of_fields, tile),
             python=loading_code(
                 target,
-                {"preload": row.plan.preload, **settings.chosen, **as_opened},
-                {"batch_size": batch_size, "shuffle": access == "random" or None, **chosen.keywords},
-                [] if cells is None else cells.as_keywords(as_opened),
-                is_ragged=any(trial.is_ragged for trial in rounds.trials.values()),
+                {"preload": row.plan.preload, **settings.chosen, **({} if cells is None else cells.code), **as_opened},
+                {"batch_size": batch_size, "shuffle": access == "random" or None, **chosen.keywords, **collate},
             ),
             notes=tuple(notes),
             resembles=resemblance(sample.images),
@@ -225,7 +223,7 @@ def _choose(
 
     Returns the final choice, its settings, all timings of settings for it, and the ranked plans.
     """
-    costs, subject, epochs = ranked(chain(*rounds.costs.values())), rounds.subject, rounds.task.epochs
+    costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
     first = choose(costs)
     if first is None:
         raise ArgumentError(f"nothing is possible within the budgets: {costs[0].why_not}")
@@ -237,16 +235,16 @@ def _choose(
         if row.plan.layout in rounds.trials and not row.plan.preload
     ]
     finalists = [first, *others[: _MOST_FINALISTS - 1]]
-    by_plan, scans = {row.plan: row for row in costs}, {}
+    scans = {}
     for position, row in enumerate(finalists):
         trial, now_s = rounds.trial_for(row.plan), subject.clock()
         left_s = max(0.0, deadline_s - now_s)
         if trial is not None and (left_s or not position):
             timings = scan(trial, row, now_s + left_s / (len(finalists) - position), progress, start_methods)
             fastest = best(timings, epochs * row.epoch_s)
-            scans[row.plan], by_plan[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
-    row = choose(by_plan[row.plan] for row in finalists) or first
-    return row, *scans.get(row.plan, (Settings(0, subject.batch_size), [])), ranked(by_plan.values())
+            scans[row.plan], rounds.costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
+    row = choose(rounds.costs[row.plan] for row in finalists) or first
+    return row, *scans.get(row.plan, (Settings(0, subject.batch_size), [])), ranked(rounds.costs.values())
 
 
 def _notes(row: PlanCost, rows: Sequence[PlanCost], rounds: LayoutRounds, looked: SampleCoverage) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from omearrow_ds.dataset.places import of_objects as crops_of_objects
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
 from omearrow_ds.storage.objects import Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.text import as_keywords
+from omearrow_ds.text import PythonName
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ class Cells:
             raise ArgumentError(
                 "the size of crops is missing", option="crop_size", remedy="pass (height, width), or box= with resize="
             )
-        if pad is not None:
-            check_choice("pad", pad, PADS, ", or None")
         images, objects = of_objects.open(source, passed, crops.get("center"), box)
         objects = objects.keep(crops_of_objects(objects, images.shapes, crop_size, pad)[1])
         if not len(objects.rows):
@@ -97,12 +94,12 @@ class Cells:
             types.pop(name, None)
         return {**opening, "column_types": types or None}
 
-    def as_keywords(self, opening: Mapping[str, Any]) -> list[str]:
-        """Return ``options`` as Python code, without those in ``opening``; an in-memory table is named ``objects``."""
-        options = {name: value for name, value in self.options.items() if name not in opening}
-        objects = options.pop("objects")
-        path = repr(os.fspath(objects)) if isinstance(objects, str | os.PathLike) else "objects"
-        return [f"objects={path}", *as_keywords(options)]
+    @property
+    def code(self) -> dict[str, Any]:
+        """``options`` for Python code, in which a table in memory is called ``objects``."""
+        objects = self.options["objects"]
+        is_path = isinstance(objects, str | os.PathLike)
+        return {**self.options, "objects": os.fspath(objects) if is_path else PythonName("objects")}
 
 
 def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -182,14 +182,11 @@ def conversion(path: Path, target: Path, layout: StorageLayout, opening: OpenOpt
     return _TILES.format(names=names, source=source, tile=tile, target=written)
 
 
-def loading_code(
-    path: Path, dataset: Mapping[str, Any], loader: Mapping[str, Any], objects: Sequence[str], *, is_ragged: bool
-) -> str:
-    """Return Python code of a dataset with options and keywords of objects, and of its loader."""
+def loading_code(path: Path, dataset: Mapping[str, Any], loader: Mapping[str, Any]) -> str:
+    """Return Python code of a dataset and its loader with options."""
     names = f"OMEArrowDataLoader, OMEArrowDataset{', Storage' if dataset.get('storage') else ''}"
-    created = ", ".join([_arguments(path, dataset), *objects])
-    loaded = ", ".join(["dataset", *as_keywords(loader), *(["collate_fn=list"] if is_ragged else [])])
-    return _CODE.format(names=names, dataset=created, loader=loaded)
+    loaded = ", ".join(["dataset", *as_keywords(loader)])
+    return _CODE.format(names=names, dataset=_arguments(path, dataset), loader=loaded)
 
 
 def unused_path_near(path: Path, suffix: str) -> Path:

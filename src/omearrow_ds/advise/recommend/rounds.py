@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -40,7 +40,7 @@ class LayoutRounds:
     Attributes
     ----------
     costs
-        Costs of both plans of each measured layout, and a plan with the reason for each other layout.
+        Cost of both plans of each measured layout, and a plan with the reason for each other layout.
     trials
         Trials of the measured layouts.
     """
@@ -50,7 +50,7 @@ class LayoutRounds:
         self._turns = InterleavedRounds[StorageLayout, Timings](lambda: subject.clock() > deadline_s)
         self._read_s = inf  # Minimum so far; reading is the same part of every conversion.
         self._took_s: dict[StorageLayout, float] = {}
-        self.costs: dict[StorageLayout, list[PlanCost]] = {}
+        self.costs: dict[LoadingPlan, PlanCost] = {}
         self.trials: dict[StorageLayout, LayoutTrial] = {}
 
     def run(self, layouts: Iterable[StorageLayout], progress: tqdm) -> None:
@@ -82,7 +82,8 @@ class LayoutRounds:
                     on_demand, preloaded = by_round[number]
                     by_round[number] = on_demand, preloaded._replace(epoch_s=memory_s)
                     size_bytes = self.trials[layout].size_bytes
-                    self.costs[layout] = plan_costs(layout, by_round, size_bytes, num_images, self.task)
+                    costs = plan_costs(layout, by_round, size_bytes, num_images, self.task)
+                    self.costs |= {cost.plan: cost for cost in costs}
             if late:
                 break
             live = self._remaining(live, number, step)
@@ -99,7 +100,8 @@ class LayoutRounds:
     def _leave_out(self, layout: StorageLayout, why: str | None) -> bool:
         """Note the reason, if any, why a layout cannot be measured, and return whether it cannot."""
         if why is not None:
-            self.costs[layout] = [PlanCost(LoadingPlan(layout, preload=False), why_not=why)]
+            plan = LoadingPlan(layout, preload=False)
+            self.costs[plan] = PlanCost(plan, why_not=why)
         return why is not None
 
     def _measure(self, progress: tqdm, subject: Subject, number: int, layout: StorageLayout) -> Timings | None:
@@ -120,20 +122,21 @@ class LayoutRounds:
         self.trials[layout] = trial
         return timing
 
-    def _remaining(self, live: Iterable[StorageLayout], number: int, step: int) -> list[StorageLayout]:
+    def _remaining(self, live: Sequence[StorageLayout], number: int, step: int) -> list[StorageLayout]:
         """Return the layouts that may still win, and the existing files.
 
         Layouts may win that are near the best within the budgets. After the first round, time must also allow the
         required number of rounds.
         """
-        cheapest = ranked(ranked(self.costs[layout])[0] for layout in live)
-        limit_s = cheapest[0].total_s * _STAYING[min(number, len(_STAYING) - 1)]
+        rows = [row for row in ranked(self.costs.values()) if row.plan.layout in live]
+        limit_s = rows[0].total_s * _STAYING[min(number, len(_STAYING) - 1)]
         left_s = (self._deadline_s - self.subject.clock()) / _ROUNDS_TO_AFFORD if number == 0 else inf
         remaining: list[StorageLayout] = []
-        for row in cheapest:
+        for row in rows:
             layout = row.plan.layout
-            left_s -= self._took_s.get(layout, 0.0) * step
-            is_near = len(remaining) < _LEAST_STAYING or (row.total_s <= limit_s and left_s >= 0)
-            if (row.why_not is None and is_near) or (layout.as_it_is and row.rounds):
-                remaining.append(layout)
+            if layout not in remaining and row.rounds:
+                left_s -= self._took_s[layout] * step
+                is_near = len(remaining) < _LEAST_STAYING or (row.total_s <= limit_s and left_s >= 0)
+                if (row.why_not is None and is_near) or layout.as_it_is:
+                    remaining.append(layout)
         return remaining

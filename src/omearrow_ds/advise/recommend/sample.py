@@ -101,9 +101,7 @@ def take_sample(
     if len(source) == 0:
         raise ArgumentError("holds no image, so there is nothing to measure", path=source.path)
     shapes, lengths = source.shapes, image_bytes(source.shapes, source.dtypes)
-    tiles = np.ones(len(source), np.int64)
-    if tile is not None:
-        tiles = shapes[:, :3].prod(axis=1) * (shapes[:, 3:] // tile).prod(axis=1)
+    tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
     if crop_size is not None and cells is None:
         _refuse_small(source, crop_size)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())

@@ -95,27 +95,29 @@ class LayoutTrial:
         self.subject, self.layout, self.path = subject, layout, folder / f"images{layout.format.suffix}"
         self.size_bytes, self.is_ragged = 0, False
         self._slow: tuple[float, OMEArrowDataset] | None = None
-        sample, cells, source = subject.sample, subject.sample.cells, subject.source
-        images, as_it_is = np.asarray(sample.indices), layout.as_it_is
+        sample, cells, as_it_is = subject.sample, subject.sample.cells, layout.as_it_is
+        images = np.asarray(sample.indices)
         if as_it_is:
-            self.path = source.path
+            self.path = subject.source.path
             if subject.access == "sequential":  # Neighbors, as in a whole epoch.
-                images = np.arange(len(images)) + (len(source) - len(images)) // 2
+                images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
         num_decoded = 1 if as_it_is else dict(layout.format.scanned_rows).get(str(layout.compression), 1)
         self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
-        self.once = self.factor = 1.0 if as_it_is else sample.factor
-        self.options: dict[str, Any] = dict(subject.settings.chosen)
-        if cells is None:
-            self.indices = self.fields = images if as_it_is else np.arange(len(sample.images))
-            if as_it_is:
-                self.factor = float(subject.lengths.sum() / max(1, subject.lengths[images].sum()))
-        else:
+        self.once = 1.0 if as_it_is else sample.factor
+        crops: dict[str, Any] = {}
+        if cells is not None:
             numbers = cells.within(images)
             numbers = numbers if len(numbers) else cells.within(sample.indices)
             self.indices = numbers if as_it_is else np.arange(len(numbers))
             self.fields, self.factor = cells.fields[numbers], len(cells.fields) / len(numbers)
-            self.options |= cells.options if as_it_is else cells.remap_to_copies(sample.indices, sample.image_ids)
-        self.options |= subject.opening if as_it_is else {}
+            crops = cells.options if as_it_is else cells.remap_to_copies(sample.indices, sample.image_ids)
+        elif as_it_is:
+            self.indices = self.fields = images
+            self.factor = float(subject.lengths.sum() / max(1, subject.lengths[images].sum()))
+        else:
+            self.indices = self.fields = np.arange(len(sample.images))
+            self.factor = sample.factor
+        self.options: dict[str, Any] = {**subject.settings.chosen, **crops, **(subject.opening if as_it_is else {})}
 
     def order(self, number: int) -> list[int]:
         """Return the order of samples in an epoch; a random order is determined by the epoch ``number``."""
