@@ -1,10 +1,10 @@
-"""``python -m benchmarks.gate.selftest`` tells how often the gate alarms falsely, and finds a slowdown that is there.
+"""Measured error rates of the gate: false alarms and detected slowdowns, ``python -m benchmarks.gate.selftest``.
 
-Every run is a whole gate: fresh copies of the working tree, their own data, the same rule. Some compare the tree with
-itself, some of these beside a program that keeps the same core busy for 40 % of the time, and in some, three of four
-benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`), the fourth has none; in some, what is slower
-is the first touch, one call in ten, what grows with the number of images, a lost cache, memory or a wait. Slowing many
-at once rather than one at a time makes dozens of trials of a run; a benchmark's times do not depend on the others'.
+Every run is a whole gate with fresh copies of the working tree, their own data, and the usual rule. Some runs compare
+the tree with itself, a part of these while a program keeps the same core busy for 40 % of the time. In other runs,
+three of four benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`). In further runs, the slowdown
+is in the first touch, in one call in ten, in work that grows with the number of images, in a lost cache, in memory or
+in a wait. Times of benchmarks do not depend on each other, so slowing many at once gives dozens of trials per run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.report.drift_rates`` tells how often slow drift is found, and how often where there is none.
+"""Error rates of the detection of slow drift, ``python -m benchmarks.report.drift_rates``.
 
-False alarms are counted in made-up histories of 300 benchmarks, judged after each run as the report does, an alarm
-that stays once: with noise of several kinds, of as many widths as stored runs have, and in runs drawn anew from those
-that are stored. Drifts of 10 % in all are planted into noise of known width. Minutes of one core; seeded.
+False alarms are counted in simulated histories of 300 benchmarks, which are judged after each run like those of the
+report. A repeated alarm counts once. The noise has several kinds and the widths of stored runs, or is resampled from
+stored runs. Drifts of 10 % in total are planted into noise of known width. Takes minutes of one core; seeded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.report.record_baseline`` (``make baseline``): the baseline of a class of machine, made anew.
+"""New baseline of a class of machine, ``python -m benchmarks.report.record_baseline`` (``make baseline``).
 
-It runs the main job some times, each a fresh process that stores its run as always, and takes the last of these runs:
-what is usual of each benchmark is the median at the run's pace, its limit follows from how far the runs are spread
-about it. How often an unchanged run would fail is estimated from the same runs, each compared with what the others say,
-with a heavy tail fitted to what is farthest off. They are of one machine in one hour: that is what it does, no bound.
+The main job runs several times, each time in a fresh process that stores its run. The last of these runs are used. The
+usual time of a benchmark is the median at the run's pace, and its limit follows from the deviations of the runs. The
+same runs give an estimate of how often an unchanged run would fail: each is compared with the others, with a heavy
+tail fitted to the largest deviations. All runs are of one machine in one hour, so this is an estimate, not a bound.
 """
 
 from __future__ import annotations

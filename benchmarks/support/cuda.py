@@ -1,11 +1,11 @@
-"""All that needs a GPU: its tests, and what samples cost there beside the ceilings of the same run.
+"""Tests that need a GPU, and costs of samples there, compared with ceilings of the same run.
 
-``make cuda`` (``python -m benchmarks.support.cuda``) takes at most 8 minutes, needs neither network nor a virtual
-environment, says what is missing, and writes ``results/cuda.md`` and ``.json``. ``--rehearse`` goes the same way on the
-CPU with few and small images, and writes nothing: its figures mean nothing.
+``make cuda`` (``python -m benchmarks.support.cuda``) takes at most 8 minutes and needs neither network nor a virtual
+environment. It reports missing requirements, and writes ``results/cuda.md`` and ``.json``. ``--rehearse`` runs the same
+steps on the CPU with few and small images, and writes nothing: its figures are meaningless.
 
-A ceiling is a copy of torch's: of a pinned tensor to the device, and of a tensor on the device to another one there,
-whose bytes are counted read and written, as those of a batch are: stored pixels read, samples written.
+Ceilings are copies by torch: from a pinned tensor to the device, and from one tensor on the device to another. Their
+bytes are counted read and written, as for a batch: stored pixels are read, samples are written.
 """
 
 from __future__ import annotations

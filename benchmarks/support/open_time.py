@@ -1,7 +1,7 @@
-"""The time that opening many images takes, and how it grows with their number.
+"""Time of opening many images, and its growth with their number.
 
 ``python -m benchmarks.support.open_time`` writes tiny images into a temporary folder, opens each collection a few
-times, and prints milliseconds of processor time, and how they grow beside the number of images: 1.0 is linear.
+times, and prints milliseconds of processor time and their growth relative to the number of images: 1.0 is linear.
 
 Processor time on 2026-11-22, one core of a quiet machine, in ms:
 
@@ -17,7 +17,7 @@ Processor time on 2026-11-22, one core of a quiet machine, in ms:
     ome_zarr            106     1,732     1.63
     ome_zarr, no list   626     7,420     1.19
 
-A list is the file that this package writes beside the images of a folder; without it each image is looked into.
+A list is the file that this package writes next to the images of a folder. Without it, each image is inspected.
 """
 
 from __future__ import annotations
