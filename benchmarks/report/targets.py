@@ -262,6 +262,19 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             inverse=True,
             targets={"dask of 1": 0.95, "dask of 2": 1.7},
         ),
+        "wide_open": Compared(
+            "opening a table with thousands of columns",
+            "opening it and reading its columns",
+            "{} x the time",
+            of_formats=True,
+        ),
+        "wide_column": Compared("one column of such a table", "all of its columns", "{} x the time", of_formats=True),
+        "wide_batch": Compared(
+            "epoch on demand with a target from such a table, batches of 64",
+            "the epoch from a table with only this column",
+            "{} x the time",
+            of_formats=True,
+        ),
         "auto_preloaded": Compared(
             "batch of 16, preloaded, num_workers='auto'",
             "the best of 0, 1, 2, 4 workers",
@@ -297,5 +310,8 @@ HELD: Mapping[str, Compared] = MappingProxyType(
             "4 workers on preloaded pixels: private memory", "decoded bytes", "{} x the pixels", targets={"": 0.15}
         ),
         "write": Compared("streaming write: peak memory", "decoded bytes", "{} x the pixels", of_formats=True),
+        "wide_open": Compared(
+            "opening a table with thousands of columns", "bytes of the columns", "{} x the columns", of_formats=True
+        ),
     }
 )

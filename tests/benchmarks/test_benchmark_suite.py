@@ -197,9 +197,15 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
             for name in formats
         },
         **{(operation, name): 1 for operation in ("region", "field", "stats") for name in formats if name == "tiff"},
-        **{(what, name): 1 for what in ("cells_mapped", "parts_open", "parts_epoch") for name in formats[:1]},
+        **{(operation, name): 1 for operation in ("cells_mapped", "parts_open", "parts_epoch") for name in formats[:1]},
         **{("parts_convert", name): len(POOLS) for name in formats[:1]},
         **{("cells_of_files", name): 1 for name in formats if name == "tiff"},
+        **{
+            (operation, name): 1
+            for operation in ("wide_open", "wide_column", "wide_batch")
+            for name in formats
+            if name != "tiff"
+        },
     }
     for row in reference:
         of_peer = row["reference"] in missing
@@ -212,10 +218,14 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
             assert row["paired_ratio"] > 0
             assert row["iterations"] >= 1
     assert {row["image_shape"] for row in reference} <= {"16 x 16", "904 x 1224", None}
-    assert {(row["operation"], row["format"]) for row in memory} == {
+    of_images = [row for row in memory if row["operation"] != "wide_open"]
+    assert {(row["operation"], row["format"]) for row in of_images} == {
         (operation, name) for operation in ("write", "preload", "epoch") for name in formats
     }
-    assert {(row["status"], row["images"], row["decoded_bytes"]) for row in memory} == {("ok", 24, 24 * 16 * 16 * 2)}
+    assert {(row["status"], row["images"], row["decoded_bytes"]) for row in of_images} == {("ok", 24, 24 * 16 * 16 * 2)}
+    of_columns = [row for row in memory if row["operation"] == "wide_open"]
+    assert [row["format"] for row in of_columns] == [name for name in formats if name != "tiff"]
+    assert {(row["status"], row["images"], row["decoded_bytes"]) for row in of_columns} == {("ok", 1_000, 8_000_000)}
 
 
 @pytest.mark.slow

@@ -103,6 +103,14 @@ def a_plate(folder):
     pages.plate_of_images(folder / "plate.arrow")
 
 
+def plate_and_profiles(folder):
+    pages.plate_of_images(folder / "plate.parquet")
+    wells, sites = zip(*pages.places(), strict=True)
+    features = {f"Cells_Feature_{number}": [0.5] * len(wells) for number in range(80)}
+    features |= {"Cells_Area": range(4, 4 + len(wells)), "Cells_Eccentricity": [0.25] * len(wells)}
+    pq.write_table(pa.table({"Metadata_Well": wells, "Metadata_Site": sites, **features}), folder / "profiles.parquet")
+
+
 def a_plate_and_cells(folder):
     a_plate(folder)
     pages.cells(folder / "cells.parquet")
@@ -234,6 +242,8 @@ PREPARED = {
     "docs/how-to/troubleshooting.md: It uses too much memory": a_plate,
     "docs/how-to/troubleshooting.md: The GPU waits": a_plate_and_a_model,
     "docs/how-to/troubleshooting.md: The disk is slow": a_plate_of_files,
+    "docs/how-to/wide-tables.md: Join features to images": plate_and_profiles,
+    "docs/how-to/wide-tables.md: Read some columns": plate_and_profiles,
     "docs/tutorials/convert-and-train.md": readme_plate,
     "docs/tutorials/first-batches.md": readme_plate,
     "docs/tutorials/single-cells.md": readme_plate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,52 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
+from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._stored import Outline
-from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, first_duplicate, match_rows, read_input_table
+from omearrow_ds.storage.keys import (
+    IMAGE_ID,
+    IMAGE_NUMBER,
+    JoinKeys,
+    UnreadColumns,
+    first_duplicate,
+    match_rows,
+    read_input_table,
+)
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
-    """A source whose columns come from a table with one row per image."""
+    """A source with its own columns and those of a joined table.
 
-    def __init__(self, source: BaseSource, columns: pa.Table) -> None:
+    Parameters
+    ----------
+    source
+        The source.
+    added
+        Columns of the table, one row per image.
+    unread
+        Its other columns.
+    rows
+        (n,) int64, the row of ``unread`` for each image; null if it has none.
+    """
+
+    def __init__(self, source: BaseSource, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
         super().__init__(source)
-        self.columns, self.column_schema = columns, columns.schema
+        self._added, self._unread, self._rows = added, unread, rows
+        more = () if unread is None else unread.column_schema
+        self.column_schema = pa.schema([*source.column_schema, *added.schema, *more])
+        if is_narrow(self.column_names):
+            self.columns = self._read_columns(self.column_names)
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        own = self._source.column_table([name for name in names if name in self._source.column_names])
+        tables = [own, self._added]
+        if self._unread is not None:
+            later = [name for name in names if name in self._unread.column_schema.names]
+            tables.append(self._unread.column_table(later).take(self._rows) if later else pa.table({}))
+        return pa.table({name: table[name] for table in tables for name in table.column_names}).select(names)
 
     @property
     def mapping(self) -> MappedFile | None:
@@ -54,7 +87,7 @@ class WithColumns(Over):
         return self._source.outline()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WithColumns, (self._source, self.columns)
+        return WithColumns, (self._source, self._added, self._unread, self._rows)
 
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
@@ -63,7 +96,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
     duplicate, none matches, or the table and the source have different columns of one name.
     """
-    joined = read_input_table(columns, "columns", types)
+    joined = read_input_table(columns, "columns", types, {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *_names(on)})
     pairs = choose_pairs(source, joined, on)
     keys = JoinKeys(source, joined, pairs)
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
@@ -79,7 +112,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
         )
     rows = match_rows(keys.rows, keys.images)
     added = joined.table.drop_columns([right for _, right in pairs])
-    added = added.take(pa.array(rows, mask=rows < 0)) if added.num_columns else added
+    row_or_null = pa.array(rows, mask=rows < 0)
+    added = added.take(row_or_null) if added.num_columns else added
     for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
         if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
@@ -89,9 +123,13 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
             )
         added = added.drop_columns(name)
     _warn_unmatched(source, joined.name, keys, rows)
-    return WithColumns(
-        source, pa.table({name: table[name] for table in (source.columns, added) for name in table.column_names})
-    )
+    return WithColumns(source, added, joined.unread, row_or_null)
+
+
+def _names(on: On | None) -> list[Any]:
+    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
+    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
+    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
 
 
 def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, rows: Array) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
+from omearrow_ds.storage.byte_source import LocalFile
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
+from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
@@ -27,6 +29,29 @@ _NUM_EXAMPLES = 3
 _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
+class UnreadColumns(NamedTuple):
+    """Columns of a Parquet file that are read on request.
+
+    Attributes
+    ----------
+    file
+        The file, and its fingerprint when it was opened.
+    column_schema
+        Names and plain types.
+    """
+
+    file: TableFile
+    fingerprint: tuple[int, ...]
+    column_schema: pa.Schema
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return columns with plain types; raise `FormatError` if the file was changed since it was opened."""
+        path = self.file.path
+        if LocalFile.as_it_is(path).fingerprint != self.fingerprint:
+            raise FormatError(f"{path}: was changed since it was opened; open the images again")
+        return plain_columns(self.file.read(names), str(path))
+
+
 class InputTable(NamedTuple):
     """A table that the caller passed, with its name in errors and its metadata."""
 
@@ -35,6 +60,7 @@ class InputTable(NamedTuple):
     renamed: Mapping[str, str] = {}  # New names of columns by their names in CellProfiler.
     metadata: Mapping[bytes, bytes] = {}  # Metadata of its schema.
     is_text: bool = False  # Whether it is a file of text.
+    unread: UnreadColumns | None = None  # Other columns.
 
 
 def table_file(table: Any, option: str) -> TableFile | None:
@@ -50,21 +76,35 @@ def table_file(table: Any, option: str) -> TableFile | None:
     return TableFile(path)
 
 
-def read_input_table(source: Any, option: str, types: ColumnTypes) -> InputTable:
+def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Collection[str] | None = None) -> InputTable:
     """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
+
+    If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
 
     Raises `ArgumentError` for other values; `MissingPathError` if the file does not exist; `FormatError` if the file
     cannot be read; `MetadataError` if two columns have one name, or types are not supported.
     """
     file = table_file(source, option)
     name = f"{option}=" if file is None else str(file.path)
-    table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
-    if len(set(table.column_names)) < table.num_columns:
+    wide = None if file is None or needed is None or file.is_text or is_narrow(file.names) else file
+    if wide is not None:
+        fingerprint, stored = LocalFile.as_it_is(wide.path).fingerprint, pq.read_schema(wide.path)
+    else:
+        table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
+        stored = table.schema
+    if len(set(stored.names)) < len(stored):
         raise MetadataError(f"{name}: two columns have the same name; rename one")
-    refuse_extensions(table.schema, name)
-    renamed = {column: plain for plain, column in described(table.column_names).items()}
+    refuse_extensions(stored, name)
+    renamed = {column: plain for plain, column in described(stored.names).items()}
+    unread = None
+    if wide is not None:
+        at_once = {*renamed, *(needed or ())}
+        later = pa.schema([field for field in stored if field.name not in at_once])
+        unread = UnreadColumns(wide, fingerprint, plain_schema(later, name))
+        table = wide.read([column for column in stored.names if column in at_once])
     plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
-    return InputTable(plain, name, renamed, table.schema.metadata or {}, file is not None and file.is_text)
+    is_text = file is not None and file.is_text
+    return InputTable(plain, name, renamed, stored.metadata or {}, is_text, unread)
 
 
 def _of_frame(frame: Any, option: str) -> pa.Table:

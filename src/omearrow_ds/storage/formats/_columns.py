@@ -22,6 +22,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 
 _DEPTH = 12  # Vortex allocates terabytes for lists nested 32 deep, and ends the process
 _MOST_LISTED, _NEAREST = 20, 3  # Column names in an error.
+MAX_COLUMNS_AT_ONCE = 64  # Columns of wider tables are read on request, those of others when a table is opened.
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _LISTS = (
     pa.lib.Type_LIST,
@@ -79,6 +80,11 @@ class ColumnReader:
     def _read_columns(self, names: list[str]) -> pa.Table:
         """Read existing columns."""
         return self.columns.select(names)
+
+
+def is_narrow(names: Sequence[str]) -> bool:
+    """Whether columns of these names are read when a table is opened."""
+    return len(names) <= MAX_COLUMNS_AT_ONCE
 
 
 def check_column_names(names: Sequence[str]) -> Sequence[str]:

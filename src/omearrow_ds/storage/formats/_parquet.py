@@ -19,6 +19,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -31,7 +32,7 @@ from omearrow_ds.storage.formats._parquet_pages import (
 )
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, is_narrow, unnest
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])

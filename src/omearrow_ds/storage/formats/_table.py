@@ -20,20 +20,14 @@ from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColum
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
-from omearrow_ds.storage.formats._columns import plain_columns, plain_schema
+from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
 
-MAX_COLUMNS_AT_ONCE = 64  # Columns of wider tables are read on request, those of others when a table is opened.
 BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
-
-
-def is_narrow(names: Sequence[str]) -> bool:
-    """Whether columns of these names are read when a table is opened."""
-    return len(names) <= MAX_COLUMNS_AT_ONCE
 
 
 class TableSource(BaseSource):

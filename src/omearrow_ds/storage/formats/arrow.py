@@ -19,12 +19,13 @@ from omearrow_ds.errors import DecodeError
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
 from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
-from omearrow_ds.storage.formats._table import TableSource, is_narrow
+from omearrow_ds.storage.formats._table import TableSource
 
 STAGES = {"Source._batch": "read+decode"}
 

@@ -131,9 +131,9 @@ class Source(LeafSource):
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
-        others = self._choose(dataset.schema, image_column, with_columns=with_columns)
-        info = self._read_info(self._column)
-        self._set_header(info, pa.schema([dataset.schema.field(name) for name in others]))
+        table_schema = dataset.schema  # Lance converts it at each access.
+        others = self._choose(table_schema, image_column, with_columns=with_columns)
+        self._set_header(self._read_info(self._column), pa.schema(map(table_schema.field, others)))
         try:
             self._files = self._find_files(dataset)
         except self.errors:  # then Lance reads the rows

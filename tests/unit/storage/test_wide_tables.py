@@ -1,0 +1,132 @@
+"""Tables with thousands of columns: opening, joining and training without reading all of them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omearrow_ds import FormatError, OMEArrowDataset, open_images, write_images
+from omearrow_ds.storage.table_files import TableFile
+from tests.support.errors import raises
+
+COUNT = 12
+FEATURES = {f"Cells.Feature {number}": np.arange(COUNT) * 0.5 + number for number in range(80)}
+
+
+def write_plate(path):
+    """Write images whose pixels are their number, with wells A01 to A12."""
+    images = (np.full((4, 4), number, np.uint16) for number in range(COUNT))
+    wells = [f"A{number + 1:02}" for number in range(COUNT)]
+    write_images(images, path, axes="YX", columns={"Metadata_Well": wells, "number": np.arange(COUNT)})
+    return path
+
+
+@pytest.fixture
+def plate(tmp_path):
+    return write_plate(tmp_path / "plate.parquet")
+
+
+@pytest.fixture
+def profiles(tmp_path):
+    """Return the path of a table with many features, whose rows are in reverse order and lack the last well."""
+    table = pa.table({"Image_Metadata_Well": [f"A{number + 1}" for number in range(COUNT)], **FEATURES})
+    pq.write_table(table.slice(0, COUNT - 1).take(list(range(COUNT - 1))[::-1]), tmp_path / "profiles.parquet")
+    return tmp_path / "profiles.parquet"
+
+
+@pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
+def test_columns_of_a_wide_joined_table_are_those_of_the_table_in_memory(plate, profiles):
+    names = ["Cells.Feature 79", "number", "Cells.Feature 3", "Metadata_Well"]
+    table = pq.read_table(profiles)
+    with open_images(plate, columns=profiles) as lazy, open_images(plate, columns=table) as eager:
+        again = pickle.loads(pickle.dumps(lazy))
+        assert "columns" not in vars(lazy)
+        for source in (lazy, again):
+            assert source.column_names == eager.column_names
+            assert source.column_schema == eager.columns.schema
+            assert source.column_table(names).equals(eager.column_table(names))
+            assert source.column("Cells.Feature 7").to_pylist() == [*FEATURES["Cells.Feature 7"][:-1].tolist(), None]
+        assert lazy.columns.equals(eager.columns)
+        again.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
+def test_joining_a_wide_table_reads_only_the_columns_of_target_and_condition(plate, profiles, monkeypatch):
+    requested = []
+    read = TableFile.read
+    monkeypatch.setattr(
+        TableFile, "read", lambda file, names=None, types=None: requested.append(names) or read(file, names, types)
+    )
+    condition = '"Cells.Feature 5" >= 6 and number < 8'
+    dataset = OMEArrowDataset(plate, columns=profiles, filter=condition, target="Cells.Feature 2", axes="YX")
+    assert [int(image.max() * 65535 + 0.5) for image, _ in dataset] == [2, 3, 4, 5, 6, 7]
+    assert [float(label) for _, label in dataset] == FEATURES["Cells.Feature 2"][2:8].tolist()
+    assert sorted(chain.from_iterable(requested)) == ["Cells.Feature 2", "Cells.Feature 5", "Image_Metadata_Well"]
+
+
+@pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
+def test_wide_joined_tables_replaced_after_opening_are_refused(plate, profiles):
+    with open_images(plate, columns=profiles) as source:
+        pq.write_table(pq.read_table(profiles).slice(1), profiles)
+        with raises(FormatError, mentions=(str(profiles),)):
+            source.column("Cells.Feature 7")
+
+
+@pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
+def test_columns_to_join_by_are_read_from_a_wide_table(plate, profiles):
+    numbers = {f"Cells.Feature {number}": f"feature {number}" for number in range(1, 80)}
+    table = pq.read_table(profiles)
+    table = table.drop_columns("Image_Metadata_Well")
+    table = table.rename_columns([numbers.get(name, name) for name in table.column_names])
+    table = table.set_column(0, "number of image", pa.array(range(COUNT - 1)))
+    pq.write_table(table, profiles)
+    with open_images(plate, columns=profiles, on={"number": "number of image"}) as source:
+        assert source.column("feature 1").to_pylist() == [*FEATURES["Cells.Feature 1"][:-1][::-1].tolist(), None]
+
+
+TRAIN = """
+import resource, sys
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+dataset = OMEArrowDataset(
+    sys.argv[1], columns=sys.argv[2] or None, filter="treatment in ('a', 'b')", target="treatment", preload=False
+)
+train, test = dataset.split((0.75, 0.25), by="Metadata_Well")
+for batch, _ in zip(OMEArrowDataLoader(train, 64, shuffle=True), range(3)):
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kB on Linux")
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_training_on_a_table_of_4000_features_uses_less_memory_than_its_columns(tmp_path, is_joined):
+    """The columns have 160 MB; the footer and libraries that are imported late take 60 to 150 MB."""
+    count = 5_000
+    random = np.random.default_rng(0)
+    described = {
+        "Metadata_Well": [f"{'ABCDEFGH'[n % 96 // 12]}{n % 12 + 1:02}" for n in range(count)],
+        "Metadata_Site": [n // 96 for n in range(count)],
+        "treatment": ["abc"[n % 3] for n in range(count)],
+    }
+    features = {f"Cells_Feature_{number}": random.random(count) for number in range(4_000)}
+    images = (np.full((16, 16), number, np.uint16) for number in range(count))
+    plate, profiles = tmp_path / "plate.parquet", tmp_path / "profiles.parquet"
+    if is_joined:
+        pq.write_table(pa.table(described | features), profiles)
+        described.pop("treatment")
+    write_images(images, plate, axes="YX", columns=described if is_joined else described | features)
+    command = [sys.executable, "-c", TRAIN, str(plate), str(profiles) if is_joined else ""]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert int(result.stdout) < 200_000
