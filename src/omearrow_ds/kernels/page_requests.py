@@ -21,14 +21,8 @@ _GAP_BYTES = mmap.PAGESIZE
 def request(addresses: Array, like: Array, rows: Rows | None) -> None:
     """Request the pages of images, in ranges that are merged across gaps of up to one page.
 
-    Parameters
-    ----------
-    addresses
-        (n,) int64, the first byte of each image.
-    like
-        Array (m, ...) with the shape and strides of the images, any axes; (m, T, C, Z, Y, X) with ``rows``.
-    rows
-        Rows to request; None for whole images.
+    ``addresses`` (n,) int64 are the first bytes of the images. ``like`` is an array (m, ...) with their shape and
+    strides, of any axes, or (m, T, C, Z, Y, X) if only ``rows`` are requested.
     """
     if rows is not None:
         tops, num_rows = rows

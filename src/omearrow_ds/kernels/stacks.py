@@ -44,14 +44,8 @@ class PageRequests:
     A page fault reads one read-ahead window, and the thread waits for it. Requests for all images of a batch let the
     disk read them together. Requests for pages in the page cache cost up to a third of dividing these images.
     Therefore pages are requested for 16 batches after the process read from a disk. Races between threads only shift
-    when requests begin or end.
-
-    Attributes
-    ----------
-    num_remaining
-        Number of batches whose pages are requested, including the current one.
-    query_ns
-        Time (`monotonic_ns`) of the next query.
+    when requests begin or end. ``num_remaining`` counts the batches whose pages are requested, including the current
+    one, and ``query_ns`` is the time (`monotonic_ns`) of the next query.
     """
 
     def __init__(self) -> None:
@@ -73,23 +67,13 @@ class PageRequests:
 class Prefixes:
     """Check of memory-mapped images: the bytes before each chunk must equal expected bytes.
 
-    Parameters
-    ----------
-    addresses
-        (N,) int64, the first pixel of each image.
-    distances
-        (K,) int64, offsets from the first pixel to the bytes before each of the K chunks of an image.
-    expected
-        (K, W) uint8, expected values of these bytes.
-    refuse
-        Called with the index of an image whose bytes differ; raises the error.
+    ``addresses`` (N,) int64 are the first pixels of the images, ``distances`` (K,) int64 the offsets from there to the
+    bytes before each of the K chunks of an image, and ``expected`` (K, W) uint8 the values of these bytes. ``refuse``
+    is called with the index of an image whose bytes differ, and raises the error.
 
-    Attributes
-    ----------
-    is_checked, flags
-        (N,) bool, the images whose bytes were compared; and the same as a `bytearray`, one of which is read faster.
-    num_unchecked
-        Number of images that were not compared, or fewer while several threads compare some; 0 only if none is left.
+    ``is_checked`` (N,) bool and the `bytearray` ``flags``, one byte of which is read faster, are the images that were
+    compared. ``num_unchecked`` counts the others, or fewer while several threads compare some; it is 0 only if none is
+    left.
     """
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
