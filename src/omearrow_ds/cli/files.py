@@ -165,9 +165,9 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
 def _left_out(opened: BaseSource) -> dict[str, Any]:
     """Return the number of rows without an image, and the image columns that were not opened."""
     columns = [column for column in opened.image_columns() if column.name in opened.image_column]
-    rows = columns[0].images + columns[0].nulls if columns else len(opened)
-    rows -= opened.num_filtered if isinstance(opened, SelectedRows) else 0
-    return {"rows": rows - len(opened), "image_columns": list(opened.other_image_columns)}
+    num_filtered = opened.num_filtered if isinstance(opened, SelectedRows) else 0
+    rows = columns[0].images + columns[0].nulls - num_filtered - len(opened) if columns else 0
+    return {"rows": rows, "image_columns": list(opened.other_image_columns)}
 
 
 @click.command(short_help="Compare every image with its stored checksum.")

@@ -23,6 +23,7 @@ from omearrow_ds import (
     show,
     stats,
     write_crops,
+    write_images,
 )
 from omearrow_ds.cli import main
 from tests.support.errors import raises
@@ -280,6 +281,16 @@ def test_commands_use_the_filter_and_state_it(path, words):
     assert described.get("images", 4) == 4
     done = CliRunner().invoke(main, [name, str(path), "--json", *flags])
     assert json.loads(done.stdout)["filter"] is None
+
+
+@pytest.mark.parametrize("suffix", [".tiffs", ".zarr", ".arrow"])
+def test_convert_counts_no_row_without_an_image_when_a_filter_leaves_images_out(tmp_path, suffix):
+    source = tmp_path / f"plate{suffix}"
+    write_images([np.full((4, 4), number, np.uint16) for number in range(5)], source, axes="YX")
+    words = ["convert", str(source), str(tmp_path / "few.parquet"), "--filter", "image_id > 'image-00002'", "--json"]
+    done = CliRunner().invoke(main, words)
+    assert json.loads(done.stdout)["left_out"] == {"rows": 0, "image_columns": []}
+    assert len(open_images(tmp_path / "few.parquet")) == 2
 
 
 def test_convert_and_crops_commands_use_the_filter(path, tmp_path):
