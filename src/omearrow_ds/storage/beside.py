@@ -31,7 +31,7 @@ from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
-    """A source with its own columns and those of a joined table.
+    """A source that has the columns of another source and, in addition, those of a joined table.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class WithColumns(Over):
 
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
-    """Return a source with its own columns and those of a joined table; see `omearrow_ds.open_images`.
+    """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`.
 
     Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
     duplicate, none matches, or the table and the source have different columns of one name.
@@ -102,7 +102,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
         ids = f"several images of {source.path} have the id {keys.describe(equal[0], row=False)}"
-        raise MetadataError(f"{joined.name}: {ids} as a number in {pairs[0][1]!r}; pass the ids as text")
+        raise MetadataError(f"{joined.name}: {ids}, compared as numbers with {pairs[0][1]!r}; pass the ids as text")
     twice = first_duplicate(keys.rows)
     if twice is not None:
         raise MetadataError(
@@ -117,7 +117,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
         if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
-                f"{joined.name}: column {name!r} has other values than in {source.path}; rename or drop "
+                f"{joined.name}: values of column {name!r} differ from those in {source.path}; rename or drop "
                 f"it, or pass it in on=",
                 column=name,
             )
@@ -146,7 +146,8 @@ def _warn_unmatched(source: BaseSource, table: str, keys: JoinKeys, rows: Array)
     if len(rows) and len(without) == len(rows):
         raise MetadataError(
             f"{table}: no row matches an image of {source.path} by {keys.names}: images have e.g. "
-            f"{keys.describe(0, row=False)}, rows {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}; pass on="
+            f"{keys.describe(0, row=False)}, rows {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}; "
+            f"pass on= with columns whose values agree"
         )
     notes = []
     if len(without):

@@ -47,14 +47,14 @@ class ByteSource(Protocol):
 
     @property
     def data(self) -> Array | None:
-        """(size_bytes,) uint8, the memory map; None if the file is not mapped."""
+        """Memory map of the file as a uint8 array (size_bytes,); None if the file is not mapped."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Lock for libraries that seek and read an object; threads may read a local file at once."""
+        """Lock to hold while a library seeks and reads; for a local file, it does not block other threads."""
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of ranges: slices of the memory map, or answers to coalesced requests."""
+        """Return the bytes of each range, as slices of the memory map or from requests for merged ranges."""
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``."""
@@ -63,7 +63,7 @@ class ByteSource(Protocol):
         """Return a context in which a memory map reads single pages, not a read-ahead window per page fault."""
 
     def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
-        """Fetch ranges of an object that are read next, at once; do nothing for a local file."""
+        """Fetch and cache ranges of an object that will be read next; do nothing for a local file."""
 
     def clear_cache(self) -> None:
         """Drop all cached ranges of an object."""
@@ -130,7 +130,7 @@ class MappedFile:
             self.file.madvise(mmap.MADV_NORMAL)
 
     def refuse_changed(self, num_files: int = 1) -> None:
-        """Raise `FormatError` if the file has another length than when it was mapped, or was overwritten.
+        """Raise `FormatError` if the file was resized or overwritten after it was mapped.
 
         The length takes 0.4 us and is checked each time. The status takes 1.5 us and is checked once per millisecond
         and file, or less often if ``num_files`` files are read together.
@@ -149,7 +149,7 @@ class MappedFile:
 
 
 class ChangedFileError(FormatError):
-    """Error for a file that has another fingerprint than before, or is shorter than its pixels."""
+    """Error for a file that was changed after it was opened, or that ends before the last byte of its pixels."""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +173,7 @@ class LocalFile:
 
     @classmethod
     def as_it_is(cls, path: Path) -> LocalFile:
-        """Return a file whose later versions cannot be read."""
+        """Return a file with its current fingerprint; reading it raises an error after the file has changed."""
         status = path.stat()
         return cls(str(path), None, (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino))
 
@@ -183,13 +183,13 @@ class LocalFile:
         return os.stat(self.name, dir_fd=None if self.folder is None else self.folder.descriptor).st_size
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of ranges, by one system call per range; see `read_into`."""
+        """Return the bytes of each range, read by one system call per range; see `read_into`."""
         arrays = [np.empty(stop - start, np.uint8) for start, stop in ranges]
         self.read_into([(start, array) for (start, _), array in zip(ranges, arrays, strict=True)])
         return [array.data for array in arrays]
 
     def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
-        """Fill contiguous arrays with the bytes from a start on, without an intermediate copy.
+        """Fill each contiguous array with bytes of the file from its start offset, without an intermediate copy.
 
         Raises `ChangedFileError` if the file ends before, or has another fingerprint.
         """
@@ -202,13 +202,13 @@ class LocalFile:
                     raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
             for start, array in reads:
                 if os.preadv(descriptor, [array.data], start) < array.nbytes:
-                    raise ChangedFileError(f"{self.name}: is shorter than its pixels; restore the file")
+                    raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
         finally:
             os.close(descriptor)
 
 
 class OpenFolder:
-    """Open folder, which is closed with the last reference at the latest."""
+    """Descriptor of an open folder, which is closed when the last reference to this instance is deleted, or earlier."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -256,24 +256,24 @@ class ObjectFile(io.RawIOBase):
         self._cache = _RangeCache([(0, head)])
 
     def reopen(self) -> ObjectFile:
-        """Return the same object with a separate position, at its start; both share the cached ranges."""
+        """Return another view of the object, which starts reading at byte 0 and shares the cached ranges."""
         other = ObjectFile(self._fetch, self.version, memoryview(b""), self.name)
         other._cache = self._cache
         return other
 
     @property
     def cached_bytes(self) -> int:
-        """Number of bytes in memory."""
+        """Number of bytes of the object that are cached in memory."""
         return sum(map(len, map(itemgetter(1), self._cache.ranges)))
 
     @property
     def last_error(self) -> OMEArrowDSError | None:
-        """Last error raised to a library that reads the object and may have ignored it; None without one."""
+        """Last error that was raised while a library read the object, which may have ignored it; else None."""
         return self._cache.last_error
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Lock for operations that threads cannot run at once, because a library seeks and reads."""
+        """Lock to hold while a library seeks and reads, because threads share the read position."""
         return self._cache.lock
 
     def read_at_random(self) -> AbstractContextManager[None]:
@@ -295,7 +295,7 @@ class ObjectFile(io.RawIOBase):
         self._cache.ranges = [(0, memoryview(b""))]
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of ranges; missing ones are fetched but not cached."""
+        """Return the bytes of each range; ranges that are not cached are fetched, but not added to the cache."""
         by_range = {byte_range: self._cached(*byte_range) for byte_range in ranges}
         missing = [byte_range for byte_range, data in by_range.items() if data is None]
         if missing:
@@ -303,10 +303,10 @@ class ObjectFile(io.RawIOBase):
         return [data for byte_range in ranges if (data := by_range[byte_range]) is not None]
 
     def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
-        """Fill contiguous arrays with the bytes from a start on; raise `ChangedFileError` if the object ends before."""
+        """Fill each array with bytes from its start offset; raise `ChangedFileError` if the object is too short."""
         ranges = [(start, start + array.nbytes) for start, array in reads]
         if any(not 0 <= start <= stop <= self.size_bytes for start, stop in ranges):
-            raise ChangedFileError(f"{self.name}: is shorter than its pixels; restore the file")
+            raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
         for (_, array), data in zip(reads, self.read_ranges(ranges), strict=True):
             array.reshape(-1).view(np.uint8)[...] = np.frombuffer(data, np.uint8)
 
@@ -342,13 +342,13 @@ class ObjectFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position and return it."""
+        """Set the read position, and return the new position."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
         self._position = max(0, offset + origin)
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the read position."""
         return self._position
 
     def readable(self) -> bool:
@@ -361,12 +361,12 @@ class ObjectFile(io.RawIOBase):
 
 
 def version_fingerprint(version: tuple[int, str]) -> tuple[int, int]:
-    """Return size and ETag of an object as two numbers, the form that a source stores."""
+    """Return the size of an object and a hash of its ETag; sources store this pair as the fingerprint of the object."""
     return version[0], int.from_bytes(hashlib.blake2b(version[1].encode(), digest_size=16).digest())
 
 
 def coalesced(ranges: Sequence[ByteRange]) -> list[ByteRange]:
-    """Return ranges in order, with overlapping and close ones merged."""
+    """Return the ranges sorted by start, with overlapping and nearby ranges merged."""
     merged: list[ByteRange] = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1] + _MAX_GAP_BYTES:

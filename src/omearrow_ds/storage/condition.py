@@ -77,7 +77,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def columns_of(condition: Condition) -> list[str]:
-    """Return the names of the columns in a condition, with repeats."""
+    """Return the names of the columns in a condition; a column that occurs several times is repeated."""
     if isinstance(condition, Operation):
         return [name for part in condition.parts for name in columns_of(part)]
     return [condition.column, *(other.name for other in condition.others if isinstance(other, Column))]

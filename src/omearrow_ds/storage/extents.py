@@ -33,7 +33,7 @@ class ChunkFile(Protocol):
 
     @property
     def cached_bytes(self) -> int:
-        """Number of bytes in memory."""
+        """Number of bytes of the file that are cached in memory."""
 
     @property
     def name(self) -> str:
@@ -43,11 +43,11 @@ class ChunkFile(Protocol):
         """Return the bytes of ranges."""
 
     def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
-        """Fill contiguous arrays with the bytes from a start on; raise `ChangedFileError` if the file ends before."""
+        """Fill each array with bytes from its start offset; raise `ChangedFileError` if the file is too short."""
 
 
 class ChunkLayout(NamedTuple):
-    """Shape and storage of chunks that are stored alike.
+    """Chunk shape, dtype and decoder that several chunks have in common.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class ExtentReader:
         self._cached_bytes = 0
 
     def cached(self, key: Hashable, locate: Callable[[], ImageChunks | None]) -> ImageChunks | None:
-        """Return the chunks with a key, located at its first use; an integer is the index of an image."""
+        """Return the chunks cached under ``key``, or call ``locate`` and cache its result."""
         cache = self._cache
         if key not in cache:
             image = locate()
@@ -153,7 +153,7 @@ class ExtentReader:
         regions: Sequence[Region],
         images: Sequence[Array] | None = None,
     ) -> list[Array | None]:
-        """Return an array per region; None if the library of the format must read it.
+        """Return one array per region, or None for each region that the library of the format must read.
 
         Parameters
         ----------
@@ -301,20 +301,20 @@ def _decode_chunks(reads: _FileReads) -> None:
     ranges = [(start, stop) for start, stop, _ in reads.chunks]
     for ((start, stop, number), uses), data in zip(reads.chunks.items(), reads.file.read_ranges(ranges), strict=True):
         if len(data) < stop - start:
-            raise ChangedFileError(f"{reads.file.name}: is shorter than its pixels; restore the file")
+            raise ChangedFileError(f"{reads.file.name}: ends before the last byte of its pixels; restore the file")
         pixels = decode(data, number)
         for target, inner in uses:
             target[...] = pixels[inner]
 
 
 def size_of(region: Region) -> list[int]:
-    """Return the shape of a region of k axes: the differences of its k stops and k starts."""
+    """Return the shape of a region, which lists the starts of all axes and then their stops."""
     rank = len(region) // 2
     return [stop - start for start, stop in zip(region[:rank], region[rank:], strict=True)]
 
 
 def chunk_windows(region: Region, chunk_shape: Sequence[int]) -> list[tuple[tuple[int, ...], Window, Window]]:
-    """Return the chunks of a grid that a region meets: position in the grid, window of the chunk and of the region."""
+    """Return the grid indices of each chunk that a region overlaps, and the overlap within chunk and region."""
     rank = len(chunk_shape)
     axes = []
     for start, stop, length in zip(region[:rank], region[rank:], chunk_shape, strict=True):

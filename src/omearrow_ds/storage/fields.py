@@ -52,7 +52,7 @@ class Fields:
 
 
 class FieldSource(Over):
-    """Fields of view, each joined from several files along T, C and Z."""
+    """Fields of view, each of which is assembled from several image files along T, C and Z."""
 
     def __init__(self, files: BaseSource, fields: Fields) -> None:
         super().__init__(files)
@@ -199,7 +199,7 @@ def open_pattern(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Open a folder of image files as fields whose file names match a pattern; see `omearrow_ds.open_images`.
+    """Open image files in a folder as fields of view; a pattern assigns files to fields, see `omearrow_ds.open_images`.
 
     Raises `ArgumentError` if the pattern is invalid or a channel does not exist; `FormatError` if names do not match,
     or files are missing, duplicate or of several kinds.
@@ -273,7 +273,7 @@ def _planes(
         if other != name:
             raise FormatError(
                 f"{path}: field {'_'.join(key)} has two files for one plane, {other} and {name}; name the part in "
-                f"which they differ in pattern=, or move one away"
+                f"which they differ in pattern=, or move one of them to another folder"
             )
     return planes
 
@@ -317,7 +317,7 @@ def joined_files(
         differing = [f"{fields.files[number]} is {kind}" for kind, number in examples.items()]
         raise FormatError(
             f"{path}: channels of field {fields.image_ids[model]} differ: {differing[0]}, {differing[1]}; pass "
-            f"channels= with channels of one kind"
+            f"channels= with channels of one shape and dtype"
         )
     return FieldSource(source, fields)
 
@@ -345,7 +345,7 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
 
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
-    """Return the name of the layout that matches all image files of a folder, and the number of fields and channels."""
+    """Return the file name layout that matches all images of a folder, and the numbers of fields and channels."""
     names = list(filter(_is_tiff, _files_below(path, patterns.Pattern("", re.compile("")))))
     layout = patterns.layout_of(names)
     if layout is None:
@@ -361,9 +361,9 @@ def _is_tiff(name: str) -> bool:
 
 
 def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remedy: str, *, skip: bool) -> None:
-    """Warn of skipped fields, which ``lacking`` describes; raise `FormatError` if all are skipped, or none may be."""
+    """Warn that incomplete fields are skipped; raise `FormatError` if all are incomplete, or ``skip`` is false."""
     if lacking and (not skip or len(lacking) == num_fields):
-        more = f" ({len(lacking):,} such fields of {num_fields:,})" if len(lacking) > 1 else ""
+        more = f" ({len(lacking):,} of {num_fields:,} fields are incomplete)" if len(lacking) > 1 else ""
         raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
     if lacking:
         message = f"{path}: {len(lacking):,} of {num_fields:,} fields are incomplete, the first: {lacking[0]}"
@@ -423,7 +423,7 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
     for name in list(names):
         absent = [file for file, values in parsed.items() if values[name] is None]
         if absent and len(absent) < len(parsed):
-            raise FormatError(f"{subject} matches {name} in some names but not in {absent[0]!r}; rename the files")
+            raise FormatError(f"{subject} matches {name} in some file names but not in {absent[0]!r}; rename the files")
         if absent:
             names.remove(name)
     if "well" not in names and {"row", "column"} <= set(names):
@@ -432,7 +432,9 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
         for file, values in parsed.items():
             row, column = values["row"] or "", values["column"] or ""
             if not row.isdecimal() or not column.isdecimal():
-                raise FormatError(f"{subject}: row and column of {file!r} are not numbers; rename them, e.g. to well")
+                raise FormatError(
+                    f"{subject}: row and column in {file!r} are not numbers; rename them in the pattern, e.g. to well"
+                )
             values["well"] = patterns.well_of(row, column)
     return names
 
@@ -455,7 +457,7 @@ def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> 
 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
-    """Return the value in ``known`` for each channel name; raise `ArgumentError` for unknown or repeated names."""
+    """Look up each name of ``channels`` in ``known``; raise `ArgumentError` for unknown or repeated names."""
     error = partial(ArgumentError, path=path, option="channels", value=channels)
     existing = f"of {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
@@ -496,7 +498,7 @@ def _gridded(
         names = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
         names += ", ..." if len(chosen) > _NUM_EXAMPLES else ""
         raise FormatError(
-            f"{path}: none of {len(order):,} fields has a file for every plane, the first: {lacking[0]}; correct the "
+            f"{path}: each of the {len(order):,} fields lacks a file, e.g. {lacking[0]}; correct the "
             f"channel names of pattern= (now: {names}), or choose some with channels="
         )
     remedy = "restore it, pass incomplete='skip' to skip these fields, or pass other channels in channels="

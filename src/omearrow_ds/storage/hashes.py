@@ -31,12 +31,12 @@ def digest_of(said: bytes) -> str:
 
 
 def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:
-    """Return an empty hash object for new part names or, with ``digits``, for a part name with these digits."""
+    """Return a new hash object with the algorithm of part names; ``digits`` are those of an existing name to verify."""
     return new_hash() if is_short(digits) else hashlib.sha256()
 
 
 def is_short(digits: str) -> bool:
-    """Whether ``digits`` have the length of the short hash of small data, which also names parts of older versions."""
+    """Whether ``digits`` are a short hash, which is used for small data and in part names of older versions."""
     return len(digits) == _SHORT
 
 
@@ -47,13 +47,13 @@ def file_hash(file: Path) -> str:
 
 
 def hash_of(path: Path) -> str:
-    """Return the hash that names a part, computed from its file, or from names, sizes and bytes of its files."""
+    """Return the hash for the name of a part, computed from its file or, for a folder, from all files in it."""
     digest, is_folder = part_hash(), path.is_dir()
-    for each in sorted(Path(entry) for entry in entries_below(path)) if is_folder else [path]:
+    for part_file in sorted(Path(entry) for entry in entries_below(path)) if is_folder else [path]:
         if is_folder:
-            said = f"{each.relative_to(path).as_posix()} {each.stat().st_size}\n"
-            digest.update(said.encode(errors="surrogateescape"))
-        with each.open("rb") as file:
+            header = f"{part_file.relative_to(path).as_posix()} {part_file.stat().st_size}\n"
+            digest.update(header.encode(errors="surrogateescape"))
+        with part_file.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
     return digest.hexdigest()

@@ -20,7 +20,7 @@ _VERSION = re.compile(r"v?(\d+)")
 
 
 def metadata_of(path: Path) -> Path | None:
-    """Return the newest metadata file of an Iceberg table, given its folder or a metadata file; None for other paths.
+    """Return the newest metadata file of the Iceberg table at a folder or metadata file; None for other paths.
 
     Raises `FormatError` if two metadata files have the newest version, and no version hint names one of them.
     """
@@ -75,7 +75,7 @@ def parts_of_table(metadata: Path) -> list[Part]:
         moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
         if moved:
             raise FormatError(
-                f"{metadata}: was moved or copied, because its files are recorded below {root}; move it back, "
+                f"{metadata}: lists files below {root}, so the table was moved or copied; move it back, "
                 f"register it again, or pass the data folder, which may contain files of old snapshots"
             )
         _refuse_renamed(table.metadata.schemas, metadata)

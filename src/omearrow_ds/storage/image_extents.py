@@ -18,12 +18,12 @@ Array = np.ndarray[Any, Any]
 
 
 class OtherLayoutError(Exception):
-    """The bytes of a file differ from the layout that was located; the library of the format reads them."""
+    """Raised if bytes of a file do not have the expected layout, so that the library of the format must read them."""
 
 
 @dataclass(frozen=True)
 class PieceLayout:
-    """Storage of images that a file stores alike.
+    """Shape, dtype and arrangement in pieces of images that a file stores in the same way.
 
     Attributes
     ----------
@@ -57,17 +57,17 @@ class PieceLayout:
 
     @cached_property
     def piece_step(self) -> int:
-        """Distance of two pieces in bytes."""
+        """Number of bytes from the start of a piece to the start of the next one."""
         return self.piece_pixels * self.dtype.itemsize + (self.prefix_bytes or self.gap_bytes)
 
     @cached_property
     def num_bytes(self) -> int:
-        """Number of bytes from the first pixel to the end of the last one."""
+        """Number of bytes from the start of the first pixel of an image to the end of its last pixel."""
         return max(0, self.num_pieces * self.piece_step - (self.prefix_bytes or self.gap_bytes))
 
     @cached_property
     def strides(self) -> tuple[int, ...] | None:
-        """Strides in bytes along T, C, Z, Y and X; None if a view cannot have them."""
+        """Strides in bytes along T, C, Z, Y and X; None if an image cannot be a view of the file."""
         if not self.num_pieces:
             return None
         num_axes = next((n for n in range(6) if math.prod(self.shape[:n]) == self.num_pieces), None)
@@ -78,7 +78,7 @@ class PieceLayout:
         return (*of_pieces, *steps)
 
     def has_prefixes(self, data: memoryview, start: int) -> bool:
-        """Whether the expected bytes are before each piece of the image whose first pixel is at ``start``."""
+        """Whether each piece of the image whose first pixel is at ``start`` has the expected bytes before it."""
         if not self.prefixes:
             return True
         first = start - self.prefix_bytes
@@ -88,14 +88,14 @@ class PieceLayout:
         )
 
     def image(self, data: memoryview | Array, start: int) -> Array:
-        """Return the image whose first pixel is at ``start``, a view if possible."""
+        """Return the image whose first pixel is at ``start``, as a view if possible, else as a copy."""
         if self.strides is not None:
             return np.ndarray(self.shape, self.dtype, data, start, self.strides)
         image: Array = self.stack(data, start, 1)[0]
         return image
 
     def stack(self, data: memoryview | Array, start: int, count: int) -> Array:
-        """Return ``count`` images (count, T, C, Z, Y, X) that follow each other, a view if possible."""
+        """Return consecutive images as one array (count, T, C, Z, Y, X), which is a view if possible, else a copy."""
         if self.strides is not None:
             strides = (self.num_pieces * self.piece_step, *self.strides)
             return np.ndarray((count, *self.shape), self.dtype, data, start, strides)
@@ -123,7 +123,7 @@ class ImageExtents:
         self._is_checked = bytearray(len(starts))
 
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
-        """Return the byte range of each image, with the bytes before its first piece."""
+        """Return the byte range of each image, including the bytes before its first piece."""
         ranges = []
         for row in rows:
             start, layout = self._starts[row], self.layouts[row]
@@ -131,7 +131,7 @@ class ImageExtents:
         return ranges
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
-        """Return images from the bytes of their `ranges`, views if possible.
+        """Return images from the bytes of their `ranges`, as views if possible, else as copies.
 
         The bytes before the pieces of an image are compared at its first use. Raises `OtherLayoutError` if they differ.
         """
@@ -149,7 +149,7 @@ class ImageExtents:
         return images
 
     def check(self, data: Array, first: int, stop: int) -> None:
-        """Compare the bytes before the pieces of images that `stack`, or `stacks` as one array, returns.
+        """Check the bytes before the pieces of images ``first`` to ``stop - 1``, which are at equal distances.
 
         Raises `OtherLayoutError` if they differ.
         """
@@ -165,11 +165,11 @@ class ImageExtents:
         self._is_checked[first:stop] = b"\1" * (stop - first)
 
     def stack(self, data: Array, first: int, stop: int) -> Array:
-        """Return images ``first`` to ``stop - 1``, which follow each other and are stored alike, unchecked."""
+        """Return images ``first`` to ``stop - 1``, which are consecutive and have one layout, without checking them."""
         return self.layouts[first].stack(data, self._starts[first], stop - first)
 
     def stacks(self, data: Array, first: int, stop: int) -> list[Array] | None:
-        """Return images ``first`` to ``stop - 1`` of a mapped file as arrays of images at equal distances, unchecked.
+        """Return images ``first`` to ``stop - 1`` of a mapped file, unchecked; images of an array have equal distances.
 
         Returns None if the images differ in layout, or cannot be views.
         """
@@ -191,7 +191,7 @@ class ImageExtents:
 def stack_images(
     arrays: Sequence[Array], layout: PieceLayout, guard: Callable[[int], object], refuse: Callable[[int], object]
 ) -> Stacks:
-    """Return all images of a collection, whose prefixes are compared at the first use of each image.
+    """Return all images of a collection; the bytes before the pieces of an image are checked at its first use.
 
     ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
     """

@@ -86,7 +86,7 @@ def _refuse_other(image: Array, name: str) -> None:
 def checked(
     images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, subject: str
 ) -> Iterator[codec.Image]:
-    """Yield the images; raise an error if an image is unsupported or the columns have another number of rows."""
+    """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
     count = 0
     for image in images:
         codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
@@ -101,7 +101,7 @@ def checked(
 
 
 def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
-    """Yield images until ``stopping`` is set, checked per image because a table may need many slow images."""
+    """Yield images until the event ``stopping`` is set, which is checked before each image."""
     for image in images:
         if stopping.is_set():
             return
@@ -125,7 +125,7 @@ def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
 
 
 def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
-    """Return columns as a table of plain Arrow types, or None without columns; raise `MetadataError` if invalid."""
+    """Convert columns to a table of plain Arrow types; None remains None. Raise `MetadataError` for invalid columns."""
     if columns is None:
         return None
     try:

@@ -46,7 +46,7 @@ def write_index(path: Path, index: Index) -> str:
 
 
 def index_hash(index: Index) -> str:
-    """Return a hash of the contents of an image index, which is the same in every process."""
+    """Return a hash of the contents of an image index; equal indexes have the same hash in every process."""
     digest = new_hash()
     with pa.PythonFile(_Hashed(digest), mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
@@ -130,7 +130,7 @@ class StoredIndex:
         return plain_columns(pa.schema(fields).empty_table(), str(self._file)).schema
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Return some of the columns."""
+        """Return the columns called ``names``."""
         with self._open() as opened:
             return plain_columns(opened.read(list(names)).select(list(names)), str(self._file))
 

@@ -59,9 +59,9 @@ class Work:
     skip_errors: bool
 
     def make(self, number: int) -> Record:
-        """Make a part and return its record, or the record of another attempt that finished the part first."""
-        with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as made:
-            return self._make(number, made)
+        """Write a part and return its record; if another job finished the part earlier, return that job's record."""
+        with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as temporary:
+            return self._make(number, temporary)
 
     def _make(self, number: int, made: Path) -> Record:
         numbers = self.plan.part(number)
@@ -140,7 +140,7 @@ def _make_there(recipe: bytes, number: int) -> Record:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Settings for making parts: executor, error handling and share of the parts.
+    """Settings of the jobs that write parts: executor, error handling, and which share of the parts to write.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Jobs:
 
 
 def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | None:
-    """Return the partition rules and job settings of a target in parts; None for other targets.
+    """Return the rules and job settings for writing a collection in parts; None for a target that is not in parts.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | 
 def make_parts(
     material: Material, target: Target, cut: Cut, jobs: Jobs, opening: Open, *, progress: bool
 ) -> Unfinished:
-    """Make the missing parts of a new or unfinished collection, or of one share of its parts.
+    """Write the missing parts of a new or unfinished collection, or those in the share that ``jobs.task`` selects.
 
     Raises
     ------
@@ -245,7 +245,8 @@ def make_parts(
         except KeyboardInterrupt:
             num_written = len(unfinished.made)
             raise KeyboardInterrupt(
-                f"{target.path}: {num_written:,} of {count(len(plan), 'part')} are written; repeat it to continue"
+                f"{target.path}: {num_written:,} of {count(len(plan), 'part')} are written; "
+                f"repeat the command to continue"
             ) from None
     return unfinished
 
@@ -283,7 +284,7 @@ class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, numb
             raise _lost(self._path, error) from error
         if isinstance(error, FileNotFoundError | WriteError) and not self._unfinished.place.begun:
             raise PathExistsError(
-                f"{self._path}: another process published or removed it; choose another path"
+                f"{self._path}: another process published or removed the collection; choose another path"
             ) from error
         if isinstance(error, OMEArrowDSError):
             hint = ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
@@ -302,7 +303,7 @@ def _lost(path: Path, error: BaseException) -> WriteError:
 
 
 def return_memory() -> None:
-    """Make the C library return large freed blocks to the system; only for processes that write.
+    """Configure the C library to return large freed blocks to the system; only processes that write need this.
 
     By default, glibc keeps more memory the larger the freed blocks are: a process that wrote parts of 64 MiB with
     Vortex grew to 420 MB, with this setting to 250 MB. Smaller blocks are still kept and reused, because allocating

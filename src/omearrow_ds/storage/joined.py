@@ -31,11 +31,11 @@ _THREADS = 2  # More threads would wait for the GIL.
 
 
 class MixedColumnError(ColumnError):
-    """Error for a column whose types in two parts have no common type."""
+    """Error for a column that has different types in two parts, and no type can store the values of both."""
 
 
 class Part(NamedTuple):
-    """A part of a joined collection."""
+    """Path, name and Hive keys of a part of a joined collection."""
 
     path: Path
     name: str  # Path relative to the folder of all parts, with ``/`` between names.
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Ids, shapes, dtypes and columns of a part, available while the part is closed."""
+    """Ids, shapes, dtypes and columns of a part, which remain available after the part is closed."""
 
     format: Format
     image_ids: Sequence[str]
@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
 
 class JoinedSource(PartsSource):
-    """Third-party collections that are read as one collection; ``paths`` open it again.
+    """Collections of other software that are read as one collection, which can be reopened from ``paths``.
 
     See `PartsSource` for ``parts``.
     """
@@ -88,7 +88,7 @@ class JoinedSource(PartsSource):
 def joined(
     path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], paths: Paths | None = None
 ) -> JoinedSource:
-    """Open one or more collections in the folder ``path`` as one collection, which ``paths`` open again.
+    """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``.
 
     ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
     `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a column
@@ -211,12 +211,12 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def index_of(
     known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
 ) -> Index:
-    """Return the image index of several collections, with the ids, columns and rows that are passed."""
+    """Return one image index of several collections; ids and columns are passed, the rest is in ``known``."""
     return Index(
-        list(accumulate((len(each.image_ids) for each in known), initial=0)),
+        list(accumulate((len(info.image_ids) for info in known), initial=0)),
         image_ids,
-        np.concatenate([each.shapes for each in known]),
-        list(chain.from_iterable(each.dtypes for each in known)),
+        np.concatenate([info.shapes for info in known]),
+        list(chain.from_iterable(info.dtypes for info in known)),
         columns,
         _checksums(known),
         rows,

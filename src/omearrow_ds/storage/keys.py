@@ -30,7 +30,7 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
 class UnreadColumns(NamedTuple):
-    """Columns of a Parquet file that are read on request.
+    """Columns of a Parquet file that are not read before they are requested.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class UnreadColumns(NamedTuple):
 
 
 class InputTable(NamedTuple):
-    """A table that the caller passed, with its name in errors and its metadata."""
+    """Table that a user passed as an option, with its name for error messages and its metadata."""
 
     table: pa.Table  # The table, with plain types.
     name: str  # Its name in errors.
@@ -64,7 +64,7 @@ class InputTable(NamedTuple):
 
 
 def table_file(table: Any, option: str) -> TableFile | None:
-    """Return the table file at the path that was passed as ``option``, or None if ``table`` is not a path.
+    """Return the file of a table that a user passed as a path; None if ``table`` is not a path. Errors name ``option``.
 
     Raises `MissingPathError` if the file does not exist.
     """
@@ -138,7 +138,7 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
         if not common:
             raise ColumnError(
                 f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: it "
-                f"has {right_names[:20]}, the source {left_names}; pass on= with a common name, or "
+                f"has {right_names[:20]}, the source has {left_names}; pass on= with a common name, or "
                 f"on={{NAME_IN_SOURCE: NAME_IN_TABLE}}"
             )
         return [(name, name) for name in common]
@@ -168,7 +168,7 @@ def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
 
 
 class JoinKeys:
-    """Join keys of ``images`` and of table ``rows``, (n,) int64 each; equal keys are equal, and -1 has a null.
+    """Join keys of ``images`` and of table ``rows``, encoded as int64 numbers; -1 is a key that contains a null.
 
     Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages. Raises `ColumnError`
     if values of a column cannot be compared.
@@ -199,7 +199,7 @@ class JoinKeys:
         return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
 
     def examples(self, indices: Array, *, row: bool) -> str:
-        """Return the first few distinct keys of some images or table rows, as text."""
+        """Return the first few distinct keys of the given images or table rows as text, for messages."""
         first = np.sort(np.unique((self.rows if row else self.images)[indices], return_index=True)[1])
         keys = [self.describe(int(indices[position]), row=row) for position in first[:_NUM_EXAMPLES]]
         return "; ".join(keys) + (", ..." if len(first) > _NUM_EXAMPLES else "")
@@ -215,7 +215,7 @@ def _encode(column: pa.ChunkedArray, normalize: Callable[[Any], Any], known: dic
 
 
 def numbers_of(column: pa.ChunkedArray) -> Array:
-    """Return the numbers of a column, including numeric text, as float64; other values become NaN."""
+    """Convert the numbers in a column, including numeric text, to float64; other values become NaN."""
     known = dict[Any, int]()
     codes = np.full(len(column), -1) if pa.types.is_nested(column.type) else _encode(column, _number, known)
     numbers: Array = np.array([*[value if isinstance(value, int | float) else np.nan for value in known], np.nan])
@@ -223,14 +223,14 @@ def numbers_of(column: pa.ChunkedArray) -> Array:
 
 
 def first_duplicate(keys: Array) -> tuple[int, int] | None:
-    """Return the indices of the first repeated key: where it first occurs, and where it repeats; None if all differ."""
+    """Return the indices of the first pair of equal keys, the smaller one first; None if all keys differ."""
     first = match_rows(keys, keys)
     repeated = np.flatnonzero((first >= 0) & (first < np.arange(len(keys))))
     return (int(first[repeated[0]]), int(repeated[0])) if len(repeated) else None
 
 
 def match_rows(keys: Array, requests: Array) -> Array:
-    """Return (n,) int64, the first index in ``keys`` of each requested key; -1 if that key is null or missing."""
+    """Return, as int64, the first index in ``keys`` of each requested key; -1 if the key is null or missing."""
     rows = pc.index_in(pa.array(requests), pa.array(keys)).fill_null(-1).to_numpy().astype(np.int64)
     return np.where(requests < 0, -1, rows)
 
@@ -248,7 +248,7 @@ def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, 
             image, row = int(images[differs][0]), int(rows[differs][0])
             raise MetadataError(
                 f"{joined.name}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
-                f"{name} {keys.describe(row, row=True)}, where the image has {keys.describe(image, row=False)}; pass "
+                f"{name} is {keys.describe(row, row=True)}, and {keys.describe(image, row=False)} for the image; pass "
                 f"on= with columns that identify the image"
             )
 

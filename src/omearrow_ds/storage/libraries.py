@@ -48,7 +48,7 @@ def settings(url: str, storage: Storage) -> dict[str, str]:
 
 
 class PassingError(StorageError):
-    """Server error after which a retry may succeed."""
+    """Error for a request to a server that failed, but may succeed if repeated."""
 
 
 def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError | None:
@@ -62,7 +62,7 @@ def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError 
 
 
 def again(subject: str, read: Callable[[], Found]) -> Found:
-    """Return the result of ``read``, which is retried for half a minute while the server does not answer."""
+    """Return the result of ``read``, which is called again for up to half a minute while the server does not answer."""
     patience = Patience(subject)
     while True:
         patience.begin()

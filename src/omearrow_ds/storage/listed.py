@@ -163,7 +163,7 @@ class _FilePathResolver:
         return [files.get(row) for row in rows]
 
     def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
-        """Return the paths of illumination functions, in the root if they do not exist at the listed path."""
+        """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
         return self._each_path(table, channel, self._function)
 
     def _each_path(

@@ -21,7 +21,7 @@ _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
 
 class ChannelColumns(NamedTuple):
-    """Names of the table columns that describe the files of a channel; None for a missing column."""
+    """Names of the table columns with the files of a channel; missing columns have the name None."""
 
     kind: str  # FileName or URL.
     file: str
@@ -31,7 +31,7 @@ class ChannelColumns(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file in a table, with its image series and page, counted from 0; None if the table does not name them."""
+    """File that a table lists, with the numbers of image series and page from 0; None if the table lists no numbers."""
 
     file: str
     series: int | None = None
@@ -43,7 +43,7 @@ def is_listing(name: str) -> bool:
 
 
 def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
-    """Return the file columns of each channel in table order; columns of file names precede columns of URLs."""
+    """Return the file columns of each channel in table order; a column of file names is preferred to one of URLs."""
     matches = [match for match in map(_FILE.fullmatch, names) if match is not None]
     preferred = {match[3]: match for match in sorted(matches, key=lambda match: match[2] != "URL")}
     channels = {}
@@ -51,7 +51,7 @@ def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
         prefix, kind, channel = match.groups()
         path = f"{prefix}PathName_{channel}"
         series, page = (
-            next((name for each in (prefix, "", "Image_") if (name := f"{each}{column}_{channel}") in names), None)
+            next((name for start in (prefix, "", "Image_") if (name := f"{start}{column}_{channel}") in names), None)
             for column in ("Series", "Frame")
         )
         folder = path if kind == "FileName" and path in names else None
@@ -60,7 +60,7 @@ def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
 
 
 def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequence[str | None]) -> list[int | None]:
-    """Return the series or page number in each row; None in all rows if the column is missing or empty.
+    """Return the series or page number of each row; None everywhere if the column is missing or empty.
 
     Raises `FormatError` if a row with a file has no whole number.
     """
@@ -79,14 +79,14 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
 
 
 class Folders:
-    """Local folders of listed files, each read once; relative paths start from ``base``."""
+    """Cache of the local folders of listed files, each of which is read once; relative paths start from ``base``."""
 
     def __init__(self, base: Path) -> None:
         self._base = os.fspath(base)
         self._read = functools.cache(_read_folder)
 
     def identity(self, file: str) -> Hashable:
-        """Return a value that is equal for all paths to a file, also through links and ``..``; None if it is missing.
+        """Return a value that is equal for all paths to the same file, even through links; None if it is missing.
 
         The existence of a file at a URL is checked only when the file is read.
         """
@@ -115,7 +115,7 @@ def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
 def refuse_doubled(
     path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
 ) -> None:
-    """Raise `FormatError` if two channels or fields refer to one page; ``fields`` are rows, files and identities."""
+    """Raise `FormatError` if two channels or fields refer to the same page of the same file."""
     known: dict[Hashable, tuple[int, str, ListedFile]] = {}
     for row, files, identities in fields:
         for channel, file, identity in zip(channels, files, identities, strict=True):
@@ -125,7 +125,7 @@ def refuse_doubled(
             other = known.get((identity, series, page)) or known.get((identity, series, _ANY if page is None else None))
             if other is not None:
                 raise FormatError(
-                    f"{path}: {_in_words(*other)} and {_in_words(row, channel, file)} are the same pixels; correct the "
+                    f"{path}: {_in_words(*other)} and {_in_words(row, channel, file)} are the same plane; correct the "
                     f"table, or pass channels= without one of them"
                 )
             known[identity, series, page] = row, channel, file

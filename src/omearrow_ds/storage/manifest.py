@@ -61,7 +61,7 @@ class Published:
 
     @property
     def hash(self) -> str:
-        """Hash of the contents of the part, as in the name of the part."""
+        """Hash of the contents of the part, taken from the name of the part."""
         return hash_in(self.name)
 
 

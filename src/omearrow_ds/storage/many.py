@@ -16,11 +16,11 @@ from omearrow_ds.storage.protocol import Paths
 
 
 def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
-    """Open several paths as one collection; for ``only`` and errors, see `parts_of` and `joined`."""
+    """Open several paths as one collection; see `parts_of` for ``only``, and `parts_of` and `joined` for errors."""
     parts = parts_of(paths, only)
     listed = isinstance(paths, Sequence) and not isinstance(paths, str)
-    label, given = label_of(paths), [part.path for part in parts] if listed else label_of(paths)
-    return joined(label, parts, opening, given) if listed else _with_images(label, parts, opening)
+    label, reopened = label_of(paths), [part.path for part in parts] if listed else label_of(paths)
+    return joined(label, parts, opening, reopened) if listed else _with_images(label, parts, opening)
 
 
 def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:

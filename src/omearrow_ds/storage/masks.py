@@ -35,7 +35,7 @@ _NUM_EXAMPLES = 3
 
 
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
-    """Return a source of masks, and (n,) int64, the mask index of each image, which is -1 for an image without a mask.
+    """Return the masks of images, and the index of each image's mask as int64, which is -1 for an image without a mask.
 
     ``masks`` is an open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`,
     with the columns to join by as ``on``; the name of another image column of the same table, or of label images stored
@@ -70,7 +70,7 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
 
 
 def select_masks(masks: BaseSource, mask_of: Array, condition: str) -> tuple[BaseSource, Array]:
-    """Return only the masks of images that a condition chose, and the mask index of each image, or -1."""
+    """Return a source of only the masks in ``mask_of``, and the new mask index of each image, or -1 without a mask."""
     used = np.unique(mask_of[mask_of >= 0])
     masks = select_rows(masks, used, f"masks of {condition}")
     return masks, np.where(mask_of < 0, -1, np.searchsorted(used, mask_of))
@@ -148,7 +148,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
     if len(mask_of) and (mask_of < 0).all():
         raise MetadataError(
             f"{masks.path}: no mask matches an image of {source.path} by {keys.names}: images have e.g. "
-            f"{keys.describe(0, row=False)}, masks {keys.examples(np.arange(len(keys.rows)), row=True)}"
+            f"{keys.describe(0, row=False)}, masks have {keys.examples(np.arange(len(keys.rows)), row=True)}"
         )
     return mask_of
 
@@ -158,7 +158,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
         remedy = "copy their folder, or pass the URL of a collection of masks"
-        raise error("is a URL, but files named in braces are local", remedy=remedy)
+        raise error("is a URL, but names with braces find only local files", remedy=remedy)
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):

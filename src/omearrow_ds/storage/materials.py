@@ -21,7 +21,7 @@ HELD_BYTES = 2**25  # Decoded images in memory at once if they are written in an
 
 
 class Material(Protocol):
-    """Images to write: ids, shapes, dtypes and columns, and methods that read some of the images.
+    """Images to be written, with their ids, shapes, dtypes and columns, and methods that read the pixels.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Stored:
             yield from map(self._image, indices, self._verified.views(indices))
 
     def in_order(self) -> Iterator[codec.Image]:
-        """Yield all images in order; each stored block is read once, into memory that the next block may reuse."""
+        """Yield all images in order; use an image before requesting the next one, which may reuse its memory."""
         for start, images in self._verified.blocks():
             yield from (self._image(number, pixels) for number, pixels in enumerate(images, start=start))
 
@@ -106,7 +106,7 @@ def _itself(source: BaseSource) -> BaseSource:
 
 
 def as_ordered(material: Material, numbers: Array) -> Iterator[codec.Image]:
-    """Yield images at distinct indices in the given order; sorted chunks of images are read and held in memory.
+    """Yield images in the order of distinct ``numbers``; unsorted images are read in sorted groups and held in memory.
 
     Images at sorted indices are yielded as they are read.
     """

@@ -84,7 +84,7 @@ class Objects:
         return Objects(table, self.rows[numbers], self.fields[numbers], centers, boxes, self.where)
 
     def labels(self) -> tuple[str, Array] | None:
-        """Return name and values of the column with the labels of the objects; None without such a column."""
+        """Return the name and values of the column with the label of each object; None without such a column."""
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
@@ -112,7 +112,7 @@ _BOX = _PositionColumns(
 
 @dataclass(frozen=True)
 class ObjectSettings:
-    """Options of opening that apply to objects; ``skip_nulls`` leaves out objects without a position."""
+    """Options of `open_images` for a table of objects; ``skip_nulls`` leaves out objects without a position."""
 
     on: On | None
     skip_nulls: bool
@@ -121,7 +121,7 @@ class ObjectSettings:
 
     @classmethod
     def take(cls, opening: OpenOptions, objects: Any) -> Self:
-        """Return the options of ``opening`` that apply to a table of objects, and remove those that apply only to it.
+        """Return the options for a table of objects; those that apply only to it are removed from ``opening``.
 
         With ``columns``, ``on`` applies to these.
         """
@@ -138,7 +138,7 @@ class ObjectSettings:
         return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
 
     def open(self, source: BaseSource, objects: Any, center: Any, box: Any) -> tuple[BaseSource, Objects]:
-        """Return the images, and the objects of a table that are in them; see `_locate` for parameters.
+        """Return the source of images, and the objects of a table in these images; see `_locate` for the parameters.
 
         With a filter, these are the objects that it chooses, and the images that contain any of them.
         """
@@ -198,7 +198,7 @@ class ObjectSettings:
 
 
 class CropRows(ColumnReader):
-    """Ids and columns of objects or tiles, followed by further columns of their images.
+    """Ids and columns of objects or tiles, with the columns of their images appended.
 
     ``name_rows`` returns the ids. A process that unpickles it sets ``source``, the images, before it reads columns.
     """
@@ -354,7 +354,7 @@ def _refuse_outside(
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
-    """Return one id per object: the id of its image and its label or, if labels are not distinct, its row number."""
+    """Return one id per object, made of the id of its image and the object's label, or its row if labels repeat."""
     labels = objects.labels()
     numbers = objects.rows
     if labels is not None and np.isfinite(labels[1]).all():

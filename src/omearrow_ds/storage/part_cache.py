@@ -40,13 +40,13 @@ Fetch = Callable[[int], object]  # Writes to a descriptor, or raises; True if th
 
 
 class Held:
-    """A cached file that is pinned until it is released or the process ends."""
+    """A cached file that is not evicted until this instance is closed or the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
 
     def close(self) -> None:
-        """Release the cached file."""
+        """Allow the eviction of the cached file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)  # Not unlocked: a forked child may use it too.
@@ -113,7 +113,7 @@ class PartCache:
 
     @classmethod
     def choose(cls, folder: str | os.PathLike[str] | None, limit_bytes: int | None) -> PartCache:
-        """Return the cache in ``folder``; by default in the user's cache folder, with a tenth of the free disk space.
+        """Return the cache in ``folder``; defaults are the user's cache folder and a tenth of the free disk space.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class PartCache:
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
-        """Return the cache in an existing folder, whose files may be removed.
+        """Return the cache in an existing folder; raise an error if the folder is not a cache.
 
         Raises
         ------
@@ -182,11 +182,11 @@ class PartCache:
             self._make_room(0, self.folder)
 
     def there(self, name: str) -> Held | None:
-        """Return the cached file with this name, regardless of its size; None if it is not in the cache."""
+        """Return the file called ``name`` with any size; None if it is not in the cache."""
         return self._there(name, None)
 
     def hold(self, name: str, size_bytes: int, fetch: Fetch, *, let_go: Callable[[], bool] = bool) -> Held:
-        """Return a cached file, which is fetched if missing; wait while another process fetches the file.
+        """Return a cached file; if it is missing, fetch the file, or wait for another process that fetches it.
 
         Parameters
         ----------
@@ -207,19 +207,19 @@ class PartCache:
         started_s = time.monotonic()
         while True:
             try:
-                held = self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
+                cached = self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
             except BlockingIOError:
-                held = None
+                cached = None
                 waited_s = time.monotonic() - started_s
                 if size_bytes > self.limit_bytes or (not let_go() and waited_s > _ROOM_S):
                     raise WriteError(self._no_room(name, size_bytes)) from None
-            if held is not None:
-                return held
+            if cached is not None:
+                return cached
             self._refuse_stuck(name)
             time.sleep(_LOOK_S)
 
     def hold_if_room(self, name: str, size_bytes: int, fetch: Fetch) -> Held | None:
-        """Return a file as `hold` does; None if the cache is full or another process fetches the file."""
+        """Return a cached file as `hold` does; None if the cache is full or another process is fetching the file."""
         try:
             return self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
         except BlockingIOError:
@@ -412,7 +412,7 @@ def _this_start_s() -> int:
 
 
 def default_folder() -> Path:
-    """Return the default folder of fetched parts, which is in the user's cache folder."""
+    """Return the default cache folder for fetched parts, which is inside the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
 
 

@@ -23,7 +23,7 @@ Came = Callable[[int], None]
 
 
 class Arrivals:
-    """Counts and reports the fetched bytes of parts; a repeated fetch is not counted."""
+    """Reports progress of fetching parts to a callback; bytes that are fetched again are not counted."""
 
     def __init__(self, parts: Sequence[Published]) -> None:
         self._parts = parts
@@ -31,14 +31,14 @@ class Arrivals:
         self._came: Callable[[int], object] | None = None
         self._counting = threading.Lock()
 
-    def tell(self, came: Callable[[int], object] | None) -> int:
-        """Start to report counted bytes to ``came``, and return the total size of all parts in bytes."""
+    def tell(self, notify: Callable[[int], object] | None) -> int:
+        """Start to report numbers of fetched bytes to ``notify``, and return the total size of all parts in bytes."""
         with self._counting:
-            self._came, self._left_bytes = came, [each.size_bytes for each in self._parts]
+            self._came, self._left_bytes = notify, [part.size_bytes for part in self._parts]
             return sum(self._left_bytes)
 
     def more(self, number: int, count: int) -> None:
-        """Count fetched bytes of a part; bytes beyond the size of the part, from a repeated fetch, are ignored."""
+        """Report ``count`` more bytes of a part; bytes beyond its size, from a repeated fetch, are ignored."""
         with self._counting:
             if self._came is not None:
                 new = min(count, self._left_bytes[number])
@@ -47,7 +47,7 @@ class Arrivals:
 
 
 class Ahead:
-    """Prefetches parts in threads; the error of a prefetch is raised where the part is opened."""
+    """Prefetches parts in threads; an error of a prefetch is raised when the part is opened."""
 
     def __init__(
         self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int, arrivals: Arrivals
@@ -63,14 +63,14 @@ class Ahead:
         self._looking = threading.Lock()
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Prefetch parts in order, first a single part; each finished part raises the concurrency by one."""
+        """Prefetch parts in this order: one part at first, and one more at the same time after each finished part."""
         with self._looking:
             self._coming = {number: None for number in numbers if number not in self._fetching}
             self._begun, self._at_once = self._fetching.keys() & set(numbers), 1
             self._go_on()
 
     def reached(self, number: int) -> None:
-        """Record that a part is used next: start its fetch immediately, and allow another prefetch."""
+        """Fetch a part immediately because it is needed now, and allow another prefetch in its place."""
         with self._looking:
             self._begun.discard(number)
             if number in self._coming and self._wanted:
@@ -78,7 +78,7 @@ class Ahead:
             self._go_on()
 
     def taken(self, number: int, fetch: Fetch) -> Fetch:
-        """Return a function that fetches a part; wait for its prefetch first, whose error the function raises."""
+        """Wait for a running prefetch; return a function that fetches the part, or raises the error of the prefetch."""
         with self._looking:
             self._coming.pop(number, None)
             self._begun.discard(number)
@@ -138,7 +138,7 @@ class Ahead:
         return self._count > 0 and threading.main_thread().is_alive()
 
     def close(self) -> None:
-        """Start no more fetches; running fetches continue."""
+        """Stop prefetching; fetches that are already running continue."""
         with self._looking:
             self._coming, self._count = {}, 0
 

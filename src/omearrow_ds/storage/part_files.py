@@ -29,17 +29,17 @@ _MOST_ENTRIES = 10**6
 
 
 def has_hidden(names: Sequence[str], steps: Sequence[str]) -> bool:
-    """Return whether a path has a hidden name whose first character is not explicit in any step of the glob."""
+    """Whether a glob skips a path because of a hidden name that no step with the same first character matches."""
     hidden = [name for name in names if name.startswith(_HIDDEN)]
     return any(not any(step[:1] == name[0] and fnmatchcase(name, step) for step in steps) for name in hidden)
 
 
 def is_several(path: object) -> bool:
-    """Whether ``path`` is a sequence of paths, or a glob that is not the name of an existing file."""
+    """Whether ``path`` is a sequence of paths, or a glob pattern (and not the literal name of an existing file)."""
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
         return isinstance(text, str) and glob.has_magic(text) and not os.path.lexists(text)
-    return isinstance(path, Sequence) and all(isinstance(each, str | os.PathLike) for each in path)
+    return isinstance(path, Sequence) and all(isinstance(item, str | os.PathLike) for item in path)
 
 
 def is_path(path: object) -> TypeGuard[Paths]:
@@ -47,15 +47,15 @@ def is_path(path: object) -> TypeGuard[Paths]:
 
 
 def label_of(paths: Paths) -> Path:
-    """Return a label for several paths: the glob, or the common folder and the number of paths."""
+    """Return a label for several paths in messages: the glob, or the common folder and the number of paths."""
     if isinstance(paths, str | os.PathLike):
         return Path(paths).absolute()
-    folders = [Path(each).absolute().parent for each in paths]
+    folders = [Path(item).absolute().parent for item in paths]
     return Path(os.path.commonpath(folders) if folders else "", f"({count(len(folders), 'path')})")
 
 
 def parts_of(paths: Paths, only: str | None) -> list[Part]:
-    """Return the parts at several paths; a folder that is not itself a collection is replaced by the parts below it.
+    """Return the collections at several paths; for a folder that is not a collection itself, return those below it.
 
     Matches of a glob are in natural order. ``only`` names the only format to find in folders; None accepts the format
     that exists. Raises `MissingPathError` if a path does not exist, or a glob has no matches; `FormatError` if a path
@@ -75,13 +75,13 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
         files += [path] if alone else files_below(path, only)
     twice = next((path for path, number in Counter(files).items() if number > 1), None)
     if twice is not None:
-        raise FormatError(f"{twice}: is repeated among the paths; pass it once")
+        raise FormatError(f"{twice}: occurs more than once among the paths; pass it once")
     common = os.path.commonpath([path.parent for path in files])
     return [_part(path, Path(common), path.parent.parts) for path in files]
 
 
 def parts_below(folder: Path, only: str | None) -> list[Part]:
-    """Return the parts below a folder; the names of their Hive folders become their keys."""
+    """Return the collections below a folder as parts; Hive folders, such as ``plate=P1``, become their keys."""
     return [_part(path, folder, path.parent.relative_to(folder).parts) for path in files_below(folder, only)]
 
 
@@ -107,7 +107,7 @@ def _globbed(pattern: str) -> list[Path]:
 
 
 def files_below(folder: Path, only: str | None) -> list[Path]:
-    """Return the tables below a folder that is not itself a collection, in natural order of relative paths.
+    """Return the tables below a folder that is not a collection itself, in natural order of relative paths.
 
     Raises `FormatError` if they have several formats without ``only``, or if images of other kinds are among them.
     """

@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 
 
 class Parts(Protocol):
-    """A source of several parts whose images have one shape and dtype; see `omearrow_ds.storage.parts.PartsSource`."""
+    """A `omearrow_ds.storage.parts.PartsSource` whose images have one shape and dtype."""
 
     starts: Sequence[int]
     shapes: Array
@@ -31,7 +31,7 @@ class Parts(Protocol):
 
     @property
     def opened(self) -> Iterable[int]:
-        """Indices of the parts that are open."""
+        """Numbers of the parts that are open."""
 
     def part(self, number: int) -> BaseSource:
         """Return a part, which is opened if it is closed."""
@@ -89,7 +89,7 @@ class PartStacks(Stacks):
         return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return stacks of one region per image; see `Stacks.cut`."""
+        """Return stacks that contain the same region of each image; see `Stacks.cut`."""
         stacks = PartStacks(self._source, lambda images: cut(self._cut(images)))
         stacks.requests = self.requests
         return stacks
@@ -101,7 +101,7 @@ class PartStacks(Stacks):
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
     def located(self, indices: Array) -> ImageAddresses:
-        """Return the memory addresses of images; their parts are opened, and checked at most once per millisecond."""
+        """Open the parts of images, and return the memory addresses; files are checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # Another thread may close a part, and map it at another address.
             parts = self._looked_at(numbers)
@@ -129,7 +129,7 @@ class PartStacks(Stacks):
         return any(stacks._is_cold() for _, stacks, _ in self._held if stacks is not None)  # noqa: SLF001  # Same class.
 
     def request(self, indices: Array, rows: Rows | None = None) -> None:
-        """Request the pages of images whose parts are open; see `Stacks.request`."""
+        """Request that the system reads the memory pages of images whose parts are open; see `Stacks.request`."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:
             for number in self._parts.keys() & set(numbers.tolist()):

@@ -117,7 +117,7 @@ class PartsSource(BaseSource):
 
     @property
     def opened(self) -> Iterable[int]:
-        """Indices of the parts that are open."""
+        """Numbers of the parts that are open."""
         return list(self._opened)
 
     def part(self, number: int) -> BaseSource:

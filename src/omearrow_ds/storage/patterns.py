@@ -32,7 +32,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Pattern:
-    """A compiled pattern of file paths relative to a folder, with ``/`` between folders."""
+    """Compiled pattern that matches file paths relative to a folder, with ``/`` between folders."""
 
     text: str  # The pattern as passed.
     file: re.Pattern[str]  # Matches the whole relative path of an image.
@@ -46,16 +46,16 @@ class Pattern:
         return depth < len(self.hidden) and self.hidden[depth]
 
     def parse(self, name: str) -> dict[str, str | None] | None:
-        """Return the values of the names in a file path; None if the path does not match."""
+        """Return the values that a file path has for the names in the pattern; None if the path does not match."""
         match = self.file.fullmatch(name)
         return None if match is None else {self.names[group]: value for group, value in match.groupdict().items()}
 
     def is_known(self, name: str) -> bool:
-        """Whether a file is one plane of a field, or an image that does not belong to a field."""
+        """Whether a file is a plane of a field, or an image that the pattern excludes from fields."""
         return any(pattern.fullmatch(name) for pattern in (self.file, self.no_image) if pattern is not None)
 
     def enters(self, folder: str, depth: int) -> bool:
-        """Whether images may be below a folder; ``depth`` counts the folders above it."""
+        """Whether matching files may be below a folder; ``depth`` is the number of folders above it."""
         return self.folders is None or bool(depth < len(self.folders) and self.folders[depth].fullmatch(folder))
 
 
@@ -123,7 +123,7 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_equal_names(text: str, names: Sequence[str]) -> None:
-    """Raise `ArgumentError` if two names in a pattern denote one axis or column."""
+    """Raise `ArgumentError` if two names in a pattern denote the same axis or column."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         problem = f"two of its names denote the column {column_of(twice)!r}"
@@ -162,7 +162,7 @@ def column_of(name: str) -> str:
 
 
 def well_of(row: str, column: str) -> str:
-    """Return the name of the well at a row and a column, both counted from 1, such as ``B07``; row 27 is AA."""
+    """Return the name of a well, such as ``B07`` for row 2 and column 7; row 27 is AA."""
     number = int(row) - 1
     letters = chr(ord("A") + number % 26)
     return f"{chr(ord('A') + number // 26 - 1) if number >= 26 else ''}{letters}{int(column):02d}"
@@ -171,7 +171,7 @@ def well_of(row: str, column: str) -> str:
 def harmony_channels(
     folder: Path, channels: Sequence[str], objects: Objects | None = None
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return channel names by channel number, and pixel sizes, from the nearest Harmony index file.
+    """Read the channel names by number and the pixel sizes from the nearest Harmony index file.
 
     Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
     ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.

@@ -46,11 +46,11 @@ class Place(Protocol):
 
     @property
     def replaces(self) -> str | None:
-        """Hash of the existing manifest that the new manifest replaces, or None."""
+        """Hash of the manifest of the existing collection that the new one replaces, or None."""
 
     @property
     def begun(self) -> bool:
-        """Whether writing of a collection has begun, and it is not yet published."""
+        """Whether a collection has been started but not yet published."""
 
     @property
     def stands(self) -> bool:
@@ -58,16 +58,16 @@ class Place(Protocol):
 
     @property
     def told_as(self) -> str:
-        """Path that a user deletes to restart an unfinished collection."""
+        """Path to delete in order to start an unfinished collection again, for error messages."""
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
+        """Raise an error if a collection exists and ``overwrite`` is false; an unfinished collection is allowed."""
 
     def refuse_format(self, fmt: Format) -> None:
         """Raise `ArgumentError` if parts of a format cannot be written to this place."""
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Prepare the place for writing; return the hash of the manifest that the new one replaces, or None.
+        """Prepare for writing; return the hash of the manifest of an existing collection to be replaced, or None.
 
         Raises
         ------
@@ -85,16 +85,16 @@ class Place(Protocol):
         """Write a file atomically if it does not exist; return False otherwise."""
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest; return False if a manifest other than the replaced one exists."""
+        """Write the manifest, which publishes the collection; return False if another process published one first."""
 
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context with a temporary file, which atomically replaces the file ``name`` at exit."""
+        """Return a context manager with a temporary file, which replaces the file ``name`` atomically at exit."""
 
     def put_index(self, index: Index) -> tuple[str, str]:
         """Write an image index, and return its hash and file name."""
 
     def made_at(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context with a temporary path for a part, which is removed at exit."""
+        """Return a context manager with a temporary path at which a part is written, and which is removed at exit."""
 
     def take(self, made: Path, name: str, opening: Open) -> None:
         """Move a finished part into the folder of parts."""
@@ -106,23 +106,23 @@ class Place(Protocol):
         """Return ids, shapes, dtypes and columns of the given parts."""
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return a description of all images for JSON, derived from a few of them."""
+        """Return the storage layout of the images, and metadata of a few of them, as JSON values."""
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the names in ``parts`` or ``jobs``, with sizes in bytes."""
+        """Return the names of files in the folder ``parts`` or ``jobs``, with their sizes in bytes."""
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files or parts; missing ones are ignored."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Exclude other publishers with a lock if locks are supported; otherwise, the first manifest is valid."""
+        """Return a context manager with a lock on publishing; without locks, the first published manifest is valid."""
 
     def finish(self, index_file: str) -> None:
         """Move the collection to its final path, and remove all files except its parts, manifest and index."""
 
 
 class Folder:
-    """A local target folder, or a hidden folder next to it while another collection exists at the path.
+    """Local folder for a new collection in parts; it is hidden while another collection exists at the path.
 
     Parameters
     ----------
@@ -143,11 +143,11 @@ class Folder:
 
     @property
     def told_as(self) -> str:
-        """Path that a user deletes to restart an unfinished collection."""
+        """Path to delete in order to start an unfinished collection again, for error messages."""
         return str(self._root)
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
+        """Raise an error if a collection exists and ``overwrite`` is false; an unfinished collection is allowed."""
         try:
             check_target(self.path, overwrite=overwrite)
         except PathExistsError:
@@ -159,7 +159,7 @@ class Folder:
 
     @property
     def begun(self) -> bool:
-        """Whether writing of a collection has begun, and it is not yet published."""
+        """Whether a collection has been started but not yet published."""
         return (self._root / JOBS).is_dir() and (self._root != self.path or is_unfinished(self.path))
 
     @property
@@ -208,7 +208,7 @@ class Folder:
         return True
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest if none exists; return False otherwise."""
+        """Write the manifest, which publishes the collection; return False if a manifest exists already."""
         return self.write_once(MANIFEST, data)
 
     def _temporary(self, name: str) -> Path:
@@ -217,7 +217,7 @@ class Folder:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary file, which atomically replaces the file ``name`` at exit."""
+        """Yield the path of a temporary file, which replaces the file ``name`` atomically at exit."""
         temporary = self._temporary(name)
         try:
             yield temporary
@@ -233,13 +233,13 @@ class Folder:
 
     @contextmanager
     def made_at(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path for a part, which is removed at exit."""
+        """Yield a temporary path at which a part is written, and which is removed at exit."""
         stem, dot, suffix = name.partition(".")
-        made = self._root / JOBS / f"{stem}-{uuid.uuid4().hex[:12]}{dot}{suffix}"
+        temporary = self._root / JOBS / f"{stem}-{uuid.uuid4().hex[:12]}{dot}{suffix}"
         try:
-            yield made
+            yield temporary
         finally:
-            _remove(made)
+            _remove(temporary)
 
     def take(self, made: Path, name: str, opening: Open) -> None:
         """Move a finished part into the folder of parts."""
@@ -263,20 +263,20 @@ class Folder:
         return [look(opening, self._root / PARTS / part.name) for part in parts]
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return a description of all images for JSON, derived from a few of them."""
-        files = [self._root / PARTS / each.name for each in parts]
+        """Return the storage layout of the images, and metadata of a few of them, as JSON values."""
+        files = [self._root / PARTS / part.name for part in parts]
         with PartsSource(self.path, fmt, files, index, opening) as source:
             return source.outline().as_json()
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the names in a folder, with sizes in bytes."""
-        found = {}
-        for each in (self._root / folder).iterdir() if (self._root / folder).is_dir() else ():
+        """Return the names of files in the folder ``parts`` or ``jobs``, with their sizes in bytes."""
+        sizes_bytes = {}
+        for entry in (self._root / folder).iterdir() if (self._root / folder).is_dir() else ():
             try:
-                found[each.name] = size_of(each)
+                sizes_bytes[entry.name] = size_of(entry)
             except FileNotFoundError:  # It was removed meanwhile.
                 continue
-        return found
+        return sizes_bytes
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files or parts; missing ones are ignored."""
@@ -285,8 +285,10 @@ class Folder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Exclude other publishers with a lock if the file system has locks; otherwise, the first manifest is valid."""
-        other = PathExistsError(f"{self.path}: another process published it, or is publishing it; choose another path")
+        """Hold a lock on publishing if the file system has locks; otherwise, the first published manifest is valid."""
+        other = PathExistsError(
+            f"{self.path}: another process has published this collection, or is publishing it; choose another path"
+        )
         try:
             lock = (self._root / JOBS / _LOCK).open("w")
         except FileNotFoundError:
@@ -312,11 +314,11 @@ class Folder:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a path is that of an unpublished collection in parts."""
+    """Whether a collection in parts has been started at ``path`` but not yet published."""
     if not (path / JOBS).is_dir():
         return False
     begun = (path / JOBS / PLAN).is_file() or is_published(path)
-    return begun or {each.name for each in path.iterdir()} <= {JOBS, PARTS}
+    return begun or {entry.name for entry in path.iterdir()} <= {JOBS, PARTS}
 
 
 def size_of(path: Path) -> int:

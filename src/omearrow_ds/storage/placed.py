@@ -23,7 +23,7 @@ _MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
 
 
 class Run(NamedTuple):
-    """Images at regular byte offsets of a file, possibly in pieces with gaps, as in Parquet pages.
+    """Images at regular byte offsets in a file; each may consist of pieces with gaps, as in Parquet pages.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def runs_of(source: BaseSource) -> list[Run]:
-    """Return the offsets of the images in a local file that stores them as in memory; an empty list for other files.
+    """Return the offsets of images in a local, uncompressed file; an empty list if images are not stored as in memory.
 
     The list is also empty if a checksum is missing, because fetched bytes could not be verified.
     """
@@ -88,7 +88,7 @@ def _pieces(image: Array) -> tuple[int, int] | None:
 
 
 class Placed(BaseSource):
-    """Images fetched by byte range from an unopened part; callers must compare the images with their checksums.
+    """Images fetched by byte range from a part that is not opened; callers must verify their checksums.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class Placed(BaseSource):
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        """Return images; one request fetches images that are near each other in the file."""
+        """Fetch images; images that are near each other in the file share a request."""
         located = list(map(self._locate, indices))
         stored = self._fetch([(start, start + layout.num_bytes) for start, layout in located])
         images = (layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True))
@@ -143,7 +143,7 @@ class Placed(BaseSource):
                 break
             row -= run.images * run.times
         raise FormatError(
-            f"{self.path}: image {index} exceeds its part by the byte ranges of the manifest; restore the manifest",
+            f"{self.path}: the byte range of image {index} in the manifest is outside the part; restore the manifest",
             image=index,
         )
 
@@ -160,7 +160,7 @@ class Placed(BaseSource):
         return self._whole.metadata(index)
 
     def stems(self, index: int) -> list[str]:
-        """Return the possible names of an image, read through the opened part."""
+        """Return the names by which other files may refer to an image, read through the opened part."""
         return self._whole.stems(index)
 
     def chunk_codec(self) -> str | None:

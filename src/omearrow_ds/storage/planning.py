@@ -25,7 +25,7 @@ PLATE = "Metadata_Plate"
 
 @dataclass(frozen=True)
 class Plan:
-    """Image indices grouped by part: part k has the images ``order[starts[k]:starts[k + 1]]``."""
+    """Assignment of images to parts: part k has the images ``order[starts[k]:starts[k + 1]]``."""
 
     order: Array
     starts: Array
@@ -34,7 +34,7 @@ class Plan:
         return len(self.starts) - 1
 
     def part(self, number: int) -> Array:
-        """Return the indices of the images in a part, in the order of the part."""
+        """Return the indices of the images in a part, in the order in which they are stored."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
 
@@ -58,13 +58,13 @@ class Cut:
 
     @classmethod
     def choose(cls, settings: WriteSettings, default_bytes: int = PART_BYTES) -> Self:
-        """Return the rules in write settings; parts have ``default_bytes`` if the settings state no size."""
+        """Return the rules that write settings specify; without a part size, parts have ``default_bytes``."""
         group_by = settings.group_by
         names = (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
         return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
     def plan(self, material: Material) -> Plan:
-        """Return the assignment of the images of a material to parts.
+        """Assign the images to parts.
 
         Raises
         ------
@@ -116,7 +116,7 @@ def _permutation(seed: int, group: int, length: int) -> Array:
 
 
 def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[str, Any]:
-    """Return all inputs of a plan as JSON values; equal inputs give equal parts."""
+    """Return everything that determines the contents of the parts, as JSON values, to compare it in a later run."""
     source = material.source
     layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(cut)}
     layout["group_by"] = list(cut.group_by)
@@ -136,7 +136,7 @@ def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[
 
 
 def known_of(material: Material) -> str:
-    """Return a hash of ids, shapes, dtypes, columns and checksums of the images."""
+    """Return a hash of the ids, shapes, dtypes, columns and checksums of the images."""
     count = len(material.image_ids)
     of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
     return index_hash(Index([0, count], *of_images, np.arange(count)))

@@ -29,7 +29,7 @@ _AT_ONCE = 16  # Concurrent requests for small objects.
 
 
 class Prefix:
-    """Objects below a URL as a `omearrow_ds.storage.place.Place`.
+    """Target URL of a new collection in parts; see `omearrow_ds.storage.place.Place`.
 
     Parameters
     ----------
@@ -47,18 +47,18 @@ class Prefix:
 
     @property
     def told_as(self) -> str:
-        """Description of the objects that a user deletes to restart an unfinished collection."""
+        """Objects to delete in order to start an unfinished collection again, for error messages."""
         return f"everything below {self.path}/{JOBS}"
 
     @property
     def replaces(self) -> str | None:
-        """Hash of the existing manifest that the new manifest replaces, or None."""
-        said = self.read(f"{JOBS}/{PLAN}")
-        return None if said is None else json.loads(said).get(REPLACES)
+        """Hash of the manifest of the existing collection that the new one replaces, or None."""
+        plan = self.read(f"{JOBS}/{PLAN}")
+        return None if plan is None else json.loads(plan).get(REPLACES)
 
     @property
     def begun(self) -> bool:
-        """Whether writing of a collection has begun, and it is not yet published."""
+        """Whether a collection has been started but not yet published."""
         return self.read(f"{JOBS}/{PLAN}") is not None
 
     @property
@@ -67,10 +67,10 @@ class Prefix:
         return self.read(MANIFEST) is not None
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if a collection exists and must not be overwritten; an unfinished one is continued."""
-        there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
-        replaced = plan is not None and there is not None and digest_of(there) == json.loads(plan).get(REPLACES)
-        if there is not None and (plan is None or replaced) and not overwrite:
+        """Raise an error if a collection exists and ``overwrite`` is false; an unfinished collection is allowed."""
+        manifest, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
+        replaced = plan is not None and manifest is not None and digest_of(manifest) == json.loads(plan).get(REPLACES)
+        if manifest is not None and (plan is None or replaced) and not overwrite:
             raise self._exists()
 
     def _exists(self) -> PathExistsError:
@@ -87,13 +87,13 @@ class Prefix:
             )
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Return the hash of the manifest that the new one replaces, or None; a URL needs no preparation."""
-        there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
-        if there is None or plan is not None:
+        """Return the hash of the manifest of an existing collection to be replaced, or None."""
+        manifest, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
+        if manifest is None or plan is not None:
             return None
         if not overwrite:
             raise self._exists()
-        return digest_of(there)
+        return digest_of(manifest)
 
     def read(self, name: str) -> bytes | None:
         """Return the bytes of an object; None if it does not exist."""
@@ -124,7 +124,7 @@ class Prefix:
         return True
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest; return False if a manifest other than the replaced one exists."""
+        """Write the manifest, which publishes the collection; return False if another process published one first."""
         replaces = self.replaces
         if replaces is None:
             return self._remote.create(MANIFEST, data)
@@ -132,13 +132,13 @@ class Prefix:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary file, which is uploaded as the object ``name`` at exit."""
+        """Yield the path of a temporary file, which is uploaded as the object ``name`` at exit."""
         with self.made_at(Path(name).name) as file:
             yield file
             self._remote.put(name, file)
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index under a name with its hash, so that readers of the old manifest still find the old index."""
+        """Write an image index under a name with its hash; the old index is kept for readers of the old manifest."""
         with self.made_at(INDEX) as file:
             digest = write_index(file, index)
             name = f"{Path(INDEX).stem}-{digest}{Path(INDEX).suffix}"
@@ -191,7 +191,7 @@ class Prefix:
         return said
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the names in ``parts`` or ``jobs``, with sizes in bytes."""
+        """Return the names of objects in the folder ``parts`` or ``jobs``, with their sizes in bytes."""
         return self._remote.sizes(folder)
 
     def remove(self, names: Collection[str]) -> None:
@@ -199,7 +199,7 @@ class Prefix:
         self._remote.remove(names)
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return an empty context: no lock is needed, because only the first manifest is valid."""
+        """Return a context manager without effect: no lock is needed, because only the first manifest is valid."""
         return nullcontext()
 
     def finish(self, index_file: str) -> None:

@@ -127,7 +127,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 
 
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Move a complete file or folder to ``path``, atomically if supported; a replaced one stays near ``temporary``.
+    """Move a complete file or folder to ``path``, atomically if supported; an old one is moved next to ``temporary``.
 
     Raises `PathExistsError` if the target exists and must not be replaced.
     """

@@ -29,7 +29,7 @@ Copies = tuple[str | os.PathLike[str] | None, int | None]
 
 
 class Reach:
-    """Reads objects at URLs in any bucket with one `Storage`; see `Objects`.
+    """Reads objects at URLs of several buckets or servers with the same `Storage`; see `Objects`.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Reach:
         return Reach, (self.storage, self.copies)
 
     def remote(self, url: str) -> tuple[Remote, str]:
-        """Return the bucket or web server of a URL, and the name of the object in it."""
+        """Return the reader of the bucket or web server of a URL, and the name of the object in it."""
         scheme, _, rest = url.partition("://")
         host, _, name = rest.partition("/")
         if scheme in ("http", "https"):  # Their object names are percent-encoded in URLs.
@@ -76,9 +76,9 @@ class Reach:
         remote.fetch(name, None, found.extend, span=(start, stop))
         return memoryview(found)
 
-    def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
-        """Return a whole object."""
-        return self._coming.get().taken(url, partial(self._read, url, seen))
+    def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
+        """Return the bytes of a whole object, which may have been prefetched."""
+        return self._coming.get().taken(url, partial(self._read, url, version))
 
     def _read(self, url: str, version: tuple[int, str] | None) -> memoryview:
         remote, name = self.remote(url)
@@ -91,7 +91,7 @@ class Reach:
         self._coming.get().expect({url: partial(self._read, url, seen) for url, seen in wanted.items()})
 
     def inside(self, url: str) -> Mapping[str, Seen]:
-        """Return the objects below a URL."""
+        """Return the names and versions of all objects below a URL."""
         remote, prefix = self.remote(url)
         objects = remote.listed(prefix)
         if not objects:
@@ -103,7 +103,7 @@ class Reach:
         self._coming.close()
 
     def copied(self, url: str) -> tuple[Held, Seen]:
-        """Return a cached copy of an object, and its version; the object is fetched unless that version is cached.
+        """Return a cached copy of the current version of an object, which is fetched if missing, and that version.
 
         Raises
         ------
@@ -132,12 +132,12 @@ class Reach:
         return libraries.settings(url, self.storage)
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return the server error that caused an error of Lance; None if no server error caused it."""
+        """Return the server error that caused an error of Lance; None if no server error did."""
         remote, _ = self.remote(url)
         return libraries.failed(remote, url, error)
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
-        """Return the result of a Lance read, which is retried while the server does not answer."""
+        """Return the result of ``read``, which uses Lance and is called again while the server does not answer."""
         return libraries.again(url, read)
 
 
@@ -153,7 +153,7 @@ class _Coming:
         self._looking = threading.Lock()  # Threads may share a source.
 
     def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
-        """Start the given fetches in order, and cancel running fetches that are not among them."""
+        """Start the fetches in order, and cancel previous fetches that are not among them."""
         with self._looking:
             if fetches.keys() <= self._begun.keys() | self._next.keys():  # All of them are already queued.
                 return
@@ -163,7 +163,7 @@ class _Coming:
             self._go_on()
 
     def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
-        """Return an object from its prefetch, or fetch the object now if no prefetch has begun."""
+        """Return a prefetched object, or fetch it now if its prefetch has not started."""
         with self._looking:
             self._next.pop(url, None)
             begun = self._begun.pop(url, None)

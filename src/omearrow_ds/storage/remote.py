@@ -99,7 +99,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Seen:
-        """Return the object version that metadata of obstore contains."""
+        """Return the object version that obstore's metadata of the object contain."""
         return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
@@ -183,7 +183,7 @@ class Remote:
         return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
 
     def listed(self, prefix: str) -> dict[str, Seen]:
-        """Return the versions of all objects below a prefix, by object name relative to the prefix.
+        """Return the version of each object below a prefix, by object name relative to the prefix.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class Remote:
         return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
     def refuse_final(self, subject: str, error: Exception) -> str:
-        """Raise an error that a retry cannot fix; otherwise return a short description of the error."""
+        """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
         kind, cause = type(error).__name__, _told(error)
@@ -288,7 +288,7 @@ class Remote:
             raise StorageError(f"{subject}: the bucket is in another region; pass storage=Storage(region=)") from None
         if number == _BEYOND:
             raise FormatError(
-                f"{subject}: the requested bytes do not exist, the object is empty or cut off; restore it"
+                f"{subject}: the requested bytes do not exist: the object is empty or incomplete; restore it"
             ) from None
         if any(problem in str(error).lower() for problem in ("non-partial", "range request not supported")):
             raise StorageError(
@@ -348,7 +348,7 @@ class Remote:
 
 
 class Patience:
-    """Retry budget for a server, which may be silent for 30 s regardless of the number of tries.
+    """Decides how long a request is repeated: until the server has made no progress for 30 s, in any number of tries.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ class Patience:
         self._last_s, self._pause_s, self.silent_tries = time.monotonic(), _PAUSE_S, 0
 
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
-        """Pause before the next try; raise `StorageError` if too little time is left for a try of ``try_s``."""
+        """Pause before the next try; raise `StorageError` if a try of ``try_s`` seconds would exceed the time limit."""
         tried_s, silent_s = self.tried_s, self.silent_s
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
@@ -416,7 +416,7 @@ def _used_by() -> int:
 
 
 def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Mapping[str, Any] | None = None) -> Any:
-    """Return a client with the read timeout ``read_s``; only with ``retries``, the client itself retries requests.
+    """Return an obstore client with the read timeout ``read_s``, which repeats failed requests only with ``retries``.
 
     Raises
     ------
@@ -450,7 +450,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
-    """Return obstore's settings, and a credential provider if a profile contains the credentials."""
+    """Return obstore's settings for S3, and a credential provider if a profile has the credentials, else None."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ

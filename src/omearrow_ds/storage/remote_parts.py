@@ -116,8 +116,8 @@ class RemoteParts(PublishedSource):
         if slots < parts:
             needed_bytes = parts * largest_bytes + index_bytes
             raise ArgumentError(
-                f"{self.path} needs at least {needed_bytes:,} bytes in {self.cache.folder}, its index and {parts} "
-                f"parts, the largest of {largest_bytes:,} bytes",
+                f"{self.path} needs at least {needed_bytes:,} bytes in {self.cache.folder} for its index and {parts} "
+                f"parts, the largest of which has {largest_bytes:,} bytes",
                 option="part_cache_bytes",
                 value=self.cache.limit_bytes,
                 remedy="raise it, or pass a part_cache on a larger disk",

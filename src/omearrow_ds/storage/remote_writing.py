@@ -119,17 +119,17 @@ class RemoteWriter(Remote):
         return self._insist(attempt, patience)
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return names and sizes in bytes of the objects in a folder; ``""`` is the folder of the URL itself."""
+        """Return the names and sizes in bytes of the objects in a folder; ``""`` is the folder at the URL itself."""
         from obstore import list as listed  # noqa: PLC0415
         from obstore import list_with_delimiter  # noqa: PLC0415
 
         def attempt() -> dict[str, int]:
             store = self._store.get()
             if folder:
-                found = [each for some in listed(store, f"{folder}/") for each in some]
+                listed_objects = [item for some in listed(store, f"{folder}/") for item in some]
             else:
-                found = list(list_with_delimiter(store)["objects"])
-            return {each["path"].removeprefix(f"{folder}/"): int(each["size"]) for each in found}
+                listed_objects = list(list_with_delimiter(store)["objects"])
+            return {item["path"].removeprefix(f"{folder}/"): int(item["size"]) for item in listed_objects}
 
         return self._insist(attempt, Patience(f"{self.url}/{folder}"))
 
@@ -192,6 +192,6 @@ class _Watched(io.FileIO):
         self._patience = patience
 
     def read(self, size: int | None = -1, /) -> Any:
-        """Return the next bytes of the file, and record progress."""
+        """Return the next bytes of the file, and record that the upload makes progress."""
         self._patience.got_on()
         return super().read(size)

@@ -35,7 +35,7 @@ _JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
 
 
 class RowFilter:
-    """Condition that chooses rows of a table; ``text`` identifies it, and is equal in all processes.
+    """Condition that selects rows of a table; its ``text`` identifies the condition in all processes.
 
     Raises `ArgumentError` if ``condition`` is neither a valid text nor a `pyarrow.compute.Expression`.
     """
@@ -55,7 +55,7 @@ class RowFilter:
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
     def choose(self, rows: Beside) -> Array:
-        """Return the sorted indices of the rows for which the condition is true, neither false nor null.
+        """Return the sorted indices of the rows for which the condition is true; rows with null are not selected.
 
         Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one. Raises
         `ColumnError` if a column does not exist or has an unsuitable type; `SelectError` if no row is chosen.

@@ -23,7 +23,7 @@ _FEW = 8  # Whole parts are fetched if at least one of this number of images is 
 
 
 class SelectedRows(Over):
-    """Images of a source at sorted indices; closing it closes the source.
+    """Images at some sorted indices of another source, which is closed with this one.
 
     ``reopen`` opens the images again in another process; None selects them from the pickled source. ``condition`` is
     the text of the filter that selected the images; it is empty if null images were left out.
@@ -127,10 +127,10 @@ class SelectedRows(Over):
 
 
 def filter_rows(source: BaseSource, row_filter: RowFilter) -> BaseSource:
-    """Return the images of a source that a filter chooses; see `RowFilter.choose` for errors."""
+    """Return a source of the images that a filter selects; see `RowFilter.choose` for errors."""
     return select_rows(source, row_filter.choose(source), row_filter.text)
 
 
 def select_rows(source: BaseSource, selected: Array, condition: str) -> BaseSource:
-    """Return the images at sorted indices, which a condition chose."""
+    """Return a source of the images at sorted indices; ``condition`` is the text of the filter that selected them."""
     return source if len(selected) == len(source) else SelectedRows(source, selected, condition=condition)

@@ -651,7 +651,7 @@ def convert(
 def opened(
     images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
 ) -> AbstractContextManager[BaseSource]:
-    """Return a context with a source, which is closed at exit only if it was opened from a path."""
+    """Open a path as a source that is closed at exit, or return a context manager that leaves a source open."""
     if is_path(images):
         return open_source(images, skip_errors=skip_errors, **opening)
     refuse_opening_again(opening, "a source")
@@ -710,15 +710,15 @@ def _open_part(path: Path, engine: str | None = None) -> BaseSource:
 
 
 def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
-    """Raise `ArgumentError` if opening options are passed for ``kind``, which is already open."""
+    """Raise `ArgumentError` if options of `open_images` are passed with an object that is already open."""
     refuse_unknown(opening, OpenOptions.__annotations__, kind)
     if opening:
         names = ", ".join(f"{name}=" for name in opening)
-        raise ArgumentError(f"{names}: not allowed for {kind} that is already open; pass a path with it")
+        raise ArgumentError(f"{names}: cannot be applied to {kind} that is already open; pass a path instead")
 
 
 def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
-    """Raise `PathExistsError` if the target would replace the source, or become a part of the source."""
+    """Raise `PathExistsError` if writing to ``dst`` would overwrite the source, or add a file to the source folder."""
     url = url_of(dst)
     if url is not None:
         if src.path == url:

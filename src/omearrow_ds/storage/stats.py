@@ -145,7 +145,7 @@ def _in_json(value: Any) -> Any:
 
 
 class Samples(Protocol):
-    """A dataset or a view of a dataset: an open source, and the image index of each sample."""
+    """Interface of a dataset or a view of a dataset: an open source, and the image index of each sample."""
 
     @property
     def source(self) -> BaseSource:
@@ -153,7 +153,7 @@ class Samples(Protocol):
 
     @property
     def fields(self) -> Array:
-        """(n,) integers, the image index of each sample."""
+        """Image index of each sample, as an integer array (n,)."""
 
 
 def stats(
@@ -260,7 +260,7 @@ def _measured(
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
-    """Return the channel names of the picked images, read from a few images spread over them.
+    """Return the channel names of images, read from a few of them; the longest list of names counts.
 
     Raises `FormatError` if names of channels at one index differ: their values would be mixed.
     """
@@ -284,14 +284,14 @@ _SCHEMA = (
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Raise an error if ``path`` has no suffix of a table of statistics, or must not be replaced."""
+    """Raise an error if statistics cannot be written to ``path``, because of its suffix or because it exists."""
     if path.suffix not in (".parquet", ".csv", ".json"):
         raise ArgumentError("unknown suffix", path=path, allowed=".parquet, .csv or .json", remedy="rename it")
     check_target(path, overwrite=overwrite)
 
 
 def read_stats(path: StrPath) -> Stats:
-    """Read a file of `Stats.write` or ``omearrow-ds stats --json``.
+    """Read a file written by `Stats.write` or by ``omearrow-ds stats --json``.
 
     Raises `FormatError` if it is not such a file.
     """

@@ -42,7 +42,7 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFile:
-    """A table in a Parquet, CSV or TSV file; the suffix determines whether it is text, and its separator.
+    """A table in a Parquet, CSV or TSV file; the suffix determines the file type and the separator of text.
 
     Messages name the table by ``where``, by default ``path``.
     """
@@ -167,7 +167,7 @@ class ColumnTypes(dict[str, str]):
 
     @classmethod
     def of(cls, types: Mapping[str, str] | None) -> ColumnTypes:
-        """Return ``types`` itself if it is a `ColumnTypes`, which keeps the column names of all tables read so far."""
+        """Convert ``types`` to `ColumnTypes`; an instance is returned itself, with the names that it has recorded."""
         return types if isinstance(types, cls) else cls(types)
 
     def of_table(self, table: TableFile) -> dict[str, str]:
@@ -178,7 +178,7 @@ class ColumnTypes(dict[str, str]):
         return by_plain_name | {name: self[name] for name in names if name in self}
 
     def refuse_unknown(self) -> None:
-        """Raise `ColumnError` if ``column_types=`` names a column that is in no text table read so far."""
+        """Raise `ColumnError` if ``column_types=`` names a column that no text table read so far contains."""
         for name in sorted(self.keys() - self.names):
             close = difflib.get_close_matches(name, sorted(self.names), 3)
             remedy = f"pass {' or '.join(map(repr, close))}" if close else f"pass one of {sorted(self.names)[:20]}"
@@ -190,7 +190,7 @@ class ColumnTypes(dict[str, str]):
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
-    """Return the columns that describe fields, by CellProfiler name: ``Metadata_Well`` for ``Image_Metadata_Well_x``.
+    """Map CellProfiler names of columns that describe fields to actual names: ``Metadata_Well`` to ``Metadata_Well_x``.
 
     If several columns have one CellProfiler name, the exact name is preferred, then the left column of a join.
     """

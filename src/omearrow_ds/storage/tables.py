@@ -30,7 +30,7 @@ def open_as(
     nulls: str = "error",
     **options: Any,
 ) -> BaseSource:
-    """Open a stored collection with ``source_type``; options equal to None or 0 are not passed on."""
+    """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
     how = {name: value for name, value in options.items() if value not in (None, 0)}
     with refusing(path, fmt.label, (*source_type.errors, *MALFORMED)):
         if fmt.kind == "table":
@@ -85,7 +85,7 @@ def _null_images_message(sources: Sequence[TableSource]) -> str:
 
 
 class JoinedColumns(Over):
-    """Images of several table columns, joined along C per row.
+    """Images of several columns of a table; the images of each row are joined along C.
 
     Ids and metadata are those of the first column, channels those of each. If their names are missing or not distinct,
     they are named after their columns. Joined images have no checksums. Raises `ColumnError` if images of one row

@@ -25,7 +25,7 @@ _EXACT, _LARGE = 2**53, 2.0**63  # Whole numbers below the first are exact in fl
 
 
 def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a text column converted to the first of the following types that fits all of its values.
+    """Convert a text column to the first of the following types that fits all of its values.
 
     - int64: whole numbers without leading zeros that fit;
     - float64: whole numbers, and numbers with a fraction or a negative exponent; infinity and NaN;
@@ -53,7 +53,7 @@ def _spelled(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | No
 
 
 def parse_as(kind: str, column: pa.ChunkedArray, table: str, name: str) -> pa.ChunkedArray:
-    """Return a text column parsed as one of `TYPES`; spellings such as ``+3``, ``007`` and ``1E5`` are accepted.
+    """Convert a text column to the type ``kind``, one of `TYPES`; ``+3``, ``007`` and ``1E5`` are valid numbers.
 
     Raises `FormatError` for a value of another type. ``table`` and ``name`` are those of its message.
     """

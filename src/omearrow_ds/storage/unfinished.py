@@ -49,7 +49,7 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class Record:
-    """Result of a job: the finished part, and the ``failed`` images, each as ``{"id": ..., "error": ...}``."""
+    """Result of a job: the finished part, and the images that could not be read, as ``{"id": ..., "error": ...}``."""
 
     part: Published
     failed: Sequence[Mapping[str, str]] = ()
@@ -63,7 +63,7 @@ class Record:
 
 
 def place_of(path: Path, storage: Storage | None) -> Place:
-    """Return the local folder or URL prefix in which a collection in parts is written."""
+    """Return the target of a collection in parts, which is a local folder or a URL."""
     return Prefix(path, storage or Storage()) if isinstance(path, Url) else Folder(path)
 
 
@@ -129,12 +129,12 @@ class Unfinished:
 
     @property
     def made(self) -> set[int]:
-        """Numbers of the finished parts; on a server, they are determined from object names only."""
+        """Numbers of the finished parts, which are determined only from object names on a server."""
         if not self.place.puts_whole:
             return set(self.records())
         parts = {int(name.partition("-")[0]) for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name)}
-        found = {int(name[1]) for name in map(_RECORD.fullmatch, self.place.sizes(JOBS)) if name}
-        return found & parts
+        recorded = {int(name[1]) for name in map(_RECORD.fullmatch, self.place.sizes(JOBS)) if name}
+        return recorded & parts
 
     def records(self) -> dict[int, Record]:
         """Return the records of finished parts by part number; records of missing or truncated parts are removed."""
@@ -212,7 +212,7 @@ class Unfinished:
         written = [records[number] for number in range(plan["parts"])]
         failed = [item for record in written for item in record.failed]
         if failed and not any(record.part.images for record in written):
-            raise FormatError(f"{self.path}: no image is readable, the first: {failed[0]['error']}; correct the source")
+            raise FormatError(f"{self.path}: no image is readable, e.g. {failed[0]['error']}; correct the source")
         parts = [record.part for record in written]
         known = self.place.known(parts, self._opening)
         ids = list(chain.from_iterable(item.image_ids for item in known))
@@ -239,9 +239,9 @@ class Unfinished:
         listed = ", ".join(f"{number + 1}" for number in missing[:_LISTED])
         more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
         raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written, without "
-            f"part {listed}{more}; run the command without --task to write the others, or repeat the tasks of --task "
-            f"that did not end"
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written, but "
+            f"the collection is still without part {listed}{more}; run the command without --task to write the missing "
+            f"parts, or repeat the commands with --task that did not finish"
         )
 
 
@@ -260,13 +260,13 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def refuse_unfinished(parts_target: Place, opening: Open) -> NoReturn:
-    """Raise `FormatError`, which states how many parts of an unpublished collection are finished."""
+    """Raise `FormatError` for an unpublished collection; the message states how many parts are finished."""
     unfinished = Unfinished(parts_target, opening)
     plan = unfinished.plan or {"parts": 0}
     are = "is" if plan["parts"] == 1 else "are"
     raise FormatError(
-        f"{parts_target.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} {are} written; repeat it to "
-        f"continue, and run omearrow-ds publish after all parts are written"
+        f"{parts_target.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} {are} written; repeat the "
+        f"command to continue, and run omearrow-ds publish after all parts are written"
     )
 
 

@@ -99,7 +99,7 @@ def _refuse_cache(url: Url, reach: Reach) -> None:
 
 
 def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSource:
-    """Open the part of a collection at a URL."""
+    """Open one part of a collection in parts; ``part`` is its URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
@@ -151,7 +151,7 @@ def _format_at(url: Url, reach: Reach) -> Format:
 
 
 def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
-    """Return the URLs in a list, or the sorted URLs that match a URL with a glob; None if the list has no URL.
+    """Return the URLs in a list, or the sorted URLs that match a glob pattern; None if ``paths`` are local.
 
     A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob.
 

@@ -23,7 +23,7 @@ _LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger dat
 
 
 class VerifiedSource(Over):
-    """A source that returns an image only if its checksum matches.
+    """A source that raises `ChecksumError` for images that do not match their checksums.
 
     Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
     again. So it has no ``mapping``, which would bypass the check. Raises `ArgumentError` if no checksums are stored;
@@ -125,7 +125,7 @@ class VerifiedSource(Over):
 
 
 def verified_where_stored(source: BaseSource) -> BaseSource:
-    """Return a source that verifies images with stored checksums, or ``source`` itself if none are stored."""
+    """Return a source that verifies images that have checksums, or ``source`` itself if no checksums are stored."""
     if source.checksums is None or isinstance(source, VerifiedSource):
         return source
     return VerifiedSource(source, gaps=True)

@@ -38,7 +38,7 @@ _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and
 
 @dataclass(frozen=True)
 class Layout:
-    """Encoding and compression of pixels, and the maximum number of images and pixel bytes per row group.
+    """Encoding and compression of pixels, and maximum numbers of images and of pixel bytes per row group.
 
     If ``chunk_codec`` compresses each chunk of a table, the format itself compresses as little as it can.
     ``chunk_shape`` are the (Y, X) pixels per chunk; None is the default of the format.
@@ -57,7 +57,7 @@ class Layout:
         fmt: Format,
         settings: WriteSettings,
     ) -> Layout:
-        """Return the layout in write settings; None is the default of the format.
+        """Return the layout that write settings specify; the value None becomes the default of the format.
 
         Raises `ArgumentError` if the format does not support the encoding, compression, groups or chunks.
         """
@@ -88,7 +88,7 @@ class Layout:
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
 
     def for_columns(self, columns: pa.Table) -> Layout:
-        """Return the layout with larger groups for a wide table, whose footer lists each column of each group."""
+        """Return a layout with larger row groups for a wide table: the footer lists each column of each group."""
         rows = -(-columns.num_rows * columns.num_columns // _MAX_COLUMN_CHUNKS)
         if columns.num_columns < _WIDE or rows < 2 or self.max_bytes == _ANY_BYTES:
             return self
@@ -141,22 +141,22 @@ class Target:
         format_name: str | None,
         settings: WriteSettings,
     ) -> Target:
-        """Return the target after checking all options; for a collection in parts, the format is that of the parts."""
-        where: Path = url_of(path) or Path(path)
-        refuse_odd_name(where)
-        in_parts = is_parts(where)
+        """Check all options and return the target; for a collection in parts, ``format`` is the format of the parts."""
+        target_path: Path = url_of(path) or Path(path)
+        refuse_odd_name(target_path)
+        in_parts = is_parts(target_path)
         storage, overwrite, checksum = settings.target_storage, settings.overwrite, settings.checksum
-        _refuse_url(where, storage)
+        _refuse_url(target_path, storage)
         default = get_format(_OF_PARTS) if in_parts else None
-        fmt = get_format(format_name) if format_name is not None else default or format_of_target(where)
+        fmt = get_format(format_name) if format_name is not None else default or format_of_target(target_path)
         layout = Layout.choose(fmt, settings)
         if not in_parts:
-            check_target(where, overwrite=overwrite)
-            return cls(where, fmt, layout, overwrite, checksum)
-        place = place_of(where.absolute(), storage)
-        place.refuse_format(fmt)
-        place.refuse(overwrite=overwrite)
-        return cls(place.path, fmt, layout, overwrite, checksum, storage)
+            check_target(target_path, overwrite=overwrite)
+            return cls(target_path, fmt, layout, overwrite, checksum)
+        parts_place = place_of(target_path.absolute(), storage)
+        parts_place.refuse_format(fmt)
+        parts_place.refuse(overwrite=overwrite)
+        return cls(parts_place.path, fmt, layout, overwrite, checksum, storage)
 
     @property
     def in_parts(self) -> bool:
@@ -168,8 +168,8 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
     """Raise `ArgumentError` for a URL without parts, and for ``storage`` without a URL."""
     if isinstance(target, Url) and not is_parts(target):
         raise ArgumentError(
-            f"{target}: single files are local only; convert to {target.with_suffix(SUFFIX)}, a collection in "
-            f"parts, or to a local file, and copy that"
+            f"{target}: a single file cannot be written to a URL; convert to {target.with_suffix(SUFFIX)}, a "
+            f"collection in parts, or to a local file, and copy that file"
         )
     if not isinstance(storage, Storage | None):
         raise ArgumentError(
@@ -236,7 +236,7 @@ def _write(
                 remedy = (
                     "free space or choose another path" if _NO_ROOM.search(why) else "correct this, and write again"
                 )
-                msg = f"{path}: {problem} ({fmt.label}), and no file is left: {why}; {remedy}"
+                msg = f"{path}: {problem} ({fmt.label}), and no incomplete file is left: {why}; {remedy}"
                 raise WriteError(msg) from error
             raise
         module.Source.refuse_target(path, table.schema)  # Checked again: other files may have appeared meanwhile.

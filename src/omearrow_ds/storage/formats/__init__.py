@@ -310,12 +310,12 @@ def format_names() -> str:
 
 
 def fitting(test: Callable[[Format], bool]) -> list[Format]:
-    """Return the built-in formats that pass ``test``; if none does, the registered formats that pass it."""
+    """Return the built-in formats for which ``test`` is true; without any, return those of other packages."""
     return [fmt for fmt in FORMATS if test(fmt)] or [fmt for fmt in formats() if test(fmt)]
 
 
 def of_suffix(name: str, *, files: bool = False) -> Format | None:
-    """Return the format with the longest suffix of ``name``; ``files`` excludes formats that are stored as folders."""
+    """Return the format whose suffix ``name`` has, or None; ``files`` excludes formats that are stored as folders."""
     low = name.lower()
     for suffix, fmt in _BY_SUFFIX:
         if low.endswith(suffix) and not (files and fmt.in_folder):

@@ -29,11 +29,11 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
 class UnplacedError(FormatError):
-    """Buffer locations are unknown: record batches are compressed, or have columns of unsupported types."""
+    """Raised if buffers cannot be located, because batches are compressed or have columns of unsupported types."""
 
 
 class Layout(NamedTuple):
-    """Byte ranges of all data except pixels, footer included, and of the pixels of each record batch."""
+    """Byte ranges of an Arrow file: those of the pixels per record batch, and those of everything else."""
 
     beside: list[ByteRange]
     pixels: list[list[ByteRange]]
@@ -58,7 +58,7 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
     end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
         raise FormatError(
-            f"{path}: the last bytes are not those of an Arrow IPC file; it is cut off or of another format, restore it"
+            f"{path}: does not end like an Arrow IPC file; the file is incomplete or has another format, restore it"
         )
     footer_bytes = int.from_bytes(end[:4], "little")
     footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
@@ -145,7 +145,7 @@ def flat_offset(data: bytes, at: int) -> int:
 
 
 def flat_field(data: bytes, table: int, number: int) -> int | None:
-    """Return the position of a field of a flat buffer's table, or None if the field is missing."""
+    """Return the position of field ``number`` of a FlatBuffers table, or None if the field is missing."""
     entries = table - struct.unpack_from("<i", data, table)[0]
     entry = 4 + 2 * number
     if entry >= struct.unpack_from("<H", data, entries)[0]:

@@ -54,7 +54,7 @@ Reader = Callable[[int, Array], Array]
 
 
 class Parted(NamedTuple):
-    """The parts of a collection."""
+    """First images and fingerprint of the parts of a collection, and properties for shuffling its samples."""
 
     starts: Sequence[int]  # the number of the first image of each part, and of all images
     digest: str  # fingerprint of the parts
@@ -64,7 +64,7 @@ class Parted(NamedTuple):
 
 
 class SupportsImages(Protocol):
-    """Images in memory, by index: each (T, C, Z, Y, X), writable."""
+    """Writable images in memory: an index returns one image as an array (T, C, Z, Y, X)."""
 
     def __getitem__(self, index: Any, /) -> Array: ...
 
@@ -139,7 +139,7 @@ class BaseSource(ColumnReader, ABC):
         for suffix in get_format(cls.name).beside:
             if os.path.lexists(f"{path}{suffix}"):
                 msg = (
-                    f"{path}{suffix}: contains changes of a previous file, and would be read as part of the new one; "
+                    f"{path}{suffix}: contains changes of a previous file that would be read as part of the new one; "
                     f"merge them (with DuckDB: CHECKPOINT), or remove this file"
                 )
                 raise PathExistsError(msg)
@@ -147,7 +147,7 @@ class BaseSource(ColumnReader, ABC):
 
     @cached_property
     def rows(self) -> Array:
-        """Row number in the table of each image, int64."""
+        """Row number of each image in the table, as an int64 array."""
         return np.arange(len(self))
 
     @property
@@ -157,16 +157,16 @@ class BaseSource(ColumnReader, ABC):
 
     @property
     def given(self) -> Paths:
-        """Path or paths that reopen the source."""
+        """Path or paths from which the source was opened."""
         return self.path
 
     @property
     def parted(self) -> Parted | None:
-        """The parts of the collection; None for a single file or folder."""
+        """Properties of the parts of the collection; None for a single file or folder."""
         return None
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # Most sources have no parts.
-        """Take the order of the next parts, and the number of parts read in turns; parts may be fetched ahead.
+        """Announce the order of the parts to be read, ``at_once`` parts at a time, so that they can be prefetched.
 
         Raises
         ------
@@ -175,21 +175,21 @@ class BaseSource(ColumnReader, ABC):
         """
 
     def reached(self, part: int) -> None:  # Most sources have no parts.
-        """Take the number of the part that is read now, in any process."""
+        """Announce that this or another process has begun to read a part."""
 
     def coming(self, indices: Sequence[int]) -> None:  # Most sources do not fetch.
-        """Take the indices of the images that are read next, in this order; sources that fetch use it."""
+        """Announce the images that will be read next, in this order, so that sources on servers can prefetch them."""
 
-    def arriving(self, came: Callable[[int], object] | None) -> int:
-        """Report received bytes to ``came``; return the total number of bytes to fetch, 0 if none.
+    def arriving(self, notify: Callable[[int], object] | None) -> int:
+        """Start to report fetched bytes to ``notify``; return the number of bytes to fetch, or 0 for local sources.
 
-        ``came`` is called from any thread, but from one thread at a time.
+        ``notify`` is called from any thread, but from one thread at a time.
         """
-        del came
+        del notify
         return 0
 
     def image_columns(self) -> list[ImagesOf]:
-        """Return the contents of each image column of the table, without reading pixels; an empty list for a folder."""
+        """Summarize each image column of the table without reading pixels; return an empty list for a folder."""
         return []
 
     def stored_size(self) -> tuple[int, int, int]:
@@ -198,11 +198,11 @@ class BaseSource(ColumnReader, ABC):
         return (len(files), *space_on_disk(self.path, files))
 
     def chunk_codec(self) -> str | None:
-        """Return the codec that compresses each chunk of a table separately, from the first chunk; None without one."""
+        """Return the codec that compresses each chunk of a table separately, or None."""
         return None
 
     def outline(self) -> Outline:
-        """Return the storage layout of the images, including the codec of their chunks, and the metadata of a few."""
+        """Return the storage layout of the images, including the codec of chunks, and the metadata of a few images."""
         stored, codec = self.stored_as(), self.chunk_codec()
         if codec is not None:
             reading = f"each chunk is decompressed alone; {stored.reading}"
@@ -214,7 +214,7 @@ class BaseSource(ColumnReader, ABC):
         return []
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
-        """Return the label images of a name, and an int64 array (n,) with the label index of each image, or -1.
+        """Return the label images called ``name``, and the index of each image's label image, -1 if missing.
 
         Raises
         ------
@@ -228,7 +228,7 @@ class BaseSource(ColumnReader, ABC):
         )
 
     def stems(self, index: int) -> list[str]:
-        """Return the stems that files belonging to an image may have: its id and the names of its own files."""
+        """Return the names by which other files may refer to an image: its id, and its own files without suffix."""
         return [self.image_ids[index]]
 
     def _set_columns(self, columns: pa.Table) -> None:
@@ -238,7 +238,7 @@ class BaseSource(ColumnReader, ABC):
 
     @abstractmethod
     def views(self, indices: Sequence[int]) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+        """Return the images at sorted, distinct ``indices``; the arrays may be read-only views of a mapped file."""
 
     def reader(self) -> Reader | None:
         """Return a function that reads one image into a reused buffer; None if `views` is as fast.
@@ -248,11 +248,11 @@ class BaseSource(ColumnReader, ABC):
         return None
 
     def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
-        """Return the files that hold this image and little else, if known without reading any."""
+        """Return the files that store this image and little else; empty if they are unknown before files are read."""
         return ()
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return one array (t, c, z, y, x) per region; it may be a read-only view.
+        """Return one array (t, c, z, y, x) per region; the arrays may be read-only views.
 
         A format that can read less than an image overrides this. Here images are decoded whole, a few at once unless
         they are mapped.
@@ -289,11 +289,11 @@ class BaseSource(ColumnReader, ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        """Yield pairs of a first index and the images from it on, which are a list, or one array (n, T, C, Z, Y, X)."""
 
     @property
     def mapping(self) -> MappedFile | None:
-        """The memory-mapped file that the `blocks` view, valid until it is truncated; None if blocks are copies."""
+        """Memory-mapped file to whose memory the arrays of `blocks` refer; None if they are copies."""
         return None
 
     @abstractmethod
@@ -302,11 +302,11 @@ class BaseSource(ColumnReader, ABC):
 
     @property
     def uniform(self) -> bool:
-        """Whether all images have one shape and dtype."""
+        """Whether all images have the same shape and dtype."""
         return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
 
     def stacked(self) -> Stacks | None:
-        """Return all images as views of the `mapping`, with the checks before each access; None without such views."""
+        """Return all images as views of the mapped file, which is checked at each access; None without such views."""
         mapping = self.mapping
         if not self.uniform or mapping is None:
             return None
@@ -317,7 +317,7 @@ class BaseSource(ColumnReader, ABC):
         return Stacks(arrays, mapping.refuse_changed, is_mapped=True)
 
     def refuse_damaged(self, index: int) -> None:
-        """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""
+        """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
         self.views([index])  # Raises a more precise error if the format's library finds the fault.
         raise FormatError(
             f"{self.path}: image {index}: stored bytes do not fit its shape; the file is damaged, restore it",
@@ -325,7 +325,7 @@ class BaseSource(ColumnReader, ABC):
         )
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.
+        """Decode each image once into ``images[index]``, which is an array of the image's shape and dtype.
 
         ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
         """
@@ -372,7 +372,7 @@ class BaseSource(ColumnReader, ABC):
         return refusing(path or self.path, self._label, (*self.errors, *MALFORMED), self.failure)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if the library failed for another reason than damage; None if the file may be damaged."""
+        """Return the error if the library failed for a reason other than a damaged file; None if it may be damaged."""
         del error
         try:
             self._refuse_replaced()
@@ -472,7 +472,7 @@ class BaseSource(ColumnReader, ABC):
         return [owned.pop(position) if position in owned else np.array(views[position]) for position in positions]
 
     def index(self, index: int) -> int:
-        """Return ``index`` counted from the front, or raise `ImageIndexError`."""
+        """Return ``index`` as a non-negative number; raise `ImageIndexError` if it is invalid."""
         try:
             position = index.__index__()
         except (AttributeError, TypeError):
@@ -482,7 +482,7 @@ class BaseSource(ColumnReader, ABC):
         return position % len(self)
 
     def indices(self, indices: Sequence[int] | Array) -> Array:
-        """Return ``indices`` counted from the front as int64, or raise `ImageIndexError`."""
+        """Return ``indices`` as non-negative int64 numbers; raise `ImageIndexError` if one is invalid."""
         array = np.asarray(indices)
         if array.size == 0:
             return np.zeros(0, np.int64)
@@ -511,7 +511,7 @@ class BaseSource(ColumnReader, ABC):
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """Keyword arguments that reopen the current state, if a path holds several."""
+        """Further keyword arguments that reopen the same version if a path contains several; empty for most formats."""
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -543,7 +543,7 @@ class BaseSource(ColumnReader, ABC):
 
 
 class Over(BaseSource):
-    """A source that wraps another source, shares its unchanged attributes, and closes it."""
+    """Base class of sources that wrap another source, share its unchanged attributes, and close it."""
 
     def __init__(self, source: BaseSource) -> None:
         self._source = source
@@ -633,20 +633,20 @@ def _state_of(path: str) -> Stamp:
 
 
 def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-    """Return sorted indices grouped by part, as pairs of part number and indices; ``starts`` ends with the total."""
+    """Group sorted indices by part, as pairs of part number and indices; ``starts`` ends with the total number."""
     if len(indices) == 1:  # a sample
         return [(bisect.bisect_right(starts, indices[0]) - 1, indices)]
-    found, done = [], 0
+    groups, done = [], 0
     while done < len(indices):
         number = bisect.bisect_right(starts, indices[done]) - 1
         stop = bisect.bisect_left(indices, starts[number + 1], done)
-        found.append((number, indices[done:stop]))
+        groups.append((number, indices[done:stop]))
         done = stop
-    return found
+    return groups
 
 
 def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
-    """Return how many images fit in the CPU cache after decoding, if all have the size of the first one."""
+    """Return how many decoded images fit in the CPU cache, assuming that all are as large as the first image."""
     first_bytes = math.prod(shapes[0].tolist()) * dtypes[0].itemsize if len(shapes) else 0
     return max(1, _PIECE_BYTES // max(1, first_bytes))
 

@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
-    """Decompress ``stored`` into ``plain``, flat bytes.
+    """Decompress ``stored`` into ``plain``, a one-dimensional array of bytes.
 
     Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
     """

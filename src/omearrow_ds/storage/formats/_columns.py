@@ -69,7 +69,7 @@ class ColumnReader:
         return self.column_table([name])[name]
 
     def column_table(self, names: Sequence[str]) -> pa.Table:
-        """Return columns in this order without reading the others."""
+        """Return the named columns in the order of ``names`` without reading other columns."""
         known = self.column_names
         unknown = set(check_column_names(names)).difference(known)
         if unknown:
@@ -83,12 +83,12 @@ class ColumnReader:
 
 
 def is_narrow(names: Sequence[str]) -> bool:
-    """Whether columns of these names are read when a table is opened."""
+    """Whether a table has so few columns that all of them are read when it is opened."""
     return len(names) <= MAX_COLUMNS_AT_ONCE
 
 
 def check_column_names(names: Sequence[str]) -> Sequence[str]:
-    """Return ``names``, or raise `ArgumentError` for a text or for repeated names."""
+    """Return ``names``; raise `ArgumentError` if it is a single string or has repeated names."""
     if isinstance(names, str) or len(set(names)) < len(names):
         remedy = "pass each name once"
         raise ArgumentError(option="names", value=names, allowed="a list of distinct column names", remedy=remedy)
@@ -96,11 +96,11 @@ def check_column_names(names: Sequence[str]) -> Sequence[str]:
 
 
 def unknown_column(name: object, known: Sequence[str], path: Path | str, use: str = "") -> ColumnError:
-    """Return the error for a column that does not exist; it lists all columns if they are few, else the nearest."""
+    """Return the error for a missing column; its message lists all columns if they are few, else similar names."""
     listed = list(known)
     if len(known) > _MOST_LISTED:
         listed = difflib.get_close_matches(str(name), known, _NEAREST, cutoff=0)
-    share = "" if len(listed) == len(known) else f", the nearest of {len(known):,}"
+    share = "" if len(listed) == len(known) else f", the most similar of {len(known):,} columns"
     return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=f"choose one of {listed}{share}")
 
 
@@ -129,7 +129,7 @@ def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
 
 
 def plain_schema(stored: pa.Schema, subject: str) -> pa.Schema:
-    """Return the schema of `plain_columns`, or raise `MetadataError` for a type without a plain form."""
+    """Return the schema that `plain_columns` would return; raise `MetadataError` for a type without a plain form."""
     plain = []
     for field in stored:
         kind = _plain_type(field.type)
@@ -158,7 +158,7 @@ def columns_and_checksums(columns: pa.Table, where: str) -> tuple[pa.Table, pa.C
 
 
 def refuse_extensions(columns: pa.Schema, subject: str) -> None:
-    """Raise `MetadataError` for extension types whose meaning would be lost."""
+    """Raise `MetadataError` for Arrow extension types, whose meaning would be lost."""
     for field in columns:
         for kind in all_types(field.type):
             if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
@@ -170,7 +170,7 @@ def refuse_extensions(columns: pa.Schema, subject: str) -> None:
 
 
 def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, subject: str) -> None:
-    """Raise `MetadataError` for plain types that the format ``label`` cannot store, or no format can read back."""
+    """Raise `MetadataError` for types that the format ``label`` cannot store, or that no format can read back."""
     for field in columns:
         error, column = partial(MetadataError, column=field.name), f"{subject}: column {field.name!r}"
         if "\0" in field.name:
@@ -187,7 +187,7 @@ def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bo
 
 
 def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield a type and the types within it."""
+    """Yield an Arrow type and all types nested in it."""
     yield kind
     if isinstance(kind, pa.BaseExtensionType):
         yield from all_types(kind.storage_type)

@@ -47,7 +47,7 @@ def detect(path: Path) -> Format:
 
 
 def found_at(path: Path) -> Format | None:
-    """Return the format of the collection at ``path``; see `detect`. None for a folder of unknown format."""
+    """Return the format of the collection at ``path``; None for a folder of unknown format. See `detect` for errors."""
     if not path.exists():
         raise missing(path)
     refuse_special(path)
@@ -72,7 +72,7 @@ def found_in_folder(path: Path) -> Format | None:
 
 
 def found_in_file(path: Path) -> Format | None:
-    """Return the format of a file of any type; its content is read only if its name has no suffix."""
+    """Return the format of a file, or None if unknown; the file is read only if its name has no suffix."""
     fmt = of_suffix(path.name, files=True)
     if fmt is not None or path.suffix or not path.is_file():
         return fmt
@@ -86,7 +86,7 @@ def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
 
 
 def missing(path: StrPath, problem: str = "no such file or folder; check the path") -> MissingPathError:
-    """Return the error for a missing path; for a URL, it explains how to copy the object."""
+    """Return the error for a missing path; for a URL, the message explains how to copy the object."""
     text = os.fspath(path)
     scheme = _URL.match(text)
     if scheme is None:
@@ -127,7 +127,7 @@ def is_hidden(name: str) -> bool:
 
 
 def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a folder and its subfolders except folders; links to folders are followed if ``linked``."""
+    """Yield all files at any depth below a folder; links to folders are followed if ``linked`` is true."""
     folders = [os.fspath(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -187,7 +187,7 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file is a Parquet or Arrow IPC table without images, such as the features that labs store with them."""
+    """Whether a file is a Parquet or Arrow IPC table without images, such as a table of measured features."""
     try:
         if not path.is_file():
             return False

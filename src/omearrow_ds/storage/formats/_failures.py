@@ -16,7 +16,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
-    """Converts ``errors``, and panics of libraries written in Rust, to a `FormatError` that names ``path``.
+    """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
     A source's ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
 
@@ -51,7 +51,7 @@ class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parqu
 
 
 class Opening:
-    """Converts errors, and refuses a file that was replaced since it was first opened; see `BaseSource._opening`."""
+    """Context that converts errors like `refusing`, and refuses a file that was replaced after its first opening."""
 
     __slots__ = ("_first", "_refuse_replaced", "_refusing")
 
@@ -71,7 +71,7 @@ class Opening:
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether an error is DuckDB's form of Ctrl-C."""
+    """Whether DuckDB raised an error because the user pressed Ctrl-C."""
     return str(error) in ("Query interrupted", "INTERRUPT Error: Interrupted!")
 
 

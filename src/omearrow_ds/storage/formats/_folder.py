@@ -98,7 +98,7 @@ def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
 
 
 def link_refused(path: Path) -> FormatError:
-    """Return the error for a symbolic link within a folder of images, which may lead anywhere."""
+    """Return the error for a symbolic link in a folder of images; links are refused because they may lead anywhere."""
     return FormatError(
         f"{path}: is a symbolic link, which is not followed in a folder of images; "
         f"copy the folder with the files behind its links (cp -rL)"
@@ -106,7 +106,7 @@ def link_refused(path: Path) -> FormatError:
 
 
 def refuse_links(path: Path) -> None:
-    """Raise `FormatError` if there is anything but files and folders below ``path``: a symbolic link, a pipe."""
+    """Raise `FormatError` if there is a symbolic link, a pipe or another special file below ``path``."""
     for entry in entries_below(path):
         if entry.is_symlink():
             raise link_refused(Path(entry.path))
@@ -197,7 +197,7 @@ class FolderSource(BaseSource):
             return list(pool.map(function, *arguments))
 
     def kinds_of(self, files: Sequence[str], pages: Sequence[ListedPage | None]) -> list[str | OMEArrowDSError]:
-        """Return shape and dtype of each file, or of its listed page, as text, or the error of an unreadable one."""
+        """Return the shape and dtype of each file or requested page as text, or the error if it is unreadable."""
         return self._map(self._kind_of, files, pages)
 
     def _kind_of(self, file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
@@ -230,7 +230,7 @@ class FolderSource(BaseSource):
         split_along: str = "",
         **how: Any,
     ) -> Self:
-        """Open files of one or several folders that are assumed to be alike and are checked when they are read.
+        """Open files whose shapes and dtypes are assumed to be those of reference files, and are checked when read.
 
         Parameters
         ----------
@@ -415,11 +415,11 @@ class FolderSource(BaseSource):
         return super()._parts if self._listed else [self._at(file) for file in files]
 
     def close(self) -> None:
-        """Do nothing unless the format keeps a handle open."""
+        """Close open handles, if any; the formats that have none inherit this method, which does nothing."""
 
 
 def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:
-    """Return the index of the first image of the most frequent kind; unreadable images do not count.
+    """Return the index of the first image with the most frequent shape and dtype; unreadable images do not count.
 
     Raises `FormatError` for a tie, and the error of the first image if none can be read.
     """
@@ -430,8 +430,8 @@ def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], 
     if others and others[0][1] == number:
         first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
         raise FormatError(
-            f"{path}: images of two kinds are equally frequent ({number:,} each), so neither can be left out: "
-            f"{first}, {second}; move one kind to another folder"
+            f"{path}: two combinations of shape and dtype are equally frequent ({number:,} images each): "
+            f"{first}, {second}; move the images of one of them to another folder"
         )
     return kinds.index(most)
 

@@ -14,7 +14,7 @@ _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.
 
 
 class ProcessLocal(Generic[Handle]):
-    """A handle opened at its first use in each process.
+    """A handle, such as an open file, that each process opens at its first use.
 
     A forked child opens its own. It keeps the inherited handle, unused and unclosed, until it exits: Lance and DuckDB
     crash if a child closes its parent's handle.
@@ -44,7 +44,7 @@ class ProcessLocal(Generic[Handle]):
         return handle
 
     def close(self) -> None:
-        """Drop this process's handle, if it is open; a later `get` opens another.
+        """Drop the handle of this process, if it is open; a later call of `get` opens a new one.
 
         It is closed with its last reference, which may be that of a reading thread.
         """

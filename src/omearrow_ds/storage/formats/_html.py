@@ -35,7 +35,7 @@ _UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # for
 
 
 def as_html(title: str, facts: Facts, pictures: Pictures) -> str:
-    """Return a piece of HTML: a title, facts, a few images spread over the collection, and the first rows of columns.
+    """Return HTML with a title, facts, a few images from all over the collection, and the first rows of the columns.
 
     It inherits the colors of the page, bright or dark, and escapes all text.
     """
@@ -58,10 +58,10 @@ _CELL = 'style="text-align:left;vertical-align:top"'
 
 
 def kinds(values: Iterable[Any]) -> str:
-    """Return distinct values, the most frequent first, with their counts if there are several."""
-    found = Counter(values).most_common()
-    told = [str(value) if len(found) == 1 else f"{value} ({number:,})" for value, number in found[:_KINDS]]
-    return ", ".join(told) + (f", and {len(found) - _KINDS:,} more" if len(found) > _KINDS else "")
+    """Return the distinct values as text, most frequent first, with their counts if there is more than one."""
+    counts = Counter(values).most_common()
+    texts = [str(value) if len(counts) == 1 else f"{value} ({number:,})" for value, number in counts[:_KINDS]]
+    return ", ".join(texts) + (f", and {len(counts) - _KINDS:,} more" if len(counts) > _KINDS else "")
 
 
 def shapes(found: Array) -> str:

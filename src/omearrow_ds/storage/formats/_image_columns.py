@@ -27,7 +27,7 @@ _OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """An image column of a table: the struct column's name, the names of its fields, and its pixel encoding."""
+    """Name, struct field names and pixel encoding of an image column of a table."""
 
     name: str
     fields: tuple[str, ...]
@@ -35,23 +35,23 @@ class ImageColumn:
 
     @property
     def info_fields(self) -> list[str]:
-        """Fields that describe an image, without the pixels."""
+        """Names of the struct fields that describe an image, that is, of all fields without pixels."""
         return [name for name in self.fields if name not in _UNREAD_FIELDS]
 
     @property
     def told_fields(self) -> list[str]:
-        """Dotted paths within the struct of the fields that give id, shape and dtype."""
-        found = ["id"] if "id" in self.fields else []
-        return [*found, *(f"pixels_meta.{name}" for name in PIXELS_META)]
+        """Dotted paths, within the struct, of the fields with the id, shape and dtype."""
+        names = ["id"] if "id" in self.fields else []
+        return [*names, *(f"pixels_meta.{name}" for name in PIXELS_META)]
 
     @property
     def pixel_field(self) -> str:
-        """The field with the pixels to read first: ``chunks`` if present."""
+        """Name of the field whose pixels are read first: ``chunks`` if present, else ``planes``."""
         return next(name for name in _PIXEL_FIELDS if name in self.fields)
 
 
 class Kinds(NamedTuple):
-    """Images described by a table: shapes (n, 5), dtypes as stored, and flags of null images.
+    """Shapes (n, 5) and stored dtypes of the images of a table, and which images are null.
 
     A null image has no pixels: each of its sizes is 0, and its dtype is that of another image.
     """
@@ -63,7 +63,7 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True)
 class ImagesOf:
-    """Contents of an image column."""
+    """Numbers of images, nulls, shapes and dtypes in an image column."""
 
     name: str  # the column's
     # images, nulls: rows with an image, and rows without
@@ -76,12 +76,12 @@ class ImagesOf:
 
     @classmethod
     def of(cls, name: str, kinds: Kinds) -> ImagesOf:
-        """Count the images of each kind."""
-        there = np.flatnonzero(~kinds.null).tolist()
-        shapes = Counter(map(tuple, kinds.shapes[there].tolist()))
-        dtypes = Counter(kinds.dtypes[row].name for row in there)
+        """Count the images and nulls in the column ``name``, and the images of each shape and dtype."""
+        rows = np.flatnonzero(~kinds.null).tolist()
+        shapes = Counter(map(tuple, kinds.shapes[rows].tolist()))
+        dtypes = Counter(kinds.dtypes[row].name for row in rows)
         nulls = int(kinds.null.sum())
-        return cls(name, len(there), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
+        return cls(name, len(rows), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
 
     def __add__(self, other: ImagesOf) -> ImagesOf:
         """Return the combined contents of two columns of one name."""
@@ -92,17 +92,17 @@ class ImagesOf:
 
     @property
     def text(self) -> str:
-        """In words: ``3 images, 1 x 1 x 1 x 72 x 84 and 2 other shapes, uint16, 0 nulls``."""
+        """Description such as ``3 images, 1 x 1 x 1 x 72 x 84 and 2 other shapes, uint16, 0 nulls``."""
         if self.problem is not None:
             return self.problem
         shapes = [" x ".join(map(str, shape)) for shape in self.shapes][:1]
         shapes += [count(len(self.shapes) - 1, "other shape")] if len(self.shapes) > 1 else []
-        kinds = [" and ".join(each) for each in (shapes, self.dtypes) if each]
+        kinds = [" and ".join(group) for group in (shapes, self.dtypes) if group]
         return ", ".join([count(self.images, "image"), *kinds, count(self.nulls, "null")])
 
 
 def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
-    """Return the OME-Arrow columns of a table by name."""
+    """Return the columns of a table that are OME-Arrow structs, by name."""
     columns = {}
     for column in table:
         names = tuple(column.type.names) if pa.types.is_struct(column.type) else ()
@@ -112,7 +112,7 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
 
 
 def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
-    """Raise `FormatError` if an image struct has, anywhere in it, two fields of one name."""
+    """Raise `FormatError` if an image struct, or a struct nested in it, has two fields with the same name."""
     if image not in _OWN_TYPES and _has_twins(image):
         raise FormatError(f"{path}: column {name!r} has a struct with two fields of the same name; rename one")
 
@@ -132,7 +132,7 @@ def _encoding(image: pa.DataType) -> str:
 
 
 def holds_pixels(path: str, column: ImageColumn) -> bool:
-    """Whether a leaf's path within a table belongs to the pixels that are read first."""
+    """Whether the leaf column ``path`` stores the pixels that are read first; see `ImageColumn.pixel_field`."""
     prefix = f"{column.name}.{column.pixel_field}."
     rest = path.removeprefix(prefix)
     return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")

@@ -24,7 +24,7 @@ Client = dict[str, str] | None  # storage options of a server
 
 
 class WholeFile(NamedTuple):
-    """A data file with all columns of a fragment: its name, the fragment's id, and the file column of each leaf."""
+    """Name of a data file that has all columns of a fragment, the fragment's id, and the file column of each leaf."""
 
     name: str
     fragment: int
@@ -32,14 +32,14 @@ class WholeFile(NamedTuple):
 
 
 class Sessions(threading.local):
-    """A thread's open sessions of the pixels in fragments, by the index of the file."""
+    """Sessions that a thread has opened to read the pixels of fragments, by index of the data file."""
 
     def __init__(self) -> None:
         self.of_file: dict[int, FragmentSession] = {}
 
 
 def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
-    """Return the data file of each fragment if it contains all of its rows and columns unchanged, else [].
+    """Return the data file of each fragment; an empty list unless each file has a complete, unchanged fragment.
 
     It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
     """
@@ -66,20 +66,20 @@ def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
 
 
 def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, client: Client) -> dict[int, int]:
-    """Return the stored bytes of the pixels' pages in a few of the fragments, by fragment index."""
+    """Return the number of stored bytes of pixel pages in a few fragments, by fragment index."""
     leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
     fragments = dataset.get_fragments()
-    found = {}
+    stored_bytes = {}
     for number in spread(len(fragments)):
         sizes = []
         for file in fragments[number].metadata.files:
-            columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
+            columns = [index for leaf, index in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
             if columns and getattr(file, "base_id", None) is None:
                 stored = open_file(path, file.path, client).metadata().columns
-                pages = [page for place in columns if place >= 0 for page in stored[place].pages]
+                pages = [page for index in columns if index >= 0 for page in stored[index].pages]
                 sizes += [buffer.size for page in pages for buffer in page.buffers]
-        found[number] = sum(sizes)
-    return found
+        stored_bytes[number] = sum(sizes)
+    return stored_bytes
 
 
 def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:

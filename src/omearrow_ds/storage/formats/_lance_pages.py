@@ -46,7 +46,7 @@ STAGES = {"PixelPages.image": "decode"}
 
 
 class Places(NamedTuple):
-    """Start offsets of the images of a file, headers included, and the header size of each chunk.
+    """Start offset of the first header of each image in a file, and the size of the header before each chunk.
 
     zstd-compressed images also have stop offsets.
     """
@@ -57,23 +57,23 @@ class Places(NamedTuple):
 
 
 def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: Array, pieces: Array) -> Places | None:
-    """Return the locations of images of ``size_bytes``, in ``pieces`` chunks each; None if pages do not match."""
+    """Return the locations of images, given their sizes and numbers of chunks; None if the pages do not match these."""
     if len({re.sub(r"\d+", "", page.encoding) for page in pages}) != 1 or any(len(page.buffers) != 2 for page in pages):
         return None
     if all(_is_zstd(page.encoding) for page in pages):
         return _zstd_places(mapped, pages, len(size_bytes))
-    found: list[Places] = []
+    located: list[Places] = []
     done = 0
     for values, offsets in (page.buffers for page in pages):
         stored = mapped[offsets.position : offsets.position + offsets.size]
         page = _page_places(stored, values.size, size_bytes[done:], pieces[done:])
         if page is None or values.position + values.size > len(mapped):
             return None
-        found.append(Places(page.starts + values.position, page.header_bytes))
+        located.append(Places(page.starts + values.position, page.header_bytes))
         done += len(page.starts)
-    if done != len(size_bytes) or len({page.header_bytes for page in found}) != 1:
+    if done != len(size_bytes) or len({page.header_bytes for page in located}) != 1:
         return None
-    return Places(np.concatenate([page.starts for page in found]), found[0].header_bytes)
+    return Places(np.concatenate([page.starts for page in located]), located[0].header_bytes)
 
 
 def _is_zstd(encoding: str) -> bool:
@@ -162,7 +162,7 @@ class PixelPages:
             return None
 
     def stack(self, first: int, count: int) -> Array | None:
-        """Return consecutive images as one view (n, T, C, Z, Y, X), or None if they are not evenly spaced and alike."""
+        """Return consecutive images as one view (n, T, C, Z, Y, X); None if they differ in shape, dtype or distance."""
         self.mapping.refuse_changed()
         arrays = None if self._extents is None else self._extents.stacks(self.mapping.data, first, first + count)
         if self._extents is None or arrays is None or len(arrays) > 1:
@@ -174,7 +174,7 @@ class PixelPages:
         return arrays[0]
 
     def stacked(self, refuse: Callable[[int], object]) -> Stacks | None:
-        """Return all images of one shape and dtype as views of the file; None if they are compressed or scattered.
+        """Return all images as views of the file; None if they are compressed, scattered, or differ in shape or dtype.
 
         The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
         """
@@ -221,4 +221,4 @@ def _layout(kind: Kind, header_bytes: int) -> PieceLayout:
 
 
 def _damaged(subject: str) -> DecodeError:
-    return DecodeError(f"{subject}: stored bytes are not zstd frames of its size; the file is damaged, restore it")
+    return DecodeError(f"{subject}: bytes are not zstd frames of the expected size; the file is damaged, restore it")

@@ -11,7 +11,7 @@ _TABLE = ".lance"
 
 
 def table_path(folder: Path, table: str | None) -> Path | None:
-    """Return the path of the requested or only table in a folder of LanceDB; None if it contains no tables.
+    """Return the path of the table called ``table``, or of the only table, in a LanceDB folder; None without tables.
 
     Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
     """
@@ -34,7 +34,7 @@ def table_path(folder: Path, table: str | None) -> Path | None:
 
 
 def refuse_open_table(value: object) -> None:
-    """Raise `ArgumentError` for an object of LanceDB; the message gives the path of an open table."""
+    """Raise `ArgumentError` for a LanceDB object, which cannot be opened; the message has the path of a table."""
     if not type(value).__module__.startswith("lancedb."):
         return
     uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None

@@ -21,7 +21,7 @@ STAGES = {"_cut": "decode"}
 
 
 class LeafSource(TableSource):
-    """Images in a struct column of a table whose pixel leaf can be fetched without the rest of the chunks.
+    """Images in a struct column of a table; only the leaf column of the pixels is fetched, without the rest of a chunk.
 
     A subclass sets ``_all_placed`` if `_leaf_and_places` and `placed_chunks` show that the leaf suffices. Then `_fetch`
     returns lists of structs with only the leaf for the field ``chunks``.

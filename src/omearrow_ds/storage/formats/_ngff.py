@@ -31,7 +31,7 @@ _TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
-    """Return the attributes of an image group whose only level is the array ``"0"``.
+    """Return the OME-Zarr attributes of an image group whose only resolution level is the array ``"0"``.
 
     ``maximum`` is the largest value of the pixel dtype (1 for floating pixels), the end of the display window.
     """
@@ -62,14 +62,14 @@ def _omero(channel: Mapping[str, Any], maximum: float) -> dict[str, Any]:
     return {"color": color, "active": True, "window": window, **label}
 
 
-def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first multiscale image of a group's attributes (0.5: under ``ome``, 0.4: at the top), if any."""
-    multiscales = found.get("ome", found).get("multiscales")
+def multiscales_of(group_attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the first multiscale image in a group's attributes of NGFF 0.4 or 0.5, or None."""
+    multiscales = group_attributes.get("ome", group_attributes).get("multiscales")
     return multiscales[0] if multiscales else None
 
 
 def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read: Read | None = None) -> str:
-    """Return the path of a level of a multiscale image; refuse an image whose first level is not the finest by scale.
+    """Return the path of a level of a multiscale image; raise an error if the first level is not the finest.
 
     See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     """
@@ -152,7 +152,7 @@ def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
 
 
 def split_field(path: str, wells: frozenset[str]) -> tuple[str, str]:
-    """Return the well of a field of a plate, and the field's path in the well, which may have several parts."""
+    """Split the path of a field of a plate into the path of its well and the rest, which may contain slashes."""
     well = path
     while well not in wells:
         well = well.rpartition("/")[0]
@@ -166,7 +166,7 @@ def well_name(path: str) -> str:
 
 
 def site_numbers(wells: Sequence[str], paths: Sequence[str]) -> list[int] | None:
-    """Return the site of each field of a plate, or None if paths are not whole numbers, distinct in each well.
+    """Return the site number of each field of a plate; None unless the paths in each well are distinct whole numbers.
 
     CellProfiler counts sites from 1. Writers of plates count paths from 0 or from 1, which the smallest one shows.
     """
@@ -183,13 +183,13 @@ def labels_of(attributes: Mapping[str, Any]) -> list[str]:
 
 
 def axes_of(multiscale: Mapping[str, Any]) -> str:
-    """Return the axes of a multiscale image in array order, in capitals; versions up to 0.3 name them as strings."""
+    """Return the axes of a multiscale image in array order, as capital letters."""
     axes = multiscale.get("axes", list("tczyx"))
     return _letters(axis["name"] if isinstance(axis, Mapping) else axis for axis in axes)
 
 
 def axes_named(dimensions: Sequence[str | None] | None) -> str | None:
-    """Return the axes that the dimension names of an array state, in capitals; None if no name is an axis."""
+    """Return the dimension names of an array as capital letters; None if no dimension is named after an axis."""
     letters = [_letters([name or "?"]) for name in dimensions or ()]
     return "".join(letters) if set(letters) & set(AXES) else None
 

@@ -24,7 +24,7 @@ class _Part(NamedTuple):
 
 
 def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
-    """Return a function that checks whether a UUID element names the file of the OME-XML.
+    """Return a function that checks whether a UUID element refers to the file that contains the OME-XML.
 
     It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no element
     has the identifier, it compares the file name.
@@ -37,12 +37,12 @@ def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
 
 
 def names_other_files(root: ET.Element, own_name: str) -> bool:
-    """Whether OME-XML lists planes in other files than its own."""
+    """Whether OME-XML lists planes in files other than the one that contains it."""
     return not all(map(own_files(root, own_name), root.iterfind(_UUIDS)))
 
 
 def own_description(root: ET.Element, own_name: str, num_pages: int, split_along: str) -> str | None:
-    """Return OME-XML of the images that a file of a dataset holds; None if it needs planes of other files.
+    """Return the OME-XML of only those images that a file contains; None if an image needs planes of other files.
 
     Planes of other files may be absent along the axes ``split_along``: then the image has the planes of this file only.
     """

@@ -112,7 +112,7 @@ def is_ome_xml(description: str) -> bool:
 
 
 def max_channels(xml: str) -> int:
-    """Return an upper bound of the number of an image's channel elements, without parsing the XML."""
+    """Return an upper bound for the number of channels of an image, without parsing the XML."""
     return len(_CHANNEL.findall(xml))
 
 
@@ -129,7 +129,7 @@ def image_sizes(xml: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def find_root(description: str) -> ET.Element | None:
-    """Return the root of OME-XML that names files; None for other descriptions.
+    """Return the root element if a TIFF description is OME-XML that names files; None for other descriptions.
 
     Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
     """
@@ -161,7 +161,7 @@ def _parse_annotation(root: ET.Element) -> dict[str, Any]:
 
 
 def revive(rest: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata fields read from JSON, with their date as a datetime."""
+    """Return metadata fields that were read from JSON, with the acquisition date converted to a datetime."""
     if rest.get("acquisition_datetime"):
         rest["acquisition_datetime"] = _naive_utc(rest["acquisition_datetime"])
     return rest

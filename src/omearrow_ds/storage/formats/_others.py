@@ -66,7 +66,7 @@ def refuse_other(path: Path, head: bytes, name: str = "") -> None:
 
 
 def endings_of(names: Iterable[str]) -> Counter[str]:
-    """Return the number of names with each lowercase suffix."""
+    """Return each distinct suffix of the names in lower case, with the number of names that have it."""
     return Counter(os.path.splitext(name)[1].lower() for name in names)  # noqa: PTH122  # there may be 100,000
 
 

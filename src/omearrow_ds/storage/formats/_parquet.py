@@ -48,7 +48,7 @@ STAGES = {"ParquetSource._read_group": "read+decode"}
 
 
 class ParquetSource(TableSource):
-    """Images of a Parquet file, cut out of its plainly stored pages, or else read by pyarrow.
+    """Images of a Parquet file, which are read directly from its pages if possible, else by pyarrow.
 
     The file is mapped at the first image. Replacing it by another file is safe. If it is truncated in place, the next
     read raises an error, but a running read may then end the process, as with any memory-mapped file.
@@ -129,7 +129,7 @@ class ParquetSource(TableSource):
 
     @property
     def engine(self) -> str:
-        """Reader of the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also reads other pages."""
+        """Reader of the pixels: ``"pages"`` reads pages of the file directly, and ``"pyarrow"`` can read any page."""
         return "pages" if self._chunks else "pyarrow"
 
     def _find_pixel_leaf(self, paths: list[str]) -> list[str]:
@@ -302,7 +302,7 @@ class ParquetSource(TableSource):
 
     def _other_rows(self, num_rows: int, expected: int, part: str) -> FormatError:
         """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
-        problem = f"{part} has {num_rows:,} rows, expected {expected:,} of the footer"
+        problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
         return FormatError(f"{self.path}: {problem}; the file is damaged, restore it")
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
@@ -316,7 +316,7 @@ class ParquetSource(TableSource):
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
-    """Return writer options for pages that can be cut; if compressed, one image per page, which is read separately.
+    """Return writer options for pages from which single images can be read; a compressed page has one image.
 
     ``pixels`` get no statistics: for images below 4 KiB, every page would repeat two of them. Checksums and nested
     columns get none either, because they are not filtered by range.
@@ -340,7 +340,7 @@ def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: i
 
 
 def is_encrypted(file: ByteSource, opened: pq.ParquetFile) -> bool:
-    """Whether a signature follows the footer: pyarrow 26 aborts when asked for the offset of an encrypted column."""
+    """Whether the file is encrypted: pyarrow 26 aborts when it is asked for the offset of an encrypted column."""
     footer_bytes = int.from_bytes(file.read_tail(_TAIL_BYTES)[:4], "little")
     return footer_bytes != int(opened.metadata.serialized_size)
 

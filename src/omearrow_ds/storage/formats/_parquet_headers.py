@@ -25,11 +25,11 @@ _MALFORMED = (IndexError, KeyError, TypeError, ValueError)
 
 
 class OtherPagesError(Exception):
-    """The pages have a layout that is not supported here."""
+    """Raised if pages have a layout that only pyarrow can read."""
 
 
 def header_reader(file: ByteSource) -> ReadRange:
-    """Return a function that reads the header which starts at a byte and ends before another one."""
+    """Return a function that reads the bytes of a page header between a start and a stop offset."""
     if file.data is not None:
         data = file.data.data
         return lambda start, stop: data[start : min(start + _HEADER_LIMIT_BYTES, stop)]
@@ -132,7 +132,7 @@ def data_pages(read: ReadRange, start: int, stop: int, *, compressed: bool, by_d
 
 
 def first_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:
-    """Return the first of the `data_pages`, without reading the others.
+    """Return the first page that `data_pages` would return, without reading the others.
 
     Raises `OtherPagesError` if it is another kind of page.
     """

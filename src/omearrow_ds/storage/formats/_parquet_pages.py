@@ -50,7 +50,7 @@ STAGES = {"PlainPages.images": "decode", "EncodedPages.images": "decode"}
 
 
 class ColumnChunk(NamedTuple):
-    """The pixel leaf of one row group: its byte range, its number of values, and whether these are items of lists.
+    """Byte range and number of values of the pixels of one row group, and whether the values are list items.
 
     ``codec`` is the compression of pages; ``levels`` is the number of level kinds before the values of a page: 2, 1
     (definition levels only) or 0.
@@ -93,7 +93,7 @@ class PageReader:
         return self._pages[number]
 
     def read(self, parts: Sequence[tuple[int, Sequence[int]]]) -> list[list[Array] | None]:
-        """Return images of row groups, each from its number and sorted rows in it; None where pyarrow must read them.
+        """Return the images at sorted rows of each row group; None for a row group that pyarrow must read.
 
         Ranges of all row groups are requested together.
         """
@@ -121,7 +121,7 @@ class PageReader:
     def blocks(
         self, starts: Sequence[int], read_group: Callable[[int, Sequence[int]], list[Array]]
     ) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield the first row and the images of each page of a mapped file, or those that pyarrow must read.
+        """Yield the first row and the images of each page; images that pages cannot provide are read by pyarrow.
 
         Row groups begin at rows ``starts``; ``read_group(number, rows)`` reads rows by pyarrow.
         """
@@ -138,7 +138,7 @@ class PageReader:
                 yield first, read_group(number, range(first, stop))
 
     def stacks(self, num_groups: int) -> list[Array] | None:
-        """Return all images of a mapped file as arrays, unchecked; None if some of them are not views."""
+        """Return all images of a mapped file as views, without checks; None if any image cannot be a view."""
         arrays: list[Array] = []
         for number in range(num_groups):
             pages, data = self.pages(number), self.file.data
@@ -152,7 +152,7 @@ class PageReader:
 def find_pages(
     file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array, piece_codec: str | None = None
 ) -> PlainPages | EncodedPages:
-    """Return the images of one row group, with chunks of one size in TCZYX order.
+    """Return the pages of one row group, in which the chunks of an image have equal size and the order TCZYX.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class _PageIndex:
         return rows
 
     def page_of(self, row: int) -> int:
-        """Return the page of an image."""
+        """Return the index of the page that contains an image."""
         return bisect.bisect_right(self.first_rows, row) - 1
 
     def num_nulls(self, page: int) -> int:
@@ -233,7 +233,7 @@ class _PageIndex:
         return int((bounds[:-1] == bounds[1:]).sum())
 
     def values_bytes(self, page: int) -> int:
-        """Return the number of bytes of the values of a page, lengths included."""
+        """Return the number of bytes of all values in a page, including the length before each value."""
         first, stop = (self.first_pieces[self.first_rows[number]] for number in (page, page + 1))
         return int(self.piece_stops[stop - 1] - self.starts[self.first_rows[page]]) if stop > first else 0
 
@@ -277,7 +277,7 @@ class PlainPages:
                 yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
 
     def stacks(self, data: Array) -> list[Array] | None:
-        """Return the images of each page as one array; None if they differ, or are not views."""
+        """Return one array per page with its images; None if images differ in shape or dtype, or cannot be views."""
         layout = self._layout
         if layout is None or layout.strides is None or not layout.dtype.isnative:
             return None
@@ -412,7 +412,7 @@ class EncodedPages:
 
 
 class DictionaryPages:
-    """The chunks of one row group, one per row, as indices into a PLAIN-encoded dictionary page.
+    """The chunks of one row group, one per row, each stored as an index into a PLAIN-encoded dictionary page.
 
     Parquet libraries write dictionaries by default. The dictionary page holds all values of the row group and is
     decompressed as a whole; it is not cached. Raises `OtherPagesError` if the pages have an unsupported layout;
@@ -461,7 +461,7 @@ class DictionaryPages:
         self._starts = [self._first_bytes[number] for number in numbers]
 
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
-        """Return the byte range of the dictionary, for any rows."""
+        """Return the byte range of the dictionary page, which is needed for any rows."""
         return [(self._page.start, self._page.stop)] if rows else []
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
@@ -545,7 +545,7 @@ def _hybrid(data: Array, count: int, width: int) -> Array:
 
 
 def plain_layout(shape: tuple[int, ...], dtype: np.dtype[Any], num_pieces: int) -> PieceLayout:
-    """Return the layout of PLAIN-encoded byte arrays: the length of each piece, in 4 bytes, precedes it."""
+    """Return the layout of an image in PLAIN-encoded byte arrays; 4 bytes with its length precede each array."""
     piece_bytes = math.prod(shape) // max(num_pieces, 1) * dtype.itemsize
     prefix = piece_bytes.to_bytes(max(_LENGTH.itemsize, -(-piece_bytes.bit_length() // 8)), "little")
     return PieceLayout(shape, dtype, num_pieces, (prefix,) * num_pieces)

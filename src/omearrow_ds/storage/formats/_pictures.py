@@ -35,7 +35,7 @@ _STAINS = (
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images for display: those of a source, or a dataset's samples before they are scaled."""
+    """Images to display: the images of a source, or the samples of a dataset before they are scaled."""
 
     path: str  # Path of the collection.
     image_ids: Sequence[str]  # One id per image.
@@ -48,7 +48,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One downsampled image: its first T and its middle Z."""
+    """Downsampled first time point and middle Z plane of an image."""
 
     # index, image_id: identify the image
     index: int
@@ -112,16 +112,17 @@ def _small(plane: Array, size: int) -> Array:
     return small if times < 2 else small.repeat(times, axis=0).repeat(times, axis=1)
 
 
-def left_out(found: Sequence[Thumbnail]) -> str:
-    """Return a description of the parts of images that thumbnails omit; empty if they show everything."""
-    whole = [each for each in found if each.problem is None]
-    sizes = np.array([[each.shape[0], each.shape[2], len(each.names)] for each in whole] or [[1, 1, 1]]).max(axis=0)
-    told = (
+def left_out(thumbnails: Sequence[Thumbnail]) -> str:
+    """Describe the time points, Z planes and channels that thumbnails omit; empty if they show everything."""
+    whole = [picture for picture in thumbnails if picture.problem is None]
+    shapes = [[picture.shape[0], picture.shape[2], len(picture.names)] for picture in whole]
+    sizes = np.array(shapes or [[1, 1, 1]]).max(axis=0)
+    parts = (
         f"the first of {sizes[0]} T" if sizes[0] > 1 else "",
         f"the middle one of {sizes[1]} Z" if sizes[1] > 1 else "",
         f"the first {MOST_CHANNELS} of {sizes[2]} channels" if sizes[2] > MOST_CHANNELS else "",
     )
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, parts))
 
 
 def contrast(values: Array) -> tuple[float, float]:
@@ -148,7 +149,7 @@ def colours(names: Names) -> list[Colour]:
 
 
 def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Sequence[Colour]) -> Array:
-    """Return channels (C, y, x) as one RGB image (y, x, 3), uint8: the sum of all, each in its contrast and color."""
+    """Return the sum of all channels (C, y, x), each with its contrast and color, as a uint8 RGB image (y, x, 3)."""
     light = np.zeros((*planes.shape[1:], 3))
     with np.errstate(all="ignore"):
         for plane, (low, high), colour in zip(planes, ranges, shown_in, strict=True):
@@ -158,7 +159,7 @@ def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Seq
 
 
 def png(picture: Array) -> bytes:
-    """Return an RGB image (y, x, 3), uint8, as a PNG file."""
+    """Return a uint8 RGB image (y, x, 3) as the bytes of a PNG file."""
     import imagecodecs  # noqa: PLC0415  # a backend
 
     return bytes(imagecodecs.png_encode(np.ascontiguousarray(picture), level=9))

@@ -25,7 +25,7 @@ class PixelRange(NamedTuple):
 
     @classmethod
     def measure(cls, images: Iterable[Array], limit: int = _LARGEST) -> PixelRange | None:
-        """Return the range of the uint16 images among the first 64, up to a value above ``limit``; None without one."""
+        """Measure the uint16 images among the first 64, until a value exceeds ``limit``; None if no image is uint16."""
         largest = num_images = 0
         for image in islice(images, MAX_IMAGES):
             if image.dtype == UINT16:
@@ -36,18 +36,18 @@ class PixelRange(NamedTuple):
 
     @classmethod
     def join(cls, ranges: Iterable[PixelRange | None]) -> PixelRange | None:
-        """Return the range of all these images; None without one."""
+        """Return the combined range of several collections; None if no range is known."""
         known = [pixel_range for pixel_range in ranges if pixel_range is not None]
         return cls(max(largest for largest, _ in known), sum(num for _, num in known)) if known else None
 
     @property
     def normalize(self) -> dict[str, int] | None:
-        """Scaling of 12-bit pixels for ``normalize=``; None if the images have larger values, or are black."""
+        """Value of ``normalize=`` for 12-bit pixels; None if the images have larger values, or are black."""
         return {"low": 0, "high": HIGH} if 0 < self.largest <= HIGH else None
 
     @property
     def text(self) -> str:
-        """The largest value, and the remedy if it has at most 12 bits."""
+        """Description of the largest value and, if this has at most 12 bits, the option that scales such images."""
         measured = f"largest value {self.largest:,} in {count(self.num_images, 'uint16 image')}"
         if self.normalize is None:
             return measured
@@ -55,5 +55,5 @@ class PixelRange(NamedTuple):
         return f'{measured}, {scaled:.2g} with normalize=True; pass normalize={{"low": 0, "high": {HIGH}}}'
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the range as JSON holds it."""
+        """Return the range as a dictionary of JSON values."""
         return {"largest": self.largest, "images": self.num_images, "normalize": self.normalize}

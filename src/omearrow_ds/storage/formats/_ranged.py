@@ -22,13 +22,13 @@ class Copy(Protocol):
 
 
 class Objects(Protocol):
-    """Objects by URL; picklable, and reopened in each process."""
+    """Picklable reader of objects in object stores and on web servers by URL."""
 
     def open(self, url: str) -> ObjectFile:
-        """Open an object; reading it raises an error if it has changed since."""
+        """Open an object; later reads raise an error if the object has changed."""
 
     def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
-        """Return a whole object, possibly prefetched; ``version`` is its size and ETag."""
+        """Return a whole object, possibly prefetched; ``version`` is its expected size and ETag."""
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
         """Return a byte range of an object; without ``stop``, up to its end."""
@@ -43,13 +43,13 @@ class Objects(Protocol):
         """Drop prefetched objects."""
 
     def copied(self, url: str) -> tuple[Copy, tuple[int, str]]:
-        """Return a cached copy of a whole object, and its size and fingerprint; without a cache, raise an error."""
+        """Return a copy of a whole object in the cache, with size and fingerprint; raise an error without a cache."""
 
     def settings(self, url: str) -> dict[str, str]:
         """Return the settings for a library with its own client; they may hold secrets, so do not store them."""
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return the server error that an error of such a library reports; None if it reports none."""
+        """Return the server error that caused the error of a library with its own client; None if none did."""
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, retried after errors that `failed` classifies as transient."""

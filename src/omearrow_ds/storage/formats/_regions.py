@@ -17,7 +17,7 @@ Pick = int | str | slice | Sequence[int | str]
 
 
 class PickedRegion(NamedTuple):
-    """Part of an image (T, C, Z, Y, X), made of one or more regions.
+    """Selected part of an image (T, C, Z, Y, X), which consists of one or more regions.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class PickedRegion(NamedTuple):
 
     @classmethod
     def from_spans(cls, spans: Sequence[Sequence[Span]]) -> PickedRegion:
-        """Return the part that consists of some spans of each axis."""
+        """Return the part of an image that consists of the given spans along each axis."""
         combined = (zip(*pairs, strict=True) for pairs in product(*spans))
         regions: list[Region] = [[*starts, *stops] for starts, stops in combined]
         if len(regions) == 1:
@@ -46,7 +46,7 @@ class PickedRegion(NamedTuple):
         return cls(tuple(map(sum, lengths)), regions, list(product(*targets)))
 
     def join(self, arrays: Sequence[Array]) -> Array:
-        """Return the pixels of the part from those of its regions."""
+        """Assemble the pixels of the part from one array per region."""
         if len(arrays) == 1:
             return arrays[0]
         part = np.empty((*self.shape, *arrays[0].shape[len(self.shape) :]), arrays[0].dtype)
@@ -97,7 +97,7 @@ def _sides(shape: Sequence[int], region: Sequence[int] | None, subject: str) -> 
         raise AxesError(f"{subject}: region={region!r} is empty; pass (y0, y1, x0, x1) with y0 < y1 and x0 < x1")
     if y0 < 0 or x0 < 0 or y1 > shape[3] or x1 > shape[4]:
         limits = f"(0, {shape[3]}, 0, {shape[4]})"
-        raise AxesError(f"{subject}: region={region!r} exceeds the image; pass one within {limits}")
+        raise AxesError(f"{subject}: region={region!r} exceeds the image; pass a region within {limits}")
     return (y0, y1), (x0, x1)
 
 
@@ -121,7 +121,7 @@ def _picked_spans(
 
 
 def spans_of(indices: Sequence[int]) -> list[Span]:
-    """Return indices as spans of consecutive ones, in their order."""
+    """Return indices as spans of consecutive indices, in the given order."""
     runs = np.split(np.asarray(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
@@ -145,7 +145,7 @@ def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence
 
 
 def slices_of(region: Region) -> tuple[slice, ...]:
-    """Return a region of k axes as k slices."""
+    """Return one slice per axis of a region."""
     rank = len(region) // 2
     return tuple(map(slice, region[:rank], region[rank:]))
 

@@ -13,7 +13,7 @@ from omearrow_ds.storage.formats._table import TableSource
 
 
 class OnServer(TableSource):
-    """A table on a server, for any reader; it precedes the source of its format in the list of base classes."""
+    """Mixin for tables on a server; among base classes, it must come before the source class of the format."""
 
     reads_columns_at_once = True
     _objects: Objects
@@ -30,7 +30,7 @@ class OnServer(TableSource):
 
 
 class CopiedTable(OnServer):
-    """A table in one object that is fetched whole into the cache and read there as a local file."""
+    """Mixin for a table in one object, which is copied to the cache as a whole and read there as a local file."""
 
     _copy: ProcessLocal[Copy]
 

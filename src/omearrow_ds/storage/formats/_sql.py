@@ -44,7 +44,7 @@ def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
 
 
 def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
-    """Block a connection from files except ``paths`` and attached ones, from the network, and from unlocking."""
+    """Restrict a connection to attached databases and ``paths``, without network; the restriction cannot be removed."""
     allowed = f"SET allowed_paths = [{', '.join(map(literal, paths))}]"
     connection.execute(f"{allowed}; SET enable_external_access = false; SET lock_configuration = true")
 
@@ -67,13 +67,13 @@ def unglobbed(path: str) -> str:
 def run_on_tables(
     connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema, statement: str
 ) -> None:
-    """Run ``statement``, in which ``incoming`` is the stream of all tables."""
+    """Run an SQL statement, in which the name ``incoming`` refers to the rows of all tables."""
     connection.register("incoming", as_reader(tables, table_schema))
     connection.execute(statement)
 
 
 class SqlSource(TableSource):
-    """Images of one relation that DuckDB reads; an internal column numbers its rows.
+    """Images of one table, view or file that DuckDB reads; an internal column numbers the rows.
 
     A subclass defines `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the internal column).
     """
@@ -85,7 +85,7 @@ class SqlSource(TableSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse names that differ only in case, and the name of DuckDB's row number."""
+        """Raise an error for column names that differ only in case, or that DuckDB uses for row numbers."""
         super().refuse_target(path, columns)
         taken = cls._taken_names()
         for name in columns.names:
@@ -164,7 +164,7 @@ class SqlSource(TableSource):
             return self._connect()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if DuckDB failed for another reason than damage; None if the file may be damaged."""
+        """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
         if isinstance(error, duckdb.OutOfMemoryException):
             return MemoryLimitError(
                 f"{self.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"

@@ -13,7 +13,7 @@ LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
 
 @dataclass(frozen=True)
 class Stored:
-    """How a collection is stored and read."""
+    """Description of how a collection is stored and read."""
 
     encoding: str | None  # ``"bytes"`` or ``"list"`` for a table; None for a folder of image files
     # codec of the pixels: ``"none"``, its name, or ``"compressed"`` if the library does not report it
@@ -33,16 +33,16 @@ class Outline(NamedTuple):
     metadata: Sequence[Mapping[str, Any]]  # OME metadata of the images read
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields stored as JSON: the layout, and each distinct set of channels and pixel sizes once."""
+        """Return JSON values: the storage layout, and each distinct combination of channels and pixel sizes."""
         kinds: list[dict[str, Any]] = []
-        for each in map(_few, self.metadata):
-            kinds += [] if each in kinds else [each]
+        for summary in map(_few, self.metadata):
+            kinds += [] if summary in kinds else [summary]
         return {"stored": asdict(self.stored), "metadata": kinds}
 
     @classmethod
-    def of_json(cls, said: Mapping[str, Any]) -> Self:
-        """Return the outline of `as_json`; invalid input raises `ValueError`, `TypeError` or `KeyError`."""
-        return cls(Stored(**said["stored"]), list(map(_few, said["metadata"])))
+    def of_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the outline that `as_json` converted; invalid input raises `ValueError`, `TypeError` or `KeyError`."""
+        return cls(Stored(**content["stored"]), list(map(_few, content["metadata"])))
 
 
 def _few(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def groups(starts: Sequence[int], what: str) -> str:
 
 
 def images_in(numbers: Sequence[int]) -> str:
-    """Return the range of some numbers of images: ``232 to 256 images``."""
+    """Describe the smallest and largest number of images, such as ``232 to 256 images``."""
     low, high = min(numbers), max(numbers)
     if low == high:
         return f"{low:,} image{'' if low == 1 else 's'}"
@@ -75,7 +75,7 @@ def images_in(numbers: Sequence[int]) -> str:
 
 
 def joined(names: Iterable[str]) -> str:
-    """Return distinct names, the most frequent first; ``unknown`` without any."""
+    """Return the distinct names as text, most frequent first; ``unknown`` without names."""
     return ", ".join(name for name, _ in Counter(names).most_common()) or "unknown"
 
 

@@ -327,12 +327,12 @@ class TableSource(BaseSource):
 
 
 def ids_of(info: pa.Table) -> list[Any]:
-    """Return the stored ids of the images, None for a missing one."""
+    """Return the stored id of each image, or None for an image without an id."""
     return info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
 
 
 def named(ids: Iterable[Any]) -> list[str]:
-    """Return the ids of a table's images, the row number for a missing id."""
+    """Return the ids of images as text; an image without an id gets its row number."""
     return [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
 
 
@@ -343,13 +343,13 @@ def native(dtypes: Sequence[np.dtype[Any]]) -> list[np.dtype[Any]]:
 
 
 def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:
-    """Return the arrays of a column that hold rows, or those of a field of a struct column."""
+    """Return the non-empty arrays of a column or, with ``field``, of that field of a struct column."""
     arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return [array.field(field) if field else array for array in arrays if len(array)]
 
 
 def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordBatchReader:
-    """Return lazily created tables as the stream that a library writes."""
+    """Return tables, which may be created lazily, as a reader of record batches for a library that writes them."""
     batches = (_from_its_start(batch) for table in tables for batch in table.to_batches())
     return pa.RecordBatchReader.from_batches(table_schema, batches)
 

@@ -66,7 +66,7 @@ def locate_chunks(
 
 @lru_cache(64)  # Most images of a folder are alike.
 def listed_planes(shape: tuple[int, ...], dtype: np.dtype[Any], first_byte: int) -> tuple[ChunkLayout, Array]:
-    """Return layout and offsets of the planes of an image (T, C, Z, Y, X) that is stored as in memory."""
+    """Return layout and offsets of the planes of an uncompressed image (T, C, Z, Y, X) at ``first_byte``."""
     plane_bytes = math.prod(shape[3:]) * dtype.itemsize
     offsets = first_byte + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64).reshape(*shape[:3], 1)
     return _plane_layout(dtype.newbyteorder("<"), (shape[3], shape[4])), offsets

@@ -41,7 +41,7 @@ class TiffImage(NamedTuple):
 
 
 def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) -> TiffImage:
-    """Return the only image of an open file, or the image series of this number.
+    """Return the only image of an open file or, with ``number``, the image series of this number.
 
     Raises `FormatError` if there are several and none is chosen, if other files hold parts of the image, or if the
     OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
@@ -81,7 +81,7 @@ def _with_own_pages(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> 
 
 
 def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
-    """Raise `FormatError` if planes are stored in several ways: tifffile reads all of them like the first."""
+    """Raise `FormatError` if planes differ in storage layout: tifffile would read all of them like the first."""
     planes = [page for page in series if page is not None and not page.is_virtual]
     if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
         raise FormatError(
@@ -90,7 +90,7 @@ def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
 
 
 def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
-    """Return an image whose axes without a name are Z, or T and Z."""
+    """Return the image of a series; axes that the file does not name become Z, or T and Z."""
     axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
     # By position: two axes may have one letter. An axis of one element has no influence on the order of the planes.
     long = [position for position, axis in enumerate(axes) if shape[position] != 1 or axis in "YX"]

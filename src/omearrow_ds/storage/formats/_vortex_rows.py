@@ -27,7 +27,7 @@ STAGES = {"Rows.take": "read+decode"}
 
 
 class Rows:
-    """All rows of an expression, still encoded by Vortex, in the parts that the mapped file stores."""
+    """All rows of a Vortex expression, not yet decoded, in the parts in which the mapped file stores them."""
 
     def __init__(self, array: vortex.Array) -> None:
         import vortex  # noqa: PLC0415  # an optional backend
@@ -36,13 +36,13 @@ class Rows:
         self.starts = list(accumulate(map(len, self.parts), initial=0))
 
     def take(self, indices: Sequence[int]) -> list[pa.Array]:
-        """Return rows by number with take: for sliced rows, Vortex 0.91 decodes their whole part."""
+        """Return rows by number; ``take`` is used because Vortex 0.91 decodes the whole part of a slice."""
         import vortex  # noqa: PLC0415  # an optional backend
 
         arrays = []
         for number, rows in by_part(self.starts, indices):
-            places = pa.array([row - self.starts[number] for row in rows], pa.uint64())
-            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(places)).to_arrow_array())
+            positions = pa.array([row - self.starts[number] for row in rows], pa.uint64())
+            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(positions)).to_arrow_array())
         return list(map(without_views, arrays))
 
     def scalar(self, index: int) -> vortex.Scalar:
@@ -52,14 +52,14 @@ class Rows:
 
     @cached_property
     def decoded_whole(self) -> list[bool]:
-        """Whether reading one row decodes the whole part, for each part."""
+        """For each part, whether reading one row decodes the whole part."""
         trees = (part.display_tree() for part in self.parts)
         return [any(encoding in tree for encoding in _DECODED_WHOLE) for tree in trees]
 
 
 @dataclass
 class OpenVortexFile:
-    """A process's mapped file, with its cached rows and images."""
+    """Vortex file that a process has mapped, with cached rows and images."""
 
     file: vortex.VortexFile
     mapping: MappedFile
@@ -68,7 +68,7 @@ class OpenVortexFile:
 
 
 def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
-    """Return a part's lists of pixels if they are zero-copy views of the mapped file, else None.
+    """Return the pixel lists of a part if they are zero-copy views of the mapped file, else None.
 
     Pixels that are decoded at each access have another address each time.
     """
@@ -82,7 +82,7 @@ def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
 
 
 def without_views(lists: pa.Array) -> pa.Array:
-    """Return lists of pixel bytes with offsets in place of Arrow's views, if the bytes are contiguous.
+    """Convert pixel lists from Arrow's binary view type to binary with offsets, if their bytes are contiguous.
 
     A cast would copy the pixels.
     """
@@ -92,8 +92,8 @@ def without_views(lists: pa.Array) -> pa.Array:
     if not len(pixels) or lists.null_count + lists.values.null_count + pixels.null_count:
         return lists
     _, views, *data = pixels.buffers()
-    found = np.frombuffer(views, np.uint32).reshape(-1, 4)[pixels.offset : pixels.offset + len(pixels)]
-    lengths, starts = found[:, 0], found[:, 3]
+    view_fields = np.frombuffer(views, np.uint32).reshape(-1, 4)[pixels.offset : pixels.offset + len(pixels)]
+    lengths, starts = view_fields[:, 0], view_fields[:, 3]
     bounds = np.empty(len(pixels) + 1, np.int64)
     bounds[:-1] = starts
     bounds[-1] = int(starts[-1]) + int(lengths[-1])

@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An array at one level: its folder, its layout, and its axes if known from its names or its group."""
+    """Folder and layout of the array of one level, and its axes if the array or its group names them."""
 
     folder: str
     layout: Layout
@@ -136,22 +136,22 @@ def _layout(
 
 
 def read_into(folder: str, layout: Layout, image: Array) -> None:
-    """Decode the array in ``folder`` into an array of its shape, without an intermediate copy if it is one whole chunk.
+    """Decode the Zarr array in ``folder`` into ``image``, without an intermediate copy if the array is a single chunk.
 
     Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
     whole = layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous
     chunk = image if whole else new_image(layout.chunk, layout.dtype, folder)
     flat = chunk.reshape(-1).view(np.uint8)
-    for name, place in layout.places:
+    for name, location in layout.places:
         decode_into(f"{folder}/{name}", layout, flat)
         if not whole:
-            part = image[place]
+            part = image[location]
             part[...] = chunk[tuple(map(slice, part.shape))]
 
 
 def decode_into(path: str, layout: Layout, flat: Array) -> None:
-    """Decode the chunk in a file into its bytes; raises the errors of `read_into`."""
+    """Decode the chunk in the file ``path`` into ``flat``, an array of its bytes; see `read_into` for errors."""
     data = contents(path, flat.size + _SPARE_BYTES)
     # Blosc trusts its header, and would read beyond the end of a truncated file.
     blosc = layout.compressor == "blosc"
@@ -165,22 +165,22 @@ def decode_into(path: str, layout: Layout, flat: Array) -> None:
         raise ValueError(f"{path} has {len(data):,} bytes, expected {flat.size:,}")
 
 
-def read(found: Found) -> Array | None:
-    """Return the array as a copy, or None if zarr must give the value of a missing chunk.
+def read(array: Found) -> Array | None:
+    """Return the decoded array; None if a chunk file is missing, so that only zarr can read the array.
 
     A chunk of unexpected size is not passed to zarr, which would decompress it at any size. Raises `OSError` or
     `ValueError` if a chunk cannot be read, or is damaged.
     """
-    image = new_image(found.layout.shape, found.layout.dtype, found.folder)
+    image = new_image(array.layout.shape, array.layout.dtype, array.folder)
     try:
-        read_into(found.folder, found.layout, image)
+        read_into(array.folder, array.layout, image)
     except FileNotFoundError:
         return None
     return image
 
 
 def contents(path: str, likely_bytes: int = 4096) -> bytes:
-    """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long.
+    """Return the bytes of a file, three times as fast as pathlib if they are fewer than ``likely_bytes``.
 
     Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
     """
@@ -198,7 +198,7 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
 
 
 class Reader:
-    """Finds arrays by their metadata, which is read each time; recent metadata is not parsed again."""
+    """Finds the Zarr arrays of images; metadata files are read at each access, but parsed only if they are new."""
 
     def __init__(self, level: int = 0) -> None:
         self._level = level
@@ -206,11 +206,11 @@ class Reader:
         self._parse_group = lru_cache(_REMEMBERED)(partial(_level, level))
 
     def layout(self, folder: str) -> Layout | None:
-        """Return the layout of the Zarr 3 array in ``folder``, or None if zarr must read it."""
+        """Return the layout of the Zarr 3 array in ``folder``, or None if only zarr can read the array."""
         return self._parse(contents(f"{folder}/zarr.json"))
 
     def find(self, folder: str) -> Found | None:
-        """Return the array of the image in ``folder``, from any writer; None if zarr must find it."""
+        """Return the array of the image in ``folder``, from any software; None if only zarr can find the array."""
         try:
             description, name = self._description(folder)
             layout = self._parse(description)
@@ -260,22 +260,22 @@ def _level(level: int, description: bytes) -> tuple[str, str] | None:
 
 
 class Writer:
-    """Writes arrays (T, C, Z, Y, X), compressed or not, and caches their metadata."""
+    """Writes arrays (T, C, Z, Y, X), compressed or not, and reuses the metadata of arrays of equal shape and dtype."""
 
     def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
         self._compression, self._chunk_shape = compression, chunk_shape
         self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, Layout]] = {}
 
     def write(self, path: Path, pixels: Array) -> None:
-        """Write a new array at ``path``; chunks of zeros too, so that a missing chunk file is a fault."""
+        """Write a new array at ``path``; chunks of zeros are written too, so that a missing chunk file shows damage."""
         key = (pixels.shape, pixels.dtype)
         if key not in self._described:
             self._described[key] = self._describe(*key)
         description, layout = self._described[key]
         path.mkdir()
         (path / "zarr.json").write_bytes(description)
-        for name, place in layout.places:
-            part = pixels[place]
+        for name, location in layout.places:
+            part = pixels[location]
             chunk = np.ascontiguousarray(part) if part.shape == layout.chunk else _padded(part, layout.chunk)
             (path / name).write_bytes(self._encode(chunk.astype(layout.dtype, copy=False)))
 

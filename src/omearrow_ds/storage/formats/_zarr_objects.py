@@ -35,7 +35,7 @@ class ZarrObjects(Store):
         self._described = "", memoryview(b"")  # zarr reads a group's metadata twice
 
     def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
-        """Return the array or group at a URL below the root; version 3 is tried first, with one request."""
+        """Return the Zarr array or group at a URL below the root; Zarr version 3 is tried before version 2."""
         path = url.removeprefix(self._url).strip("/")
         with reading:
             try:
@@ -57,7 +57,7 @@ class ZarrObjects(Store):
     __hash__ = None  # type: ignore[assignment]  # like all classes that define equality
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object or a part of it; None if it does not exist."""
+        """Return an object or a byte range of an object; None if the object does not exist."""
         try:
             data = await asyncio.to_thread(partial(self._read, key, byte_range))
         except MissingPathError:
@@ -86,7 +86,7 @@ class ZarrObjects(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return parts of objects."""
+        """Return a byte range of each object; None for an object that does not exist."""
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def exists(self, key: str) -> bool:

@@ -20,13 +20,13 @@ STAGES = {"read": "decode"}
 
 
 def regions_of_array(regions: Sequence[Region], axes: str | None, rank: int) -> list[list[int]]:
-    """Return regions of T, C, Z, Y and X as those of an array of these axes, or of a rank that implies them."""
+    """Convert regions along T, C, Z, Y and X to regions along ``axes`` or, if None, along the axes for ``rank``."""
     columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(rank, AXES)]
     return [[region[column + stop] for stop in (0, len(AXES)) for column in columns] for region in regions]
 
 
 def read(folder: str, layout: Layout, regions: Sequence[Region]) -> list[Array]:
-    """Return regions of the array in a folder; each chunk that they meet is decoded once.
+    """Return regions of the array in a folder; each chunk that overlaps any of them is decoded once.
 
     Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
@@ -48,7 +48,7 @@ def read(folder: str, layout: Layout, regions: Sequence[Region]) -> list[Array]:
 
 
 def read_by_zarr(array: zarr.Array[Any], regions: Sequence[Region], path: Path) -> list[Array]:
-    """Return regions of an array that zarr reads, if they and its largest chunk fit the memory."""
+    """Read regions of an array with zarr; raise an error if a region or the largest chunk does not fit in memory."""
     dtype = np.dtype(array.dtype)
     for shape in (*map(tuple, map(size_of, regions)), array.chunks):
         new_image(shape, dtype, path)

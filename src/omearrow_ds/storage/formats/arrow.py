@@ -31,7 +31,7 @@ STAGES = {"Source._batch": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write each table as a record batch of an IPC file; only an uncompressed file is read zero-copy."""
+    """Write each table as a record batch of an Arrow IPC file; only an uncompressed file can be read zero-copy."""
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
         for table in tables:
@@ -389,7 +389,7 @@ class _ObjectMemory:
             self.file[start:stop] = data
 
     def fetch_images(self, images: Sequence[Array]) -> list[Array] | None:
-        """Return the pixels of images that are views of this memory; None if some are copies."""
+        """Fetch the pixels of images that are views of this memory; return None if any image is a copy."""
         memory = np.frombuffer(self.file, np.uint8)
         if not all(np.may_share_memory(image, memory) for image in images if image.size):
             return None

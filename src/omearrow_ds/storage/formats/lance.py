@@ -299,7 +299,7 @@ class Source(LeafSource):
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """Arguments that reopen this version: its number and its manifest's fingerprint; other versions are refused."""
+        """Keyword arguments that reopen exactly this version: its number and the fingerprint of its manifest."""
         return {"known": (self._version, self.stamp)}
 
     def _session(self, number: int) -> FragmentSession:

@@ -275,7 +275,9 @@ class Source(BaseSource):
             manifest = json.loads(file.read_text(encoding="utf-8"))
             layout, num_images = manifest["layout"], manifest.get("image_count", count)
         if layout != _LAYOUT or num_images != count:
-            problem = f"states layout {layout!r} and {num_images} images, expected {_LAYOUT!r} and {count} of {_IMAGES}"
+            problem = (
+                f"states layout {layout!r} and {num_images} images, expected {_LAYOUT!r} and {count} as in {_IMAGES}"
+            )
             raise FormatError(f"{file}: {problem}; restore the folder")
 
     @cached_property
@@ -317,7 +319,7 @@ class Source(BaseSource):
         self._listed = table[schema.SIDECAR_COLUMN].combine_chunks()
         if self._listed.field("image_id").to_pylist() != images["image_id"].to_pylist():
             remedy = "restore it, or remove it to read the images without columns"
-            raise FormatError(f"{self.path / SIDECAR}: lists other images than {_IMAGES}; {remedy}")
+            raise FormatError(f"{self.path / SIDECAR}: does not list the same images as {_IMAGES}; {remedy}")
         self.image_ids = self._listed.field("id").to_pylist()
         self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
 
@@ -396,7 +398,7 @@ class Source(BaseSource):
         good &= counts == (-(-self.shapes // steps)).prod(axis=1)
         if not good.all():
             bad = int(good.argmin())
-            problem = f"{counts[bad]:,} chunks do not fill the image exactly once; the folder is damaged, restore it"
+            problem = f"{counts[bad]:,} chunks do not cover each pixel exactly once; the folder is damaged, restore it"
             raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
@@ -562,7 +564,7 @@ class Source(BaseSource):
         if not same:
             remedy = f"remove {_INDEX}, or write the folder again"
             raise FormatError(
-                f"{self.path / _INDEX}: lists other chunks than {_CHUNKS} in row group {number}; {remedy}"
+                f"{self.path / _INDEX}: differs from the chunks in row group {number} of {_CHUNKS}; {remedy}"
             )
         self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[start:stop])
         self._unchecked.discard(number)
@@ -573,7 +575,7 @@ class Source(BaseSource):
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
         expected = self._starts[number + 1] - self._starts[number]
         if len(table) != expected:
-            problem = f"row group {number} has {len(table):,} rows, expected {expected:,} of the footer"
+            problem = f"row group {number} has {len(table):,} rows, but the footer states {expected:,}"
             raise FormatError(f"{self.path / _CHUNKS}: {problem}; the file is damaged, restore it")
         return table
 

@@ -137,7 +137,7 @@ class Source(FolderSource):
                 codecs.append(_CODECS.get(name, name.lower()))
                 layouts.append(_page_layout(page))
         placed = sum(member.pixel_offset is not None for member in self._members)
-        reading = {len(self): "in place: from where the pixels stand in each file", 0: "by tifffile"}.get(
+        reading = {len(self): "in place: directly from the pixels in each file", 0: "by tifffile"}.get(
             placed, f"{placed:,} images in place, {len(self) - placed:,} by tifffile"
         )
         known = len(looked_at) if len(looked_at) < len(self) else None
@@ -349,7 +349,7 @@ class Source(FolderSource):
 
 
 class RemoteSource(Source):
-    """Images of TIFF files on servers; a file is fetched in one request, a region as the byte ranges it overlaps.
+    """Images of TIFF files on servers; whole images are fetched as whole files, regions as byte ranges.
 
     ``path`` is the URL of a file or of a folder, or a table that lists files.
     """
@@ -374,12 +374,12 @@ class RemoteSource(Source):
             super()._refuse_replaced()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the fetch error that made tifffile report damage; otherwise, the result of `Source.failure`."""
-        told: BaseException | None = error
-        while told is not None:
-            if isinstance(told, OMEArrowDSError):
-                return told
-            told = told.__cause__ or told.__context__
+        """Return the fetch error that caused an error of tifffile; otherwise, the result of `Source.failure`."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OMEArrowDSError):
+                return cause
+            cause = cause.__cause__ or cause.__context__
         return super().failure(error)
 
     def _at(self, file: str) -> Path:
@@ -476,7 +476,9 @@ class RemoteSource(Source):
         yield from ()
 
     def stored_as(self) -> Stored:
-        return replace(super().stored_as(), in_place=False, reading="whole files; of windows the parts that they meet")
+        return replace(
+            super().stored_as(), in_place=False, reading="whole files, or for regions the byte ranges that they overlap"
+        )
 
     def stored_size(self) -> tuple[int, int, int]:
         """Return the number, size and allocated bytes of all files; a file of unknown size counts as average-sized."""

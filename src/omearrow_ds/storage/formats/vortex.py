@@ -271,7 +271,7 @@ class Source(LeafSource):
 
 
 class RemoteSource(CopiedTable, Source):
-    """Images of a Vortex file on a server, copied to the cache because Vortex 0.91 fetches all of it per process."""
+    """Images of a Vortex file on a server, copied to the cache because Vortex 0.91 would fetch it once per process."""
 
     takes = ("image_column",)
 
