@@ -70,7 +70,7 @@ class OMEArrowDSError(Exception):
         self.path = shown  # `ImportError` has an attribute of this name, which it resets.
 
     def describe(self, show_option: Callable[[str, Any], str], show_text: Callable[[str], str] = str) -> str:
-        """Return the message; the functions format an option with its value, and texts."""
+        """Return the message; ``show_option`` formats the option and its value, and ``show_text`` the other texts."""
         is_named = self.path is None or self.problem.startswith(self.path)
         subjects = [] if is_named else [str(self.path)]
         subjects += [] if self.option is None else [show_option(self.option, self.value)]

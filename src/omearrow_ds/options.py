@@ -136,18 +136,18 @@ class OptionRecord:
 
     @classmethod
     def take(cls, values: Mapping[str, Any]) -> Self:
-        """Return a record from the options in ``values``, ignoring other names."""
+        """Return a record created from those entries of ``values`` that are options of the record."""
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise `ArgumentError` for unknown keywords, which ``**`` accepts."""
+def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Raise `ArgumentError` if a keyword of ``**options`` is unknown; the message names its ``owner``."""
     names = sorted(known)
-    for name in given:
+    for name in passed:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {close[0]}=?" if close else f"there are {', '.join(names)}"
-            raise ArgumentError(f"is not an option of {where}", option=name, remedy=hint)
+            raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:
@@ -201,7 +201,7 @@ def _is_task(task: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSettings(OptionRecord):
-    """Options of `omearrow_ds.open_images`, in the order of ``--help``; ``Any`` avoids imports of higher layers."""
+    """Options of `omearrow_ds.open_images`, in the order of ``--help``."""
 
     image_column: str | Sequence[str] | None = option(
         None,
@@ -263,7 +263,7 @@ class OpenSettings(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings(OptionRecord):
-    """Options of `omearrow_ds.OMEArrowDataset` other than those of opening."""
+    """Options of `omearrow_ds.OMEArrowDataset`, except those that open the collection."""
 
     preload: Any = option(True, "Decode all pixels into memory; auto: if they fit.", flag=None)
     axes: str = option("CYX", "Axes of a sample.", kind="text", shows_default=True)
@@ -318,7 +318,7 @@ class SampleSettings(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteSettings(OptionRecord):
-    """Options of `omearrow_ds.write_images`, `convert` and `write_crops` on the target."""
+    """Options of `omearrow_ds.write_images`, `convert` and `write_crops` that determine how the target is written."""
 
     encoding: Literal["bytes", "list"] = option(
         "bytes",
@@ -389,7 +389,7 @@ _WORK_DIR = option(
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings(OptionRecord):
-    """Options of `omearrow_ds.profile_dataset` other than those of the dataset."""
+    """Options of `omearrow_ds.profile_dataset`, except those that it passes to the dataset."""
 
     batch_size: int = _BATCH_SIZE
     num_workers: int | str = option(
@@ -418,7 +418,7 @@ class ProfileSettings(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendSettings(OptionRecord):
-    """Options of `omearrow_ds.recommend` other than those of opening and samples."""
+    """Options of `omearrow_ds.recommend`, except those that open the collection or create samples."""
 
     epochs: int = option(10, "Number of epochs.", kind="integer", minimum=1, shows_default=True)
     access: Literal["random", "sequential"] = option(

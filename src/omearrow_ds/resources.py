@@ -28,7 +28,7 @@ _BLOCK_BYTES = 512  # Unit of st_blocks on all file systems.
 
 
 def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
-    """Return the size of files in bytes, and the bytes that are allocated for them and for their folders.
+    """Return the total size of files in bytes, and the bytes that the disk allocates for the files and their folders.
 
     Only folders at or below ``path`` count. Files are allocated in whole blocks, so that small files may take several
     times their size.
@@ -69,7 +69,7 @@ def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -
 
 
 def split_by_bytes(sizes_bytes: np.ndarray[Any, Any], max_bytes: int) -> Iterator[slice]:
-    """Yield slices of consecutive items that have at most ``max_bytes`` together, or that are one item."""
+    """Yield slices of consecutive items; each slice has at most ``max_bytes`` in total, or is one larger item."""
     ends, start = np.cumsum(sizes_bytes), 0
     while start < len(ends):
         limit_bytes = max_bytes + (int(ends[start - 1]) if start else 0)
@@ -79,7 +79,7 @@ def split_by_bytes(sizes_bytes: np.ndarray[Any, Any], max_bytes: int) -> Iterato
 
 
 def one_of(values: Sequence[Any]) -> bool:
-    """Whether there is at least one value and all values are equal; computed without a Python loop."""
+    """Whether ``values`` has at least one value and all its values are equal."""
     return len(values) > 0 and values.count(values[0]) == len(values)
 
 
@@ -148,7 +148,7 @@ def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> dict[Path, int]:
-    """Return the folders of this process's control groups for a controller with their versions, the roots last."""
+    """Return the control groups of this process for a controller, as a dict from folders to versions, root last."""
     return _folders(_read(own), controller, root)
 
 

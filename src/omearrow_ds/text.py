@@ -55,18 +55,18 @@ def count(n: int, what: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], limit: int) -> list[str]:
-    """Return the known names that are most similar to a name in any case, at most ``limit``."""
+    """Return at most ``limit`` known names that are similar to a name, ignoring upper and lower case."""
     by_lower = {other.lower(): other for other in known}
     return [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, limit)]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as aligned lines: the first and the last column to the left, the numbers between to the right.
+    """Return rows as aligned lines; the first and last columns are left-aligned, the columns between right-aligned.
 
     In a row of only two cells, the second one spans all other columns.
     """
     columns = max(map(len, rows))
-    widths = [max((len(row[at]) for row in rows if len(row) == columns), default=0) for at in range(columns)]
+    widths = [max((len(row[index]) for row in rows if len(row) == columns), default=0) for index in range(columns)]
     widths[0] = max(len(row[0]) for row in rows)
     lines = []
     for name, *numbers, last in rows:
@@ -88,14 +88,14 @@ def as_keywords(options: Mapping[str, Any]) -> list[str]:
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line; a list or mapping becomes one flag per item."""
+    """Return options as words of a command line, with one flag per item for lists and mappings."""
     words = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
-        for each in values if isinstance(values, list | tuple) else [values]:
-            if is_dataclass(each):  # A record of options, such as `Storage`.
-                words += as_flags(vars(each))
-            elif each is not None and each is not False:
-                words += [flag] if each is True else [flag, str(each)]
+        values = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
+        for item in values if isinstance(values, list | tuple) else [values]:
+            if is_dataclass(item):  # A record of options, such as `Storage`.
+                words += as_flags(vars(item))
+            elif item is not None and item is not False:
+                words += [flag] if item is True else [flag, str(item)]
     return words

@@ -68,29 +68,29 @@ def gains(one: Rounds, over: Rounds) -> list[float]:
 
 
 def noise(times_s: Iterable[float]) -> float:
-    """Return the time of the median round relative to the fastest round, minus 1: 0.1 is 10 % slower."""
+    """Return how much slower the median round is than the fastest round, where 0.1 is 10 % slower."""
     times = list(times_s)
     return median(times) / min(times) - 1 if 0 < min(times) < inf else 0.0
 
 
 def tie_ratio(rounds: int, *noises: float) -> float:
-    """Return the ratio up to which two values count as equal, which grows with their mean noise."""
+    """Return the ratio up to which two values count as equal; the ratio grows with their mean noise."""
     return MOST_TIE if rounds < _FEW_ROUNDS else min(MOST_TIE, max(LEAST_TIE, 1 + mean(noises)))
 
 
 def mostly_agree(rounds: Iterable[bool]) -> bool:
-    """Return whether almost all rounds are True; by chance, 3 are in 1 of 8 cases, 5 or more in at most 1 of 28."""
+    """Return whether almost all rounds are True: by chance in 1 of 8 cases for 3 rounds, in at most 1 of 28 for 5."""
     votes = list(rounds)
     return votes.count(False) <= len(votes) // _DISSENT
 
 
 def is_clear(ratios: Sequence[float]) -> bool:
-    """Return whether almost all ratios show a speedup, or almost all show none."""
+    """Return whether almost all ratios show a speedup, or almost all ratios show no speedup."""
     return mostly_agree(ratio > 1.0 for ratio in ratios) or mostly_agree(ratio < LEAST_TIE for ratio in ratios)
 
 
 def uncertainty_note(rounds: int, noise: float) -> str:
-    """Return why a result is uncertain, because of few rounds or noise above 50 %, or an empty string."""
+    """Return why a result is uncertain (few rounds, or noise above 50 %), or an empty string if it is certain."""
     if rounds < _FEW_ROUNDS:
         return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"
     if noise > _NOISY:

@@ -37,14 +37,14 @@ def _remove(folder: Path) -> None:
 
 
 def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
-    """Return the bytes a sample may have if ``folder`` must hold ``copies`` of it, at most ``wanted_bytes``."""
+    """Return the maximum bytes of a sample that fits ``folder`` in ``copies`` copies, at most ``wanted_bytes``."""
     free_bytes = shutil.disk_usage(folder).free
     # Some formats store uncompressed lists of 16-bit values in twice their size.
     most_bytes = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
     if most_bytes < min(_LEAST_BYTES, wanted_bytes):
         needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
         raise ArgumentError(
-            f"its disk has {free_bytes:,} bytes free but {copies} ways to store a sample need {needed:,} or more",
+            f"the disk has {free_bytes:,} free bytes, but {copies} copies of a sample need {needed:,} or more",
             option="work_dir",
             value=str(folder.parent),
             remedy="pass a folder on another disk, or fewer formats",

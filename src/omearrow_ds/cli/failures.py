@@ -153,7 +153,7 @@ def _in_words(error: OSError) -> str:
 
 @contextmanager
 def naming(**flags: str) -> Iterator[None]:
-    """Context in which error messages of the library name the given flags instead of its arguments.
+    """Context in which error messages name the flags of the command instead of the arguments of the library.
 
     Flags of the running command are always used; these are for flags that have another name than the argument.
     """
@@ -174,7 +174,7 @@ def _flags() -> dict[str, str]:
 
 
 class Stops:
-    """Context in which SIGTERM and SIGHUP stop the work like Ctrl-C: partial output is removed.
+    """Context in which SIGTERM and SIGHUP stop the command like Ctrl-C, so that partial output is removed.
 
     A signal that is ignored from the start of the process (``nohup``, a background job) stays ignored. A second signal
     within two seconds is ignored, so that it does not interrupt the cleanup. Python drops a signal in a finalizer or a
@@ -242,7 +242,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 class calling:  # noqa: N801  # Reads as a phrase: with calling("transform flips:flip"):
-    """Context of user functions, whose errors are shown in one line, or with a traceback with ``show_traceback``.
+    """Context that shows errors of a user function in one line, preceded by a traceback if ``show_traceback`` is true.
 
     Errors of this package pass unchanged, as they are already clear.
     """

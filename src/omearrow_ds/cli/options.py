@@ -155,7 +155,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 
 def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return the callback of an option whose value ``read`` converts, unless it is not passed."""
+    """Return a click callback that converts the value of an option by ``read`` if the option is passed."""
     return lambda _context, _parameter, value: None if value is None else read(value)
 
 
@@ -165,7 +165,7 @@ def all_of(*options: Decorator) -> Decorator:
 
 
 def flags(record: type[OptionRecord], *chosen: str) -> Decorator:
-    """Return a decorator that adds the flags of a record: all, or those of the options in ``chosen``, in this order."""
+    """Return a decorator that adds the flags of the options in ``chosen``, or of all options of a record."""
     declared = {option.name: option for option in options_of(record) if flag_of(option)}
     return all_of(*(_flag(declared[name]) for name in chosen or declared))
 
@@ -224,7 +224,7 @@ def storage_options(prefix: str = "", owner: str | None = None) -> Decorator:
 
 
 def opening_options(command: Command) -> Command:
-    """Add the options of opening. The command receives those that the user passed, as `OpenOptions`."""
+    """Add the options of `omearrow_ds.open_images` to a command, which receives only those that the user passed."""
 
     @functools.wraps(command)
     def opening(**values: Any) -> Any:

@@ -88,7 +88,7 @@ class Writing:
 
     @contextmanager
     def open(self) -> Iterator[tuple[BaseSource, dict[str, Any]]]:
-        """Yield the open source, and keywords of the library function, including the running executor."""
+        """Open the source, start the executor, and yield the source and the keywords of the library function."""
         warn_of_layout(self._src, self.opening)
         skips_errors = self._settings.skips_errors
         with failures.naming(format="--src-format"):
@@ -98,7 +98,7 @@ class Writing:
             yield source, {**self._keywords, "executor": executor}
 
     def report(self, noun: str, paths: Mapping[str, Path], details: Mapping[str, Any] | None = None) -> bool:
-        """Print the result, and return whether it was the line of a complete collection.
+        """Print the result, and return whether the printed line describes a complete collection.
 
         ``noun`` is that of an image, and of its sources if it has them, such as ``"crop of 2 fields"``.
         """
@@ -116,7 +116,7 @@ class Writing:
 
 
 def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
-    """Return the target storage, by default that of the source from S3 to S3.
+    """Return the storage of the target; by default, a copy within S3 uses the storage of the source.
 
     Raises `Failure` if options of an object store are passed for a local source, before any request.
     """
@@ -144,10 +144,10 @@ def in_words(written: Description, noun: str = "image") -> str:
 
 
 @contextmanager
-def executor_of(asked: str | None) -> Iterator[Executor | None]:
-    """Start the executor that ``--executor`` names, or connect to it, and close it at the end."""
-    kind, _, which = (asked or "").partition(":")
-    if asked is None:
+def executor_of(executor_name: str | None) -> Iterator[Executor | None]:
+    """Start the executor or connect to the cluster that ``--executor`` names; close the connection at the end."""
+    kind, _, which = (executor_name or "").partition(":")
+    if executor_name is None:
         yield None
     elif kind == "local" and which.isdecimal() and int(which):
         with ProcessPoolExecutor(
@@ -157,7 +157,7 @@ def executor_of(asked: str | None) -> Iterator[Executor | None]:
     elif kind == "dask" and which:
         yield from _of_dask(which)
     else:
-        raise failures.Failure(f"--executor {asked}: unknown executor; {_HOW}")
+        raise failures.Failure(f"--executor {executor_name}: unknown executor; {_HOW}")
 
 
 def _of_dask(which: str) -> Iterator[Executor]:

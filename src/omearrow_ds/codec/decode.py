@@ -44,7 +44,7 @@ STAGES = {
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:
-    """Return a new array for an image, uninitialized or zero, if its size fits the available memory.
+    """Return a new array for an image, uninitialized or filled with zeros.
 
     Raises `MemoryLimitError` if the size exceeds the available memory, which is checked from 256 MiB on.
     """
@@ -61,7 +61,7 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, ze
 
 @dataclass(frozen=True)
 class Expected:
-    """Indices in the table, shapes (n, 5) and dtypes of n images that are to be decoded.
+    """Images to decode: their table indices, shapes (n, 5) and dtypes.
 
     A dtype keeps the byte order of the table, and applies to chunks without a dtype. ``odd_order`` marks images whose
     chunks are flattened in another order than ZYX.
@@ -78,7 +78,7 @@ class Expected:
 
 
 class ImageBlock:
-    """Images of one Arrow array, decoded by row.
+    """Images of one Arrow array, each of which is decoded when its row is accessed.
 
     Parameters
     ----------
@@ -131,17 +131,17 @@ class ImageBlock:
                 f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again in this order"
             )
         elif self._pixels_alone:
-            problem = f"pixels are null or fewer than the {self._counts[row]:,} of its shape"
+            problem = f"pixels are null, or fewer than the {self._counts[row]:,} of the image shape"
             raise DecodeError(f"{self._expected.where(row)}: {problem}; the file is damaged, restore it")
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
 
     def images(self) -> Array | list[Array]:
-        """Return all images, as one view (n, T, C, Z, Y, X) if they are dense and uniform, otherwise as a list."""
+        """Return all images, as one view (n, T, C, Z, Y, X) if `stack` can create it, otherwise as a list."""
         stack = self.stack()
         return [self[row] for row in range(len(self))] if stack is None else stack
 
     def stack(self) -> Array | None:
-        """Return all images as one view (n, T, C, Z, Y, X), or None if they are not contiguous and uniform."""
+        """Return all images as one view (n, T, C, Z, Y, X), or None if they are scattered or differ."""
         shapes, dtypes = self._expected.shapes, self._expected.dtypes
         if not len(self) or not self._dense.all() or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
             return None
@@ -153,7 +153,7 @@ class ImageBlock:
 
 
 def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None) -> Array:
-    """Return one bool per row: whether its chunks are uncompressed, of equal size, and a whole image in TCZYX order.
+    """Return one bool per row: whether its chunks are uncompressed, equal in size, and form the image in TCZYX order.
 
     With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
     chunk structs, so that a table can be checked without its pixels.
@@ -278,7 +278,7 @@ class _Pieces:
         return good
 
     def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
-        """Return one bool per row: whether its pieces have equal sizes, ``counts`` pixels in sum, and no null pixel."""
+        """Return one bool per row: whether its pieces are equal in size and have ``counts`` pixels and no nulls."""
         rows, pieces, _ = self._owners
         number = self.stops - self.starts
         if not len(rows):
@@ -330,8 +330,8 @@ class _Pieces:
         ends = (z + lengths[0], y + lengths[1], x + lengths[2])
         if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
             position = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
-            negative = " (-1 also if null or not an integer)" if -1 in (t, c, z, y, x, *lengths) else ""
-            msg = f"{subject}: {position}{negative} exceeds the image {tuple(shape.tolist())}; restore the file"
+            negative = " (-1 can also mean null or not an integer)" if -1 in (t, c, z, y, x, *lengths) else ""
+            msg = f"{subject}: {position}{negative} is outside the image {tuple(shape.tolist())}; restore the file"
             raise DecodeError(msg)
         return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
 

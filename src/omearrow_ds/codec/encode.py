@@ -116,7 +116,7 @@ class _GroupLimits(NamedTuple):
     chunk_codec: str | None = None
 
     def hold(self, pixels: Array) -> int:
-        """Return the number of images of this size per group."""
+        """Return how many images of the size of ``pixels`` fit one group, at least 1."""
         return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
 
 
@@ -171,7 +171,7 @@ class _Group:
         (target.view(pixels.dtype) if as_bytes else target).reshape(pixels.shape)[...] = pixels
 
     def encoded(self) -> pa.StructArray:
-        """Return the images as an OME-Arrow struct array, with one chunk of all Z, Y and X per (t, c)."""
+        """Return the images as an OME-Arrow struct array, with one chunk per time point and channel."""
         encoding = self._limits.encoding
         flat = self._buffer[: self._used]
         if self.alone:

@@ -184,7 +184,7 @@ def flags(values: pa.Array) -> Array:
 
 
 def among(column: pa.Array, texts: Collection[str | None]) -> Array:
-    """Return one bool per row: whether its string or null is one of ``texts``; all False for columns of other types."""
+    """Return one bool per row: whether its value is in ``texts``. All are False if the column is not of strings."""
     if not is_text(column.type):
         return np.zeros(len(column), bool)
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
@@ -267,7 +267,7 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
 
 
 def list_bounds(lists: pa.Array, name: str) -> tuple[Array, Array, pa.Array]:
-    """Return the start and stop of each list in the flat array of list values, and this array.
+    """Return the start and stop of each list in the flat array of all list values, and this flat array.
 
     Raises `DecodeError` for other types; ``name`` names the lists in the error.
     """

@@ -161,7 +161,7 @@ def _refuse_unknown(values: Mapping[str, Any], allowed: Any, name: str) -> None:
 
 
 def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata dict of an OME-Arrow record, a dict of the struct without pixels."""
+    """Return the metadata of an OME-Arrow record, where ``record`` is its struct without pixels as a dict."""
     pixels_meta = record.get("pixels_meta") or {}
     both = {**pixels_meta, **record}
     channels = [channel_of(channel or {}) for channel in pixels_meta.get("channels") or []]
@@ -169,12 +169,12 @@ def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def channel_of(channel: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a channel with all fields of ome-arrow; None for a missing one."""
+    """Return the metadata of a channel with all fields of ome-arrow, where None replaces missing values."""
     return _NO_CHANNEL | {name: value for name, value in channel.items() if name in _NO_CHANNEL}
 
 
 def pixel_dtype(name: str, subject: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:
-    """Return the NumPy dtype of ``name``, like ome-arrow, or raise `DecodeError`."""
+    """Return the NumPy dtype with a name in OME-Arrow, or raise `DecodeError` if the name is unknown."""
     try:  # NumPy would interpret other names as structures, or warn.
         dtype = np.dtype(name) if _DTYPE_NAME.fullmatch(name) else None
     except (TypeError, ValueError):

@@ -21,13 +21,13 @@ _SHOWN = 4
 
 
 class CollatedBatch(NamedTuple):
-    """Batch as ``default_collate`` would return it, which a dataset returns instead of a list of samples."""
+    """Collated batch that a dataset returns instead of samples, equal to the result of ``default_collate``."""
 
     batch: Any
 
 
 def asked_for_whole() -> bool:
-    """Whether the caller of ``__getitems__`` only collates the samples; a dataset may then return a finished batch.
+    """Whether the caller of ``__getitems__`` only collates the samples, so that a dataset may return a collated batch.
 
     That is torch's fetcher, of any loader whose ``collate_fn`` is torch's default or ours, also through a ``Subset``.
     Other callers may keep samples, collate them twice, or write to them. Torch does not pass the loader to a dataset,

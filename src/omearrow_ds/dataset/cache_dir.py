@@ -40,7 +40,7 @@ Fingerprint = list[tuple[str, int, int, int, int]]
 
 
 def collection_fingerprint(path: Path) -> Fingerprint:
-    """Return the fingerprint of a collection's files, skipping missing ones; call it before opening."""
+    """Return the fingerprint of the existing files of a collection; call this before opening the collection."""
     path = path.resolve()
     fingerprint: Fingerprint = []
     for file in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):

@@ -215,7 +215,7 @@ class Collection:
 
     @property
     def beside(self) -> Beside:
-        """Object with the path, ids and columns of the samples."""
+        """Object that provides the path, ids and columns of the samples: the source, or the rows of crops."""
         return self.source
 
     @property
@@ -224,17 +224,17 @@ class Collection:
 
     @property
     def together(self) -> bool:
-        """Whether several samples may share an image, and so belong to one part of a split."""
+        """Whether several samples may share an image, so that a split must not separate them."""
         return False
 
     @property
     def random(self) -> bool:
-        """Whether samples are drawn from torch's global generator."""
+        """Whether samples depend on random numbers from torch's global generator."""
         return False
 
     @property
     def floating(self) -> bool:
-        """Whether samples are float32 for every stored dtype."""
+        """Whether samples are always float32, for any stored dtype."""
         return self._scalings.floating
 
     def fields_of(self, positions: Array) -> Array:
@@ -259,11 +259,11 @@ class Collection:
         return self._images([position])[0]
 
     def unscaled(self, image: Array, position: int) -> Array:
-        """Return the region of an image (T, C, Z, Y, X) that a sample shows, with all axes and without scaling."""
+        """Return the region of ``image`` that a sample shows, with all five axes and without scaling."""
         return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
 
     def windows(self, positions: list[int]) -> Any:
-        """Return the locations of samples, which `at` accepts; for whole images, these are ``positions``."""
+        """Return the locations of samples for `at`; for whole images, these are the ``positions`` themselves."""
         return positions
 
     def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
@@ -350,7 +350,7 @@ class Collection:
         return DecodedRows(stacks.cut(cut), divisors, self._one_kind[1])
 
     def stacked(self) -> Stacks | None:
-        """Return all images, preloaded or memory-mapped; None if they are not decoded in memory."""
+        """Return all images if their pixels are preloaded or memory-mapped, otherwise None."""
         if self.on_device is not None:
             return None
         if self.cache is None:
@@ -369,11 +369,11 @@ class Collection:
 
     @cached_property
     def page_requests(self) -> PageRequests:
-        """Rule that decides whether to request pages or files."""
+        """Rule that decides for which batches to request pages or files in advance."""
         return PageRequests()
 
     def request_ahead(self, positions: list[int]) -> None:
-        """Request the pages of the samples of a batch, or the files of its images."""
+        """Ask Linux to read the memory-mapped pages or the files of the samples of a batch."""
         if self.rows is not None:
             self.rows.stacks.request(np.array(positions))
         elif self._is_read_once:
@@ -386,7 +386,7 @@ class Collection:
         return np.arange(count)
 
     def on_demand(self, source: BaseSource | None = None) -> Self:
-        """Return a copy that reads images on demand, from its reopened source or another source of these images."""
+        """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
         opening: dict[str, Any] = {}
         if source is not None:
             opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": source.path}
@@ -397,7 +397,7 @@ class Collection:
         return self._remade(folder, progress=progress, cache=(True, None))
 
     def first(self, count: int, block: SharedBlock) -> Self:
-        """Return a collection of the first ``count`` images, whose pixels are in ``block``."""
+        """Return a collection of the first ``count`` images, with decoded pixels from ``block``."""
         alone: dict[str, Any] = {
             "shapes": self.shapes[:count],
             "dtypes": self.dtypes[:count],
@@ -414,20 +414,20 @@ class Collection:
         return made
 
     def uncut(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return the cut and the scalings, in all axes (T, C, Z, Y, X), of a collection whose images have one shape.
+        """Return how images are cut and scaled, for all axes (T, C, Z, Y, X); all images must have one shape.
 
         These are the cut, the distinct scalings, and (N,) the index of each image's scaling; None if there is one.
         """
         axes, shape = self._cut_axes, tuple(self.shapes[0].tolist())
         cut = SampleAxes(AXES, axes.select, axes.crop_size).cut(shape, str(self.path))
-        made: dict[Any, Divisor] = {}
+        divisors: dict[Any, Divisor] = {}
         keys = []
         for index in self.kinds.first:
             key, make = self._scalings.of(index, self.dtypes[index], shape, cut)
-            if key not in made:
-                made[key] = make()
-            keys.append([*made].index(key))
-        return cut, [*made.values()], None if len(made) == 1 else np.asarray(self.kinds.spread(keys))
+            if key not in divisors:
+                divisors[key] = make()
+            keys.append([*divisors].index(key))
+        return cut, [*divisors.values()], None if len(divisors) == 1 else np.asarray(self.kinds.spread(keys))
 
     def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
         """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
@@ -438,7 +438,7 @@ class Collection:
         return DeviceCropper(layout, DeviceScaling.of([divisor], None, layout.lengths, torch.float32, device), device)
 
     def early_scaling_reason(self, *, cleared: bool) -> str | None:
-        """Return why pixels must be scaled when samples are created; None if they can be scaled later, per batch.
+        """Return why pixels must be scaled when samples are created, or None if batches can be scaled later.
 
         ``cleared``: whether pixels of samples may be set to 0.
         """
@@ -448,7 +448,7 @@ class Collection:
             return f"{self.dtypes[0]} is no smaller than float32"
         if not self.dtypes[0].isnative:
             return "pixels are stored in another byte order"
-        return "some pixels are set to 0 once scaled" if cleared and isinstance(self._divisors[0], Scaling) else None
+        return "some pixels are set to 0 after scaling" if cleared and isinstance(self._divisors[0], Scaling) else None
 
     def as_stored(self) -> Collection:
         """Return a copy whose samples are not scaled."""

@@ -18,7 +18,7 @@ _OURS = "omearrow_ds.dataset.dataset"
 
 
 class BatchedConcat(ConcatDataset[Any]):
-    """A ``ConcatDataset`` with ``__getitems__``, of datasets with the same classes."""
+    """``ConcatDataset`` with ``__getitems__``, whose datasets must have the same classes of targets."""
 
     def __init__(self, datasets: Iterable[Dataset[Any]]) -> None:
         super().__init__(datasets)
@@ -88,7 +88,7 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
         if targets.classes != first.classes:
             difference = _first_difference(first.classes, targets.classes)
             raise ArgumentError(
-                f"is {_text_of(targets.classes)} but {_text_of(first.classes)} of {first.path}{difference}",
+                f"is {_text_of(targets.classes)}, but {first.path} has {_text_of(first.classes)}{difference}",
                 path=part.path,  # type: ignore[attr-defined]
                 option="classes",
                 remedy="pass the same list to both datasets",
@@ -113,4 +113,4 @@ def _first_difference(first: Any, second: Any) -> str:
     if not isinstance(first, tuple) or not isinstance(second, tuple):
         return ""
     codes = (code for code, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
-    return "".join(f", where code {code} is {first[code]!r} and not {second[code]!r}" for code in islice(codes, 1))
+    return "".join(f" (code {code} is {second[code]!r} instead of {first[code]!r})" for code in islice(codes, 1))

@@ -9,7 +9,7 @@ Instance = TypeVar("Instance")
 
 
 def copy_with(original: Instance, omitted: Container[str] = (), **changes: Any) -> Instance:
-    """Return a shallow copy with some attributes omitted or changed; pickling methods are not called."""
+    """Return a shallow copy with some attributes omitted or changed, without calling pickling methods."""
     copied = object.__new__(type(original))
     shared = {name: value for name, value in vars(original).items() if name not in omitted}
     vars(copied).update({**shared, **changes})

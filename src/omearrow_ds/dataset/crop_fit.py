@@ -11,7 +11,7 @@ from omearrow_ds.storage.formats._base import Array
 
 
 class Fit(NamedTuple):
-    """Conversion of crops to one ``size`` (height, width), by scaling or by centering them in zeros."""
+    """Conversion of crops to one ``size`` (height, width), either by scaling or by padding with zeros on all sides."""
 
     size: tuple[int, int]
     scaled: bool
@@ -32,7 +32,7 @@ class Fit(NamedTuple):
             sample[...] = crop[..., y, :][..., x]
 
     def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the (row, column) in the sample to which a pixel of a crop of ``shape`` is mapped."""
+        """Return the row and column in the sample of the pixel that was at ``pixel`` in a crop of ``shape``."""
         sides = zip(pixel, shape, self.size, strict=True)
         y, x = (
             (2 * coordinate + 1) * to // (2 * length) if self.scaled else coordinate + (to - length) // 2

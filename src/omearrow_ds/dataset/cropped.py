@@ -26,7 +26,7 @@ def cropped(
     options: CropOptions,
     settings: ObjectSettings,
 ) -> CropCollection:
-    """Return the crops of a source's images for the options of `omearrow_ds.OMEArrowDataset`.
+    """Return a collection of crops that the options of `omearrow_ds.OMEArrowDataset` select from images.
 
     ``collect`` returns the whole images of a source as samples. Raises `ArgumentError` if options are invalid or
     conflict; `AxesError` if an image is smaller than a crop.
@@ -54,7 +54,7 @@ def cropped(
     name = next((name for name in ("resize", "pad_to") if name in chosen), None)
     fit = None if name is None else Fit(checked_size(chosen[name]), name == "resize")
     if name == "resize" and not collection.floating:
-        problem = "it returns floats but normalize=False keeps the stored dtype"
+        problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
         raise ArgumentError(problem, option="resize", remedy="leave out one of them")
     if fit is not None and name == "pad_to":
         _refuse_larger(boxes, rows, fit.size)

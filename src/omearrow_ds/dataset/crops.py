@@ -57,7 +57,7 @@ class CropCollection(Collection):
     def of(
         cls, collection: Collection, windows: Places, rows: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
-        """Convert a collection of images into a collection of crops at ``windows``; do not use the former afterwards.
+        """Return a collection of crops at ``windows`` that replaces ``collection``, which must not be used afterwards.
 
         Raises `AxesError` if samples lack Y or X, or ``select`` includes them. ``rows`` has the ids and columns
         of crops; None if there is one crop per image, with those of the image. ``fit`` brings crops to one size.
@@ -281,9 +281,9 @@ class CropCollection(Collection):
     def early_scaling_reason(self, *, cleared: bool) -> str | None:
         size, divisor = self.places.size, self._divisors[0] if self._divisors else None
         if self.fit is not None or size is None:
-            return "crops are scaled to one size, or differ in it"
+            return "crops differ in size, or are fitted to one size"
         if isinstance(divisor, Scaling) and divisor.has_illumination:
-            return "crops are lit by where they lie"
+            return "the illumination correction depends on the position of a crop"
         padded = self.places.pad == "constant" and self._alike and not self.places.within(self.cuts[0].kept[3:])
         return super().early_scaling_reason(cleared=cleared or padded)
 

@@ -66,9 +66,9 @@ def free_bytes(device: torch.device) -> int:
 def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
     """Raise `MemoryLimitError` if pixels exceed the free device memory or ``max_bytes``, by default half of it."""
     free = free_bytes(device)
-    limit, limit_name = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
+    limit, limit_name = (free // 2, "half of the free device memory") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:
-        limit, limit_name = free, "the memory free there, less than max_bytes"
+        limit, limit_name = free, "the free device memory, which is less than max_bytes"
     if needed_bytes > limit:
         raise MemoryLimitError(
             f"{path}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({limit_name}); "
@@ -77,7 +77,7 @@ def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes:
 
 
 class DeviceIndices(Sequence[int]):
-    """Indices of a batch in CPU memory and on a device; the indices of an epoch were sent there in one transfer."""
+    """Indices of a batch, both in CPU memory and on a device; one transfer sends the indices of a whole epoch."""
 
     def __init__(self, indices: list[int], device_indices: torch.Tensor) -> None:
         self._indices, self.on_device = indices, device_indices

@@ -166,10 +166,9 @@ def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
         if first is None:
             first = batch[:0]
         if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
-            problem = (
-                f"{batch.shape[1]} features of {batch.dtype} but earlier ones have {first.shape[1]} of {first.dtype}"
-            )
-            raise error(f"batch {number} has {problem}", remedy="make them equal")
+            problem = f"batch {number} has {batch.shape[1]} features of {batch.dtype}"
+            earlier = f"earlier batches have {first.shape[1]} of {first.dtype}"
+            raise error(f"{problem}, but {earlier}", remedy="make them equal")
         yield batch
     if first is None:
         raise error("is empty", remedy="pass an array of shape (0, D) for an empty table")

@@ -114,7 +114,7 @@ class _SharedBuffer(_ReusableBuffer):
         return super().take(size_bytes)
 
     def next_release_flag(self) -> int | None:
-        """Return the index of the mark that the receiver sets to release the block, or None if all marks are used."""
+        """Return the index of the byte that the receiver sets to release the block, or None if all bytes are used."""
         number = self._num_flags
         if number == _MARKS_BYTES:
             return None
@@ -276,7 +276,7 @@ def _rebuild_tensor(reference: _SharedTensorRef) -> torch.Tensor:
         descriptor = os.open(reference.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EMFILE:
-            error.add_note("Each batch that is kept holds a file open: clone() what you keep, or raise ulimit -n")
+            error.add_note("Each batch that you keep needs an open file; keep its clone() instead, or raise ulimit -n")
             raise
         raise RuntimeError(f"{reference.path}: {_LOST}") from error
     try:
@@ -301,7 +301,7 @@ class _ReceivedLeases:
         os.register_at_fork(before=self._keep_all)
 
     def add(self, lease: _BufferLease, memory: Array, mark: int) -> None:
-        """Register that ``mark`` in ``memory`` is set to 1 when ``lease`` is garbage-collected."""
+        """Set the byte ``mark`` of ``memory`` to 1 as soon as ``lease`` is garbage-collected."""
         number = next(self._numbers)
         finalizer = weakref.finalize(lease, self._return, number, memory, mark)
         finalizer.atexit = False

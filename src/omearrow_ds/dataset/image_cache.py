@@ -47,7 +47,7 @@ class ImageCache:
             return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
 
     def get(self, indices: Sequence[int], fetch: Callable[[list[int]], Sequence[Array]]) -> list[Array]:
-        """Return the images of distinct ``indices``; missing ones are fetched in one call.
+        """Return the images of distinct ``indices``; images that are not cached are fetched in one call.
 
         Callers must not change the images, as the cache continues to use them.
         """

@@ -58,7 +58,7 @@ class MaskedSamples:
 
     @property
     def clears(self) -> bool:
-        """Whether pixels outside the object of a crop become 0."""
+        """Whether pixels of a crop that are outside its object are set to 0."""
         return self._background is not None
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
@@ -92,7 +92,7 @@ class MaskedSamples:
         return self.collection.at(self._mask_of[locations].tolist(), allocate)
 
     def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
-        """Return a copy that uses another collection of the same images and, if passed, of the same masks."""
+        """Return a copy that reads the same images from ``images``, and the same masks from ``masks`` if passed."""
         masks, background = masks or self.collection, self._background
         if background is not None:
             background = copy_with(background, _crops=images, _masks=masks)
@@ -131,11 +131,11 @@ class _Background:
         keep_mask = self.kept(position, mask)
         if not keep_mask.any():
             label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
-            raise self._failure(position, "there is nothing in its mask at its centre" if self._binary else label)
+            raise self._failure(position, "its mask is empty at the center of the object" if self._binary else label)
         planes = self._masks.tczyx(mask)
         center_labels = planes[(..., *self._center_in(position))]
         if not self._binary and center_labels.any() and not (center_labels == self._labels[position]).any():
-            label = f"its label by {self._column} is {self._labels[position]:g}"
+            label = f"its label in column {self._column} is {self._labels[position]:g}"
             raise self._failure(position, f"{label} but its mask has {center_labels.max()} at its center")
         np.multiply(planes, keep_mask, out=planes)
         pixels = self._crops.tczyx(image)

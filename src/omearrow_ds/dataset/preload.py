@@ -22,21 +22,21 @@ _ALIGNMENT = 64
 
 
 class ImageKinds(NamedTuple):
-    """Partition of images into kinds: first image per kind, kind of each image (None for one kind), images per kind."""
+    """Groups of similar images: first image and size of each group, and group of each image (None for one group)."""
 
     first: list[int]
     of_each: np.ndarray[Any, Any] | None
     counts: list[int]
 
     def spread(self, values: list[Any]) -> list[Any]:
-        """Given one value per kind, return one value per image."""
+        """Return one value per image from one value per group."""
         return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
 def group_into_kinds(
     shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
 ) -> ImageKinds:
-    """Group images of equal shape, dtype and codes in ``others`` into kinds, in the order of their first images."""
+    """Group images that are equal in shape, dtype and all codes of ``others``, in the order of their first images."""
     count = len(shapes)
     if not count:
         return ImageKinds([], np.zeros(0, np.int64), [])
@@ -166,7 +166,7 @@ class PreloadProgressBar:
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:
-    """Return the decoded size of all images in bytes; ``kinds`` saves its computation from shapes and dtypes."""
+    """Return the decoded size of all images in bytes; ``kinds`` is computed from shapes and dtypes if not passed."""
     kinds = kinds or group_into_kinds(shapes, dtypes)
     counted = zip(kinds.first, kinds.counts, strict=True)
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)

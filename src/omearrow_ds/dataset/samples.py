@@ -63,7 +63,7 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
 
 
 def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
-    """Divide keywords into the options for positions of samples and the options for opening the collection."""
+    """Return two dicts: the options for the positions of samples, and those for opening the collection."""
     opening = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
     crops = {name: opening.pop(name) for name in _CROP_OPTIONS if name in opening}
     return cast(CropOptions, crops), cast(OpenOptions, opening)

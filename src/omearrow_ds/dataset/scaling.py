@@ -30,7 +30,7 @@ def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
 
 
 class Scalings:
-    """Scaling of each image of a source.
+    """Offset, divisor and illumination function of each image of a source.
 
     Raises `ArgumentError` if an option is invalid or does not fit the images; `ColumnError` if a group column of the
     statistics or the columns of illumination functions are missing; `FormatError` if a file of statistics or of an
@@ -50,7 +50,7 @@ class Scalings:
             self._take(source, normalize)
         if illumination is not None and not self.floating:
             raise ArgumentError(
-                "illumination= returns floats but False keeps the stored dtype",
+                "illumination= returns floats, but normalize=False keeps the stored dtype",
                 option="normalize",
                 value=False,
                 remedy="leave out one of them",
@@ -60,7 +60,7 @@ class Scalings:
 
     @property
     def apart(self) -> list[Array]:
-        """Arrays of one code per image; images with equal codes, shape and dtype have the same scaling."""
+        """Arrays of one integer per image; images with equal integers, shape and dtype have the same scaling."""
         codes: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
         if self._illumination is not None and len(self._illumination) > 1:
             number: dict[tuple[str, ...], int] = {}
@@ -200,7 +200,7 @@ class Scalings:
             subject = f"{stats.path}{_of_group(stats, key)}"
             if not set(channels) <= set(measured):
                 absent = next(column for column in channels if column not in measured)
-                known_channels = f"of {source.path}, only {list(measured)}"
+                known_channels = f"of {source.path}, but only {list(measured)}"
                 raise ArgumentError(
                     f"{subject} has no channel {absent!r} {known_channels}",
                     option="normalize",
@@ -238,13 +238,13 @@ def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
 def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
     for name in stats.by:
         if name not in source.column_names:
-            raise unknown_column(name, source.column_names, source.path, f", the group of {stats.path}")
+            raise unknown_column(name, source.column_names, source.path, f" for the groups in {stats.path}")
     keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
     groups = [index_of.get(key) for key in keys]
     if None in groups:
         index = groups.index(None)
         raise ArgumentError(
-            f"no statistics for {keys[index]} of image {index}",
+            f"no statistics for the group {keys[index]} of image {index}",
             path=stats.path,
             image=index,
             option="normalize",
@@ -282,7 +282,7 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
             raise ArgumentError(
-                f"no function for channel {absent!r} of {named}",
+                f"no illumination function for channel {absent!r} of {named}",
                 option="illumination",
                 remedy=f"add it to {list(illumination)}",
             )

@@ -48,7 +48,7 @@ class SharedBlock:
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedBlock:
-        """Return a new block: private on Linux, where it can move later, otherwise shared."""
+        """Return a new block; on Linux, its memory is private until `share` is called."""
         if sys.platform == "linux":
             memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size_bytes >= _MOVED_BYTES // 8:
@@ -63,7 +63,7 @@ class SharedBlock:
 
     @classmethod
     def of_file(cls, descriptor: int, size_bytes: int) -> SharedBlock:
-        """Return a read-only block of the first bytes of an open file; the caller still owns the descriptor."""
+        """Return a read-only block of the first ``size_bytes`` of an open file; the caller must close the file."""
         return cls._map(os.dup(descriptor), size_bytes, writable=False)
 
     @classmethod
@@ -132,7 +132,7 @@ class SharedBlock:
 
 
 def file_identity(descriptor: int) -> tuple[int, int, int]:
-    """Return device, inode and size, which identify an open file and its length."""
+    """Return the device, inode and size of an open file, which together identify the file and its length."""
     stat = os.fstat(descriptor)
     return stat.st_dev, stat.st_ino, stat.st_size
 

@@ -25,7 +25,7 @@ def pictures(
     schema: pa.Schema,
     column: Callable[[str], pa.ChunkedArray],
 ) -> Pictures:
-    """Return previews of the samples at ``positions``: cut, but neither scaled nor transformed."""
+    """Return previews of the samples at ``positions``, which are cropped but neither scaled nor transformed."""
     fields = collection.fields_of(positions)
 
     def unscaled(image: Array, index: int) -> Array:
@@ -59,7 +59,7 @@ def facts(
     targets: Targets | None,
     masks: Path | None,
 ) -> Facts:
-    """Return names and texts that describe a dataset; ``fields`` are the indices of its images."""
+    """Return pairs of a name and a text that describe a dataset for display, such as its path and sample shape."""
     classes = {} if targets is None or targets.classes is None else targets.classes
     of_targets = classes if isinstance(classes, dict) else {"": classes}
     access = "read on demand" if collection.cache is None else "preloaded"

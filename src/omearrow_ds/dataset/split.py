@@ -85,7 +85,7 @@ def checked_seed(seed: int) -> int:
 
 
 def codes_of(columns: Beside | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
-    """Return one int64 code per row for its values in one or more columns; codes follow the sorted distinct values.
+    """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values.
 
     Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values
     cannot be sorted.
@@ -113,7 +113,7 @@ def _codes(column: pa.ChunkedArray, subject: str, option: str) -> Array:
         raise ColumnError(f"{msg}; fill them, or remove these images, to use it for {option}")
     if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
         raise ColumnError(
-            f"{subject} is {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
+            f"{subject} has the type {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
         )
     distinct = pc.unique(plain)
     ordered = distinct.take(pc.sort_indices(distinct))
@@ -190,7 +190,7 @@ class _LargestDeficit:
         self._below = [number * samples for number in numbers]
 
     def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part to which a group is best added; of equally good parts, the first in ``allowed``."""
+        """Return the part to which a group is best added, or the first in ``allowed`` of equally good parts."""
         del group
         return max(allowed, key=self._below.__getitem__)
 

@@ -58,7 +58,7 @@ class Targets:
 
     @property
     def listed(self) -> bool:
-        """Whether targets are column values, as opposed to results of a callable."""
+        """Whether targets are values of columns. Otherwise, a callable computes them."""
         return bool(self._of)
 
     @property
@@ -69,7 +69,7 @@ class Targets:
 
     @property
     def classes(self) -> Classes | None:
-        """Texts in the order of their codes; for several columns, a mapping by column name; None without codes."""
+        """Strings in the order of their codes, or a mapping from columns to them; None if no target has codes."""
         if self._only is not None:
             return self._only.classes
         coded = {name: column.classes for name, column in self._of.items() if column.classes is not None}

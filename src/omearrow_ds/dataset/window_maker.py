@@ -32,7 +32,7 @@ class DeviceCropper:
 
 @functools.cache
 def triton_kernel_works(device: torch.device) -> bool:
-    """Whether the Triton kernel works on a device; tested once, as it needs a driver and a C compiler."""
+    """Whether the Triton kernel works on a device, which requires a driver and a C compiler; tested once per device."""
     if device.type != "cuda":
         return False
     try:

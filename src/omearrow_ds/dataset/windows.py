@@ -25,7 +25,7 @@ _LARGEST_ALIGNMENT = 16
 
 
 def to(array: Array, device: torch.device) -> torch.Tensor:
-    """Return an array on a device, in the C order that the kernel requires and NumPy's ``stack`` does not guarantee."""
+    """Return an array as a tensor on a device, in the C order that the kernel requires."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
@@ -122,7 +122,7 @@ class DeviceScaling(NamedTuple):
 
 
 class DeviceCropBoxes(NamedTuple):
-    """Rows of ``boxes``, (M, 3) int64 of field, top and left, selected by ``positions``; None selects all rows.
+    """Crop boxes on a device: the rows ``positions`` of ``boxes``, (M, 3) int64 of field, top and left.
 
     Without ``boxes``, windows are whole fields, and positions are field indices; without both, all fields.
     """
@@ -215,7 +215,7 @@ class KernelLayout(NamedTuple):
 
 
 def fused(layout: SampleLayout, device: torch.device) -> KernelLayout | None:
-    """Return the layout for the kernel; None if row or column strides vary, or fields have 2**31 pixels or more."""
+    """Return the layout for the kernel, or None if its strides vary or fields have 2**31 pixels or more."""
     steps = [int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0 for offsets in (layout.rows, layout.columns)]
     even = all(
         (np.diff(offsets) == step).all() for offsets, step in zip((layout.rows, layout.columns), steps, strict=True)

@@ -27,7 +27,7 @@ CROP_WEIGHT = 4
 
 
 class CompileCounter:
-    """Bytes of samples that this process has created, and whether these justify compiled loops."""
+    """Counter of the bytes of samples created by this process, and whether they justify compiled loops."""
 
     made_bytes = 0
     worth = False
@@ -35,12 +35,12 @@ class CompileCounter:
 
 @functools.cache
 def tally() -> CompileCounter:
-    """Return the tally of this process; a forked process continues the tally of its parent."""
+    """Return the byte counter of this process; a forked process continues the counter of its parent."""
     return CompileCounter()
 
 
 def worth(made_bytes: int) -> bool:
-    """Add ``made_bytes`` to the tally, and return whether compiled loops should be used from now on."""
+    """Add ``made_bytes`` to the byte counter, and return whether compiled loops should be used from now on."""
     counted = tally()
     counted.made_bytes += made_bytes
     counted.worth = counted.made_bytes >= (READY_BYTES if "numba" in sys.modules else WORTH_BYTES)

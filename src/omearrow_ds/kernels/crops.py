@@ -51,11 +51,14 @@ def crops(
         raise ArgumentError(option="pad", value=pad, allowed=f"one of {', '.join(PADS)}")
     count = len(out)
     if out.shape[:4] != (count, *shape[:3]) or any(values.shape != (count,) for values in boxes):
-        raise ArgumentError(f"windows {out.shape} of fields {shape}, with {[len(values) for values in boxes]} places")
+        counts = [len(values) for values in boxes]
+        raise ArgumentError(f"out of shape {out.shape} does not fit {counts} fields, tops and lefts in images {shape}")
     if not out.size:
         return
     if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
-        raise IndexError(f"windows of fields {boxes[0].min()} to {boxes[0].max()} of {len(stack)} of {shape}")
+        raise IndexError(
+            f"windows of fields {boxes[0].min()} to {boxes[0].max()}, but the stack has {len(stack)} of {shape}"
+        )
     if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
         for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):
             _crop(stack[field], top, left, out[index], divisor, pad)
@@ -75,7 +78,7 @@ def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: 
 
 
 def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
-    """Return the indices on an axis of ``size`` pixels that a window of ``length`` pixels from ``first`` shows."""
+    """Return the indices of the pixels that a window shows along an axis of ``size`` pixels."""
     if first >= 0 and first + length <= size:
         return slice(first, first + length)
     indices = np.arange(first, first + length)
@@ -174,7 +177,7 @@ def _plan(
 
 
 def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
-    """Scale regions that are already cut out of images, and write them to their positions in ``out``.
+    """Scale regions that are already cut out of images, and write each region to its position in ``out``.
 
     Parameters
     ----------

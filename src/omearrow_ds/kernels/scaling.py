@@ -85,7 +85,7 @@ class Scaling:
         return self._illumination is not None
 
     def flat(self, shape: tuple[int, ...]) -> KernelScaling | None:
-        """Return arrays for a loop over fields of ``shape`` (T, C, Z, Y, X), or None if no loop can use them."""
+        """Return this scaling as arrays for a compiled loop over fields, or None if no loop supports the scaling."""
         if shape not in self._flat:
             self._flat[shape] = self._flattened(shape)
         return self._flat[shape]
@@ -151,7 +151,7 @@ def division(pixels: np.dtype[Any]) -> Loop | None:
 
 
 def divides(pixels: Array, out: Array) -> bool:
-    """Whether a loop can divide contiguous pixels into ``out``."""
+    """Whether a compiled loop supports the dtypes and the memory layout of ``pixels`` and ``out``."""
     flags = out.flags
     return (
         pixels.dtype in COMPILED

@@ -52,7 +52,7 @@ class PageRequests:
         self._num_reads, self.num_remaining, self.query_ns = -1, 0, 0
 
     def is_needed(self, is_cold: Callable[[], bool] = bool) -> bool:
-        """Return whether to request the pages of a batch; call it once per batch, but not before `query_ns`.
+        """Return whether to request the pages of a batch; call this once per batch, but not before the time `query_ns`.
 
         ``is_cold`` returns whether the first batch has to be read from a disk.
         """
@@ -201,7 +201,7 @@ class Stacks:
         return ImageAddresses(self.addresses[indices], self.arrays)
 
     def in_open_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
-        """Create a batch in turns that each stay within the limit of open files; return False if one turn is enough.
+        """Create a batch in several groups if the limit of open files requires it; return False if one group is enough.
 
         ``write`` gets the positions in ``indices`` of each turn, and the array for these samples.
         """
@@ -243,7 +243,7 @@ class Stacks:
         return self.has_equal_strides and bool(self.like[:1].flags.c_contiguous)
 
     def strided_groups(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield groups of images at whole element offsets from each other, since an image may begin at any byte.
+        """Yield groups of images whose distances in memory are multiples of the item size.
 
         Each group is an array (1, ...) that only defines shape, strides and address, the positions of its images in
         ``indices``, and their offsets from this address in elements. Yields nothing if strides differ or are not

@@ -34,7 +34,7 @@ IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw t
 
 
 def pixel_device(dataset: Any) -> torch.device | None:
-    """Return the device of the preloaded pixels of a dataset, or of a dataset that it wraps; None for other pixels."""
+    """Return the device that holds the pixels of a dataset or of a wrapped dataset; None if no device does."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
     attributes = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
@@ -95,9 +95,9 @@ def stored_transfer_blocker(dataset: Any, collate_fn: Any) -> str | None:
     """Return why a dataset cannot send raw pixels to the device, or None if it can."""
     samples = _inner(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
-        return "the dataset is none of this package's, or lies on a device"
+        return "the dataset is not an OMEArrowDataset, or its pixels are on a device"
     if collate_fn not in (default_collate, collate):
-        return "collate_fn is given samples"
+        return "collate_fn expects normalized samples"
     reason: str | None = samples._early_scaling_reason
     return reason
 

@@ -19,7 +19,7 @@ _FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to th
 
 
 def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
-    """Return a sampler that yields the samples of all ranks in the order of ``sampler``."""
+    """Return a copy of ``sampler`` that yields the samples of all ranks instead of one rank."""
     if isinstance(sampler, PartsSampler):
         return sampler.divided(Ranks())
     samples = len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
@@ -27,7 +27,7 @@ def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
 
 
 class SharedBatches(BatchSampler):
-    """Batch sampler of one rank's samples, which yields the batches of all ranks to a loader that divides them.
+    """Batch sampler of one rank that yields the batches of all ranks if another loader divides batches among ranks.
 
     Accelerate creates another loader with the ``batch_sampler`` of the loader that it prepares, and divides its batches
     among the ranks. Accelerate's loader gets the batches of all ranks. If ``of_rank`` is true, and in a loader that
@@ -42,8 +42,9 @@ class SharedBatches(BatchSampler):
         if batches.sampler is not self.sampler and not self._has_warned:
             self._has_warned = True
             msg = (
-                "OMEArrowDataLoader: another loader wraps it (as accelerator.prepare does) and divides the samples "
-                "among ranks, so this loader does not; iterate over this loader itself to use load_state_dict()"
+                "OMEArrowDataLoader: another loader (such as one of accelerator.prepare) wraps this loader and divides "
+                "samples among ranks, so this loader does not divide them; iterate over this loader itself to use "
+                "load_state_dict()"
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         return iter(batches)
@@ -88,22 +89,22 @@ def divides(sampler: Any, ranks: int) -> bool:
 
 
 def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
-    """Return the wrapped sampler of a class in ``kinds`` if ``sampler`` divides samples among ranks, else None."""
+    """Return the wrapped sampler of a class in ``kinds``; None if ``sampler`` does not divide samples among ranks."""
     outer, *inner = nested(sampler)
     return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
 
 
 def warn_of_division(sampler: Any) -> None:
-    """Warn that the loader ignores a sampler because its inner sampler already divides the samples among ranks."""
+    """Warn that the loader ignores ``sampler``, because a sampler inside it already divides samples among ranks."""
     msg = (
-        f"sampler={type(sampler).__name__}: its inner sampler already divides the samples among ranks, so it is "
-        f"ignored; in Lightning, pass use_distributed_sampler=False"
+        f"sampler={type(sampler).__name__}: its inner sampler already divides the samples among ranks, so the "
+        f"outer sampler is ignored; in Lightning, pass use_distributed_sampler=False"
     )
     warnings.warn(msg, UserWarning, stacklevel=6)
 
 
 def share_batches(batch_sampler: Any, ranks: int) -> None:
-    """Make a nested `SharedBatches` yield the batches of one rank, unless a sampler around it divides batches.
+    """Make a wrapped `SharedBatches` yield the batches of one rank, unless one of its wrappers divides batches.
 
     Raises `ArgumentError` if a wrapper divides the share of a rank again.
     """

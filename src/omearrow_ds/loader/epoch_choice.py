@@ -55,7 +55,7 @@ class EpochChoice:
         return chosen
 
     def next(self, discard: Callable[[EpochProgress, int], None]) -> EpochProgress:
-        """Return the position where the next iteration begins; ``discard`` is called if it skips a saved position."""
+        """Return where the next iteration begins; call ``discard`` if a later epoch than the loaded one was chosen."""
         chosen, saved = self.chosen(), self._position.saved
         self._position.saved = None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
@@ -71,7 +71,7 @@ class EpochChoice:
         return EpochProgress(last.epoch + (last.ended or (last.begun and _is_single_process())))
 
     def set(self, epoch: int, discard: Callable[[EpochProgress, int], None]) -> None:
-        """Choose the epoch of the next iteration; if a saved state is from this epoch, the iteration continues it."""
+        """Choose the epoch of the next iteration, which continues a loaded state if the state is from this epoch."""
         saved = self._position.saved
         if saved is not None and saved.epoch != epoch:
             discard(saved, epoch)

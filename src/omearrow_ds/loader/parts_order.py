@@ -136,7 +136,7 @@ class PartsSampler(DistributedSampler[Any]):
 
     @property
     def fetches(self) -> bool:
-        """Whether the source is notified of each part before its first sample is drawn."""
+        """Whether this sampler notifies the source of each part before it yields the first sample of the part."""
         return self._fetched is not None
 
     @property
@@ -169,7 +169,7 @@ class PartsSampler(DistributedSampler[Any]):
         hosts = self.ranks.hosts
         if plan.nodes % hosts and hosts % plan.nodes:
             raise ArgumentError(
-                f"is from {count(plan.nodes, 'host')} but this run has {hosts}, and neither number divides the other",
+                f"is from {count(plan.nodes, 'host')}, neither a multiple nor a divisor of the {hosts} of this run",
                 option="state",
                 remedy=f"use {plan.nodes} hosts, or a multiple or divisor",
             )
@@ -216,7 +216,7 @@ class PartsSampler(DistributedSampler[Any]):
         )
 
     def of_one_part(self) -> Array | None:
-        """Return all samples of the part with this rank's first sample, or None if parts are not fetched."""
+        """Return all samples in the part of this rank's first sample, or None if parts are not fetched from a URL."""
         if self._fetched is None or not self.samples:
             return None
         part_of = self._fetched[1]
@@ -317,7 +317,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"random over {plan.window} of {parts} at a time, {source}: {mixed}{share}"
 
     def describe_first_batch(self, batch_size: int | None) -> str:
-        """Describe how many parts the first batch waits for; return an empty string if parts are not fetched."""
+        """Return how many parts the first batch waits for, as a text, or "" if parts are not fetched from a URL."""
         if self._fetched is None:
             return ""
         first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
@@ -328,7 +328,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"{text}{permuted}"
 
     def seeds(self) -> torch.Tensor:
-        """Return the seed of the plan and the epoch, from which the random numbers of the epoch are derived."""
+        """Return a tensor of seed and epoch, from which the random numbers of the epoch are derived."""
         return torch.tensor([self.plan.seed, self.epoch])
 
     def state(self, progress: EpochProgress, batch_size: int | None) -> dict[str, Any]:
@@ -357,7 +357,7 @@ class PartsSampler(DistributedSampler[Any]):
         step = self._step(batch_size)
         if state.get("ahead") and state["step"] != step:
             raise ArgumentError(
-                f"is from unordered steps of {state['step']} samples over all ranks but steps have {step} now",
+                f"has unordered batches of {state['step']} samples over all ranks, but batches now have {step}",
                 option="state",
                 remedy=f"use {state['step']}, or save states with in_order=True",
             )

@@ -81,7 +81,7 @@ class EpochProgress:
         self.ended = self.batches == self.total
 
     def take_back(self) -> None:
-        """Return batches that workers have not finished to `RemainingBatches`, so that other workers create them."""
+        """Give batches that workers have not finished back to `RemainingBatches`, so that other workers create them."""
         if self.rest is not None:
             self.rest.put_back(self.waiting.values())
             self.waiting.clear()
@@ -103,7 +103,7 @@ class RemainingBatches:
             return self._drawn.popleft() if self._drawn else next(self._batches)
 
     def peek(self, distance: int) -> Any:
-        """Return the indices of a batch, ``distance`` batches after the last drawn batch, or None past the end."""
+        """Return the indices of the batch that is ``distance`` batches ahead, or None after the end of the epoch."""
         with self._drawing:
             self._drawn.extend(islice(self._batches, max(distance - len(self._drawn), 0)))
             return self._drawn[distance - 1][1] if len(self._drawn) >= distance else None
@@ -258,7 +258,7 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
     differences = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
     if differences:
         raise ArgumentError(
-            f"is from another loader: {differences}", option="state", remedy="create the loader as before"
+            f"is from a loader with other settings: {differences}", option="state", remedy="create the loader as before"
         )
 
 
@@ -277,7 +277,7 @@ def state_of(progress: EpochProgress, generators: Sequence[torch.Generator], loa
 
 
 def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> EpochProgress:
-    """Return the progress in a state; if its epoch had not begun, also restore the random generators of the loader."""
+    """Return the progress of a saved state; also restore the random generators if its epoch had not begun."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
         raise ArgumentError("has another number of generators", option="state", remedy="create the loader as before")

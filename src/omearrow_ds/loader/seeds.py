@@ -59,7 +59,7 @@ class BorrowedGenerators:
             seed_global_rngs(seed)
 
     def restore(self) -> None:
-        """Restore the program's generators; without effect if they were not replaced."""
+        """Restore the states of the global generators that were saved by `borrow`, if any."""
         if self._programs is None:
             return
         stack = _lendings(os.getpid())

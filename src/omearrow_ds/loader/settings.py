@@ -91,7 +91,7 @@ def _collate_fn(collate: Any, batch_size: int | None, keywords: Mapping[str, Any
         raise ArgumentError(option="collate", value=collate, allowed=f"one of {', '.join(map(repr, known))}, or None")
     if keywords.get("collate_fn") is not None or (batch_size is None and keywords.get("batch_sampler") is None):
         problem = (
-            "batch_size=None has no batches" if keywords.get("collate_fn") is None else "conflicts with collate_fn="
+            "batch_size=None creates no batches" if keywords.get("collate_fn") is None else "conflicts with collate_fn="
         )
         raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
     return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
@@ -331,7 +331,7 @@ def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether ``holds`` is True for every dataset of this package in ``dataset``, ``Subset`` and ``ConcatDataset``.
+    """Whether ``dataset`` is or combines only datasets of this package for which ``holds`` returns True.
 
     False for datasets of any class that creates its own samples, including subclasses of ours or torch's.
     """

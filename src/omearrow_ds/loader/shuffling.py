@@ -69,7 +69,7 @@ class SharedWindowedSampler(DistributedSampler[Any]):
 
 
 def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
-    """Return the dataset; raise `ArgumentError` if it is of another package, or its cache is smaller than a window."""
+    """Return the dataset; raise `ArgumentError` if its class or its cache does not support windowed shuffling."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
         raise ArgumentError(
@@ -83,7 +83,7 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
         needed, cache_bytes = int(largest.sum()), collection.held.cache_bytes
         if cache_bytes < needed:
             raise ArgumentError(
-                f"the cache of {dataset.path} has {cache_bytes} bytes but these images need {needed}",
+                f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}",
                 option="shuffle_fields",
                 value=window,
                 remedy=f"create the dataset with cache_bytes={needed}, or preload it",

@@ -125,7 +125,7 @@ def _shared(value: Any) -> bool:
 
 
 def measure_batch_cost(dataset: Dataset[Any], batch_size: int, among: Any = None) -> BatchCost:
-    """Time a few random batches, large ones by single samples, without changing the program's random state.
+    """Time a few random batches without changing global random states; for slow batches, time single samples.
 
     ``among`` are the indices to choose from; None is all.
     """
@@ -147,7 +147,7 @@ def measure_batch_cost(dataset: Dataset[Any], batch_size: int, among: Any = None
             torch.set_num_threads(1)
             worker_s = _best(dataset, order, part)[0]
     except Exception as error:
-        error.add_note("It was raised in a trial for num_workers='auto'; with a number there is none")
+        error.add_note("It was raised while measuring batches for num_workers='auto'; pass a number to skip this")
         raise
     finally:
         torch.set_num_threads(threads)

@@ -89,7 +89,7 @@ class Breakdown:
 
 
 def break_down(recording: Recording) -> Breakdown:
-    """Return the wall time of a recording per stage; the time that the clocks took has its own row.
+    """Return the wall time of a recording per stage, with a separate row for the time that the clocks took.
 
     With workers, the time of the main process is its own work and its wait for workers. The wait is attributed to the
     stages in proportion to the seconds of the workers. The ceiling of a stage is the current time divided by the time

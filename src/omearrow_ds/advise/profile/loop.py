@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A run with clocks, their cost per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
+    """Measured run, the cost of its clocks per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
 
     run: Run
     cost: tuple[float, float]
@@ -40,7 +40,7 @@ class Recording(NamedTuple):
 
 
 class Duration(NamedTuple):
-    """Limits of a run: at least ``least_s`` and at most ``most_s`` seconds, or a fixed number of ``epochs``."""
+    """Duration of a run: from ``least_s`` to ``most_s`` seconds, or a fixed number of ``epochs``."""
 
     least_s: float
     most_s: float

@@ -129,7 +129,7 @@ def profile_dataset(
     crops, opening = parted(options)
     samples = SampleSettings.take({**locals(), **crops, "preload": True, "progress": None})
     if seconds is not None and epochs is not None:
-        raise ArgumentError("epochs= sets the duration too", option="seconds", value=seconds, remedy="pass one of them")
+        raise ArgumentError("conflicts with epochs=", option="seconds", value=seconds, remedy="pass one of them")
     if work_dir is not None and not Path(work_dir).is_dir():
         raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:

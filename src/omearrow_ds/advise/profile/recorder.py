@@ -76,7 +76,7 @@ def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
 
 
 class Recorder(ExitStack):
-    """Clock of the thread that calls `start`, and the functions that it times until it is closed.
+    """Clock that times functions in the thread that calls `start`, until the recorder is closed.
 
     ``counts`` has three numbers per stage: seconds, calls, and calls of other stages. Time outside of timed functions
     counts for the stage ``base``. ``finish`` is called before a stage on a device ends, to wait for pending work.
@@ -98,7 +98,7 @@ class Recorder(ExitStack):
         self._thread = None
 
     def wrap_stages(self, dataset: Dataset[Any] | None) -> None:
-        """Time all stage functions, and those of a dataset that makes samples in this process."""
+        """Time all stage functions, and the methods of a dataset that creates samples in this process."""
         for _, owner, name, stage in stage_functions():
             self.wrap(owner, name, stage)
         if dataset is not None:
@@ -113,7 +113,7 @@ class Recorder(ExitStack):
         self.callback(*undo)
 
     def timed(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        """Return a function whose run time, without that of nested stages, counts for ``stage``."""
+        """Return a function whose run time counts for ``stage``, except for the time of nested stages."""
         counts, active, own = self.counts, self._active, _FIRST_COUNT[stage]
         finish = self._finish if stage in ("transfer", *COMPUTE) else None
 
@@ -155,7 +155,7 @@ def measure_clock_cost() -> tuple[float, float]:
 
 
 def without_clocks(counts: Array, cost: tuple[float, float]) -> tuple[Array, float]:
-    """Return (..., S) seconds without the cost of clocks, and the sum of that cost, from (..., S, 3) counts."""
+    """Subtract the cost of clocks from (..., S, 3) counts; return (..., S) seconds and the total cost."""
     seconds, calls, nested = np.moveaxis(counts, -1, 0)
     cost_s = np.minimum(seconds, calls * cost[0] + nested * cost[1])
     return seconds - cost_s, float(cost_s.sum())

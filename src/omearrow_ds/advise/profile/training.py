@@ -20,7 +20,7 @@ Optimizer = Literal["sgd", "adam", "none"]
 
 
 class Step:
-    """Forward, backward and an optimizer step; with ``optimizer="none"``, only forward without gradients.
+    """Training step with forward pass, backward pass and optimizer; ``optimizer="none"`` only runs the forward pass.
 
     Without a model, a step only counts samples. The loss is the sum of the means of all floating-point tensors that the
     model returns. The learning rate is 0, so that steps cost the usual time but weights stay constant. The model is
@@ -45,7 +45,7 @@ class Step:
     def __call__(self, batch: Any) -> int:
         images = next(tensors_of(batch), None)
         if images is None or not images.ndim:
-            problem = f"a batch is a {type(batch).__name__} without a tensor of images"
+            problem = f"a batch of type {type(batch).__name__} has no tensor of images"
             raise ArgumentError(problem, option="transform", remedy="return a tensor per sample")
         if self._model is not None:
             with torch.inference_mode(self._optimizer is None):
@@ -59,7 +59,7 @@ class Step:
         assert self._model is not None
         means = [tensor.mean() for tensor in tensors_of(self._model(images)) if tensor.is_floating_point()]
         if not means:
-            raise ArgumentError("it returned no tensor of floating point, which a loss needs", option="model")
+            raise ArgumentError("the model returned no floating-point tensor to compute a loss from", option="model")
         return torch.stack(means).sum()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ def named(name: str, option: str) -> Any:
 
 
 def make_step(model: Any, optimizer: Optimizer, device: torch.device | None, dataset: Dataset[Any]) -> Step:
-    """Return the step of a model: None, a module, a function that returns one, or ``"module:name"`` of either.
+    """Return the step for ``model``: None, a module, a function that returns a module, or the name of one of these.
 
     A function is called without arguments, or with the shape of a sample if it requires an argument.
     """
@@ -111,5 +111,6 @@ def make_step(model: Any, optimizer: Optimizer, device: torch.device | None, dat
             module = module()
     if not isinstance(module, nn.Module | None):
         allowed = "a torch.nn.Module, or a function that returns one"
-        raise ArgumentError(f"is or returned a {type(module).__name__}", option="model", value=model, allowed=allowed)
+        problem = f"the value or its result is of type {type(module).__name__}"
+        raise ArgumentError(problem, option="model", value=model, allowed=allowed)
     return Step(module, optimizer, device)

@@ -79,7 +79,7 @@ class Trial:
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
     def measured(self, rates: Mapping[str, Rounds], images: int) -> Trial:
-        """Return a copy with the values that follow from the rates of all trials; unchanged if it was not measured."""
+        """Return this trial with its results, computed from the rates of all trials, or unchanged if it has no rate."""
         own, now, demand = rates.get(self.name), rates[NOW], rates.get(ON_DEMAND)
         if own is None:
             return self
@@ -157,7 +157,7 @@ def _find_loader_candidates(plain: Loop) -> Iterator[Candidate]:
 
 
 def set_up(candidate: Candidate, images: int, stack: ExitStack) -> tuple[Trial, Loop | None]:
-    """Return a trial with its loop, or with None if the trial has a note. ``stack`` closes the loop.
+    """Return a trial and its loop, which ``stack`` closes, or None as the loop if the trial cannot be measured.
 
     If the loop has only a part of the images, its setup time is scaled to all of them.
     """

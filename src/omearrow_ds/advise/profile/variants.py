@@ -48,10 +48,10 @@ def open_samples(
     *,
     progress: bool,
 ) -> ProfiledDataset:
-    """Open the data to profile; raise an error if it has no images, exceeds memory, or is a dataset with options."""
+    """Open the data to profile; raise an error if no images exist, memory is too small, or options conflict."""
     if isinstance(data, StoredSamples):
         for option in (*options.chosen, *([] if format_name is None else ["format"])):
-            raise ArgumentError("a dataset already has it", option=option, remedy="pass it only with a path")
+            raise ArgumentError("cannot be changed for a dataset", option=option, remedy="pass it only with a path")
         refuse_opening_again(opening, "a dataset")
         preload = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
@@ -94,7 +94,7 @@ def refuse_ragged(dataset: StoredSamples) -> None:
         if dataset.objects is not None:
             remedy = "crop_size=, resize= or pad_to="
         raise AxesError(
-            f"{dataset.path}: samples differ in shape, so they make no batches; pass {remedy}, a transform that gives "
+            f"{dataset.path}: samples differ in shape and cannot be stacked; pass {remedy}, a transform that gives "
             f"all samples one shape, or batch_size=1"
         )
 

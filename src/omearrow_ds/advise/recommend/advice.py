@@ -203,7 +203,7 @@ def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
             raise ArgumentError("it goes with objects=", option=name, remedy="pass that too")
         if tile is not None:
             raise ArgumentError(
-                "it does not go with objects=", option="tile", value=tile, remedy="leave one of them out"
+                "cannot be combined with objects=", option="tile", value=tile, remedy="leave one of them out"
             )
 
 
@@ -226,7 +226,7 @@ def _choose(
     costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
     first = choose(costs)
     if first is None:
-        raise ArgumentError(f"nothing is possible within the budgets: {costs[0].why_not}")
+        raise ArgumentError(f"no plan fits the budgets: {costs[0].why_not}")
     limit_s = _WORKERS_MAY_HELP * first.total_s if available_cores() > 1 else 0.0
     others = [
         row

@@ -45,7 +45,7 @@ class Cells:
         crops: dict[str, Any],
         of_objects: ObjectSettings,
     ) -> Cells:
-        """Open the objects of ``crops``, options of `omearrow_ds.OMEArrowDataset` that were passed.
+        """Open the table of objects that ``crops``, a dict of dataset options, contains.
 
         Errors are those of the dataset.
         """
@@ -78,7 +78,7 @@ class Cells:
         return np.flatnonzero(np.isin(self.fields, images))
 
     def remap_to_copies(self, images: Sequence[int], image_ids: Sequence[str]) -> dict[str, Any]:
-        """Return the dataset keywords that crop around the objects of ``images`` in copies named ``image_ids``."""
+        """Return dataset keywords for crops around the objects of ``images``, copied with the ids ``image_ids``."""
         part, new_ids = self.objects.keep(self.within(images)), dict(zip(images, image_ids, strict=True))
         columns: dict[str, Any] = {IMAGE_ID: [new_ids[field] for field in part.fields.tolist()]}
         option, positions = ("center", part.centers) if part.boxes is None else ("box", part.boxes)
@@ -88,7 +88,7 @@ class Cells:
         return {"objects": table, option: names} | {k: v for k, v in self.options.items() if k in ("pad", "resize")}
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
-        """Return the options that open only the images: ``opening`` without column types of the objects' table."""
+        """Return ``opening`` without the column types that apply to the table of objects."""
         types = dict(opening.get("column_types") or {})
         for name in self.options.get("column_types", {}).keys() - set(self.source.column_names):
             types.pop(name, None)
@@ -96,14 +96,14 @@ class Cells:
 
     @property
     def code(self) -> dict[str, Any]:
-        """``options`` for Python code, in which a table in memory is called ``objects``."""
+        """Return ``options`` to be printed as Python code, where a table in memory is called ``objects``."""
         objects = self.options["objects"]
         is_path = isinstance(objects, str | os.PathLike)
         return {**self.options, "objects": os.fspath(objects) if is_path else PythonName("objects")}
 
 
 def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array:
-    """Return samples in random order, one of each image per turn, so that crops of one image are far apart.
+    """Return samples in random order, where crops of one image are far apart: each pass takes one crop per image.
 
     In a collection of thousands of images, a shuffled batch rarely has two crops of one image. In a sample of a few
     images, only this order keeps such repetitions as rare.

@@ -116,7 +116,7 @@ Timings = tuple[PlanTiming, PlanTiming]  # On demand, and preloaded.
 
 @dataclass(frozen=True)
 class PlanCost:
-    """One plan in the table, with its cost in seconds for the whole collection, or the reason of its exclusion.
+    """Cost of one plan in seconds for the whole collection, or the reason why the plan is excluded.
 
     Each part is the minimum of all rounds. ``noise`` is the relative difference of median and minimum, 0.1 is 10 %.
     ``images`` is the number of sampled images, ``totals_s`` the total by round.
@@ -151,7 +151,7 @@ def plan_costs(
     images: int,
     task: ReadBudget,
 ) -> list[PlanCost]:
-    """Return the costs of a layout with images read on demand and with preloaded images, from timings by round."""
+    """Return two costs of a layout, computed from timings by round: with images read on demand, and preloaded."""
     costs = []
     why_not = "" if layout.as_it_is else over_limit_message(size_bytes, "disk", task.disk_bytes, task.disk_why)
     for preload in (False, True):
@@ -191,13 +191,13 @@ def ranked(rows: Iterable[PlanCost]) -> list[PlanCost]:
 
 
 def simplicity(row: PlanCost) -> tuple[bool, bool, int, bool]:
-    """Return the sort key of tied plans; existing files, default layouts, small files and no preloading come first."""
+    """Return a sort key for tied plans that prefers existing files, default layouts, small files and no preloading."""
     layout = row.plan.layout
     return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
 
 
 def tie_of(best: PlanCost, other: PlanCost) -> float:
-    """Return the largest ratio of the cost of ``other`` to that of ``best`` at which the two plans are tied."""
+    """Return the largest ratio of costs, of ``other`` to ``best``, at which two plans are tied."""
     return tie_ratio(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
@@ -218,7 +218,7 @@ class Confidence:
 
 
 def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
-    """Return the confidence in the chosen plan; rounds in which the next best plan was faster reduce it."""
+    """Return the confidence in the chosen plan, which is lower if the next best plan was faster in some rounds."""
     others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
     if why := uncertainty_note(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)

@@ -72,7 +72,7 @@ class RemoteCost:
 
     @classmethod
     def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
-        """Return the times of the plan of ``row`` if parts are fetched over ``link`` by several concurrent requests."""
+        """Return the times of a plan whose parts are fetched over ``link`` by several concurrent requests."""
         parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes) or 1
         link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)

@@ -48,7 +48,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class LoaderTiming:
-    """Loader settings and their fastest round in seconds per sample; None if only the start of workers was timed.
+    """Loader settings and the seconds per sample in their fastest round, or None if only the start was timed.
 
     ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
     """
@@ -60,7 +60,7 @@ class LoaderTiming:
     ratio: float | None
 
     def apply(self, row: PlanCost, epochs: int) -> PlanCost:
-        """Return the cost of a plan, which was measured without workers, with these settings."""
+        """Return the cost that a plan has with these settings; ``row`` is its cost without workers."""
         if not self.settings.num_workers or self.ratio is None:
             return row
         gained_s = epochs * row.epoch_s * (1 - self.ratio) - self.start_s
@@ -81,7 +81,7 @@ def grid(batch_size: int, cores: int) -> list[Settings]:
 def scan(
     trial: LayoutTrial, row: PlanCost, deadline_s: float, progress: tqdm, start_methods: Sequence[str] = ()
 ) -> list[LoaderTiming]:
-    """Time an epoch of the plan ``row`` per loader setting, in rounds until the deadline; then other start methods.
+    """Time an epoch of the plan ``row`` with each loader setting, and then with other start methods.
 
     ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
     main script again in each worker, so it needs a ``__main__`` guard.
@@ -130,7 +130,7 @@ def scan(
 
 
 def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
-    """Return the settings with the fewest workers among the fastest ones that use the requested batch size.
+    """Return the settings with the fewest workers, out of the fastest settings with the requested batch size.
 
     Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """

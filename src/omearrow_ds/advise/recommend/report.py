@@ -170,7 +170,7 @@ class Recommendation:
 
 
 def conversion(path: Path, target: Path, layout: StorageLayout, opening: OpenOptions, tile: int | None = None) -> str:
-    """Return the command, or the Python code for tiles, that writes a layout; "" if no conversion is needed."""
+    """Return the command that writes a layout, or Python code if images are cut into tiles; "" for existing files."""
     if layout.as_it_is:
         return ""
     if tile is None:

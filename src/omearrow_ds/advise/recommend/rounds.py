@@ -92,7 +92,7 @@ class LayoutRounds:
                 break
 
     def trial_for(self, plan: LoadingPlan) -> LayoutTrial | None:
-        """Return a trial to measure a plan; a preloaded plan can use any written trial, since all decode alike."""
+        """Return a trial with which to measure a plan, or None; preloaded pixels are equal in all trials."""
         if plan.preload and plan.layout.as_it_is:
             return next((trial for layout, trial in self.trials.items() if not layout.as_it_is), None)
         return self.trials.get(plan.layout)

@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def within(cls, seconds: float, size_bytes: int) -> Limits:
-        """Return the limits if all measurements take ``seconds``."""
+        """Return the limits for a sample whose measurements may take ``seconds`` in total."""
         part = min(1.0, seconds / _WHOLE_SAMPLE_S)
         return cls(max(32, int(cls.images * part)), max(1, int(size_bytes * part)), seconds * _READING_PART)
 
@@ -92,7 +92,7 @@ def take_sample(
     crop_size: tuple[int, int] | None = None,
     cells: Cells | None = None,
 ) -> Sample:
-    """Read images spread over the whole collection up to the limits; the first image is read regardless of them.
+    """Read images spread over the whole collection until a limit is reached; at least one image is read.
 
     With ``tile``, images are cut into single-channel tiles of that edge. With ``cells``, images are whole and contain
     cells. Raises `ArgumentError` for a collection without images, or without an image that contains a tile, and
@@ -119,7 +119,7 @@ def take_sample(
     if tile is not None:
         images = list(islice(tiles_of(images, tile), limits.images))
         if not images:
-            raise ArgumentError("none of the images that were looked at holds such a tile", option="tile", value=tile)
+            raise ArgumentError("all images of the sample are smaller than a tile", option="tile", value=tile)
         ids = [f"tile-{number:05d}" for number in range(len(images))]
         whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
         return Sample(images, ids, [{}] * len(images), None, indices, whole_count, whole_bytes, axes)

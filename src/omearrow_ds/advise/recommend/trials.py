@@ -30,7 +30,7 @@ _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 
 @dataclass(frozen=True)
 class Subject:
-    """A collection that was opened with ``opening``, its sample, and how batches are read from it.
+    """Collection to measure, with its sample and the settings for reading batches.
 
     ``lengths`` are the decoded bytes of each image. An epoch that takes longer than ``part_s`` is estimated from its
     first batches.
@@ -47,7 +47,7 @@ class Subject:
     clock: Clock
 
     def timed(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[float, Result]:
-        """Return the seconds of a call, and its result."""
+        """Call a function, and return the seconds that the call took and its result."""
         start_s = self.clock()
         result = function(*arguments, **options)
         return self.clock() - start_s, result
@@ -58,7 +58,7 @@ class Subject:
         return OMEArrowDataLoader(dataset, sampler=order, **{"num_workers": 0, **settings})
 
     def scan_s(self, take: Callable[[int, Array], Any]) -> float:
-        """Return the estimated seconds to pass all images with their indices to ``take``; only the first are read."""
+        """Pass the first images to ``take``, and return the estimated seconds for all images of the collection."""
         start_s, read_bytes = self.clock(), 0
         blocks = verified_where_stored(self.source).blocks()  # Like `convert` and preloading.
         for first, images in blocks:
@@ -134,7 +134,7 @@ class LayoutTrial:
         return dataset
 
     def measure(self, number: int, read_s: float) -> Timings:
-        """Return the times on demand and preloaded in round ``number``.
+        """Measure round ``number``, and return the times with images read on demand and with preloaded images.
 
         ``read_s`` are the seconds of reading the collection, a part of every conversion. An epoch of preloaded images
         is infinite if it is not measured. Raises `OMEArrowDSError` if the layout cannot store the images.
