@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic_ns
@@ -27,6 +28,7 @@ from omearrow_ds.resources import read_ahead_bytes
 
 Array = np.ndarray[Any, Any]
 ByteRange = tuple[int, int]  # Start and stop, half-open.
+Copy = tuple[Array, Array]  # Array to fill, and its pixels.
 STATUS_NS = 10**6  # Time between two checks of the status of a file, which cost more than reading a small image.
 HEAD_BYTES = 2**16  # Fetched from the start of an object when it is opened.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # No link, and no waiting for a pipe's writer.
@@ -188,10 +190,11 @@ class LocalFile:
         self.read_into([(start, array) for (start, _), array in zip(ranges, arrays, strict=True)])
         return [array.data for array in arrays]
 
-    def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
+    def read_into(self, reads: Sequence[tuple[int, Array]], copies: Sequence[Copy | None] = ()) -> None:
         """Fill each contiguous array with bytes of the file from its start offset, without an intermediate copy.
 
-        Raises `ChangedFileError` if the file ends before, or has another fingerprint.
+        After each array, its pixels are copied, so that reads may share one array. Raises `ChangedFileError` if the
+        file ends before, or has another fingerprint.
         """
         descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=None if self.folder is None else self.folder.descriptor)
         try:
@@ -200,9 +203,11 @@ class LocalFile:
                 fingerprint = status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
                 if fingerprint[: len(self.fingerprint)] != self.fingerprint:
                     raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
-            for start, array in reads:
+            for (start, array), copy in zip_longest(reads, copies):
                 if os.preadv(descriptor, [array.data], start) < array.nbytes:
                     raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
+                if copy is not None:
+                    copy[0][...] = copy[1]
         finally:
             os.close(descriptor)
 
@@ -302,13 +307,15 @@ class ObjectFile(io.RawIOBase):
             by_range |= zip(missing, self._fetch(missing), strict=True)
         return [data for byte_range in ranges if (data := by_range[byte_range]) is not None]
 
-    def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
+    def read_into(self, reads: Sequence[tuple[int, Array]], copies: Sequence[Copy | None] = ()) -> None:
         """Fill each array with bytes from its start offset; raise `ChangedFileError` if the object is too short."""
         ranges = [(start, start + array.nbytes) for start, array in reads]
         if any(not 0 <= start <= stop <= self.size_bytes for start, stop in ranges):
             raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
-        for (_, array), data in zip(reads, self.read_ranges(ranges), strict=True):
+        for (_, array), data, copy in zip_longest(reads, self.read_ranges(ranges), copies):
             array.reshape(-1).view(np.uint8)[...] = np.frombuffer(data, np.uint8)
+            if copy is not None:
+                copy[0][...] = copy[1]
 
     def read_tail(self, num_bytes: int) -> memoryview:
         """Return the last bytes, at most ``num_bytes``, and cache them."""

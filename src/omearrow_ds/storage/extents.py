@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.storage.byte_source import ByteRange, ChangedFileError, LocalFile
+from omearrow_ds.storage.byte_source import ByteRange, ChangedFileError, Copy, LocalFile
 
 Array = np.ndarray[Any, Any]
 Region = Sequence[int]  # Starts of some axes, then their stops.
@@ -42,8 +42,11 @@ class ChunkFile(Protocol):
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Return the bytes of ranges."""
 
-    def read_into(self, reads: Sequence[tuple[int, Array]]) -> None:
-        """Fill each array with bytes from its start offset; raise `ChangedFileError` if the file is too short."""
+    def read_into(self, reads: Sequence[tuple[int, Array]], copies: Sequence[Copy | None]) -> None:
+        """Fill each array with bytes from its start offset, then copy its pixels, before the next array is filled.
+
+        Raises `ChangedFileError` if the file is too short.
+        """
 
 
 class ChunkLayout(NamedTuple):
@@ -98,7 +101,8 @@ class _FileReads:
     decode: Decode | None
     requests: list[int] = field(default_factory=list)
     reads: list[tuple[int, Array]] = field(default_factory=list)
-    copies: list[tuple[Array, Array]] = field(default_factory=list)  # Arrays to fill after reading, and their pixels.
+    copies: list[Copy | None] = field(default_factory=list)  # After each read.
+    band: Array | None = None  # Rows that are cropped; reads share it, so the processor's cache holds it.
     chunks: dict[tuple[int, int, int], list[tuple[Array, Window]]] = field(default_factory=dict)
 
 
@@ -241,9 +245,7 @@ class ExtentReader:
         for reads in files:
             try:
                 if reads.reads:
-                    reads.file.read_into(reads.reads)
-                for target, pixels in reads.copies:
-                    target[...] = pixels
+                    reads.file.read_into(reads.reads, reads.copies)
                 if reads.chunks:
                     _decode_chunks(reads)
             except ChangedFileError:
@@ -262,8 +264,8 @@ class ExtentReader:
 def _plan_planes(requests: Iterable[_Request]) -> None:
     """Add the rows of uncompressed planes that requests need to the reads of their files.
 
-    Whole rows are read into the array of a request, or next to each other into an array that is cropped. Rows of which
-    little is needed are read one by one.
+    Whole rows are read into the array of a request, or into a band that is cropped. Rows of which little is needed are
+    read one by one.
     """
     for image, region, array, reads in requests:
         t0, c0, z0, y0, x0, t1, c1, z1, _, x1 = region
@@ -272,16 +274,19 @@ def _plan_planes(requests: Iterable[_Request]) -> None:
         skipped_bytes = (num_columns - width) * dtype.itemsize
         by_row = skipped_bytes >= _MIN_SKIPPED_BYTES and isinstance(reads.file, LocalFile)
         is_direct = (not skipped_bytes or by_row) and dtype == array.dtype and array.flags.c_contiguous
-        row_bytes = num_columns * dtype.itemsize
+        shape, row_bytes = (height, width if by_row else num_columns), num_columns * dtype.itemsize
         first_byte = y0 * row_bytes + (x0 * dtype.itemsize if by_row else 0)
         offsets = image.offsets[t0:t1, c0:c1, z0:z1, 0].ravel().tolist()
         for plane, offset in zip(array.reshape(-1, height, width), offsets, strict=True):
-            band = plane
+            target, copy, start = plane, None, offset + first_byte
             if not is_direct:
-                band = np.empty((height, width if by_row else num_columns), dtype)
-                reads.copies.append((plane, band if by_row else band[:, x0:x1]))
-            start = offset + first_byte
-            reads.reads += zip(count(start, row_bytes), band, strict=False) if by_row else [(start, band)]
+                band = reads.band
+                if band is None or len(band) < height or band.shape[1] != shape[1] or band.dtype != dtype:
+                    band = reads.band = np.empty(shape, dtype)
+                target = band[:height]
+                copy = plane, target if by_row else target[:, x0:x1]
+            reads.reads += zip(count(start, row_bytes), target, strict=False) if by_row else [(start, target)]
+            reads.copies += [*[None] * (len(reads.reads) - len(reads.copies) - 1), copy]
 
 
 def _plan_chunks(requests: Iterable[_Request]) -> None:
