@@ -114,18 +114,19 @@ def test_transfer_is_normalized_when_pixels_are_scaled_first(device, stores, opt
     equal(mine, delivered(dataset, None)[1])
 
 
-def test_what_a_program_makes_of_samples_is_made_of_samples(device, stores):
+def test_pixels_are_normalized_before_transfer_if_other_code_uses_samples(device, stores):
     class Derived(OMEArrowDataset):
         pass
 
     plain = OMEArrowDataset(stores["uint16"])
-    made = {
-        "collate_fn": delivered(plain, device, collate_fn=list)[0],
-        "none of this package": delivered(Derived(stores["uint16"]), device)[0],
-        "none of": delivered(ConcatDataset([plain, plain]), device)[0],
-    }
-    for why, loader in made.items():
-        assert (loader.settings["transfer"].value, why in loader.settings["transfer"].why) == ("normalized", True)
+    loaders = [
+        ("collate_fn", delivered(plain, device, collate_fn=list)[0]),
+        ("not an OMEArrowDataset", delivered(Derived(stores["uint16"]), device)[0]),
+        ("not an OMEArrowDataset", delivered(ConcatDataset([plain, plain]), device)[0]),
+    ]
+    for reason, loader in loaders:
+        setting = loader.settings["transfer"]
+        assert (setting.value, reason in setting.why) == ("normalized", True)
 
 
 def test_transfer_is_raw_for_objects_and_masks(device, stores):

@@ -77,7 +77,7 @@ def test_sampler_has_the_share_of_its_rank_and_batches_have_all(numbers, as_rank
         shares.append(list(loader.sampler))
         assert len(loader.sampler) == len(shares[-1]) == 8
         assert len(loader) == 2
-        with warns(UserWarning, mentions=("divides the samples among ranks", "accelerator.prepare")) as caught:
+        with warns(UserWarning, mentions=("divides samples among ranks", "accelerator.prepare")) as caught:
             whole |= {str(list(loader.batch_sampler)) for _ in range(2)}
         assert len(caught) == 1
         assert len(loader.batch_sampler) == 6
@@ -87,7 +87,7 @@ def test_sampler_has_the_share_of_its_rank_and_batches_have_all(numbers, as_rank
 
 def test_loader_divides_once_when_a_batch_sampler_of_another_is_given(numbers, as_rank):
     """Lightning passes such a sampler for predictions."""
-    seen = []
+    delivered = []
     for rank in range(2):
         as_rank(rank, 2)
         loader = OMEArrowDataLoader(numbers, 4, shuffle=True, num_workers=0)
@@ -96,14 +96,14 @@ def test_loader_divides_once_when_a_batch_sampler_of_another_is_given(numbers, a
         batches = [batch.tolist() for _, batch in again]
         assert batches == [batch.tolist() for _, batch in loader]
         shard = Shard(loader.batch_sampler, 2, rank, split=False, even=True)
-        with warns(UserWarning, mentions=("divides the samples among ranks", "accelerator.prepare")):
-            seen += [
+        with warns(UserWarning, mentions=("divides samples among ranks", "accelerator.prepare")):
+            delivered += [
                 number
                 for _, batch in OMEArrowDataLoader(numbers, num_workers=0, batch_sampler=shard)
                 for number in batch
             ]
-    assert sorted({int(number) for number in seen}) == [*range(23)]
-    assert len(seen) == 24
+    assert sorted({int(number) for number in delivered}) == [*range(23)]
+    assert len(delivered) == 24
 
 
 def test_loader_refuses_a_batch_sampler_that_divides_shares(numbers, as_rank):
