@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,14 @@ class WithColumns(Over):
             self.columns = self._read_columns(self.column_names)
 
     def _read_columns(self, names: list[str]) -> pa.Table:
-        own = self._source.column_table([name for name in names if name in self._source.column_names])
-        tables = [own, self._added]
-        if self._unread is not None:
-            later = [name for name in names if name in self._unread.column_schema.names]
-            tables.append(self._unread.column_table(later).take(self._rows) if later else pa.table({}))
-        return pa.table({name: table[name] for table in tables for name in table.column_names}).select(names)
+        own, added = set(self._source.column_names), set(self._added.column_names)
+        tables = [self._source.column_table([name for name in names if name in own]), self._added]
+        later = [name for name in names if name not in own and name not in added]
+        if later:
+            assert self._unread is not None
+            tables.append(self._unread.column_table(later).take(self._rows))
+        columns = dict(chain.from_iterable(zip(table.column_names, table.columns, strict=True) for table in tables))
+        return pa.table({name: columns[name] for name in names})
 
     @property
     def mapping(self) -> MappedFile | None:

@@ -34,7 +34,7 @@ class UnreadColumns(NamedTuple):
 
     Attributes
     ----------
-    file
+    file, fingerprint
         The file, and its fingerprint when it was opened.
     column_schema
         Names and plain types.
@@ -161,7 +161,8 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
 
 def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
     """Return the metadata columns of both tables, or else the image number; empty columns match nothing."""
-    names = [name for name in left.column_names if name in right.column_names]
+    known = set(right.column_names)
+    names = [name for name in left.column_names if name in known]
     is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
     metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
     return metadata or [name for name in names if name == IMAGE_NUMBER]

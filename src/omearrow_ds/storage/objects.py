@@ -223,12 +223,12 @@ class CropRows(ColumnReader):
     def column_schema(self) -> pa.Schema:
         """Names and types of the columns."""
         assert self.source is not None
-        own = self.own.schema
-        return pa.schema([*own, *(field for field in self.source.column_schema if field.name not in own.names)])
+        own = set(self.own.column_names)
+        return pa.schema([*self.own.schema, *(field for field in self.source.column_schema if field.name not in own)])
 
     def _read_columns(self, names: list[str]) -> pa.Table:
         assert self.source is not None
-        own = self.own.column_names
+        own = set(self.own.column_names)
         of_images = self.source.column_table([name for name in names if name not in own])
         of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
         return pa.table({name: (self.own if name in own else of_images)[name] for name in names})

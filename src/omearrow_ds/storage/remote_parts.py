@@ -193,8 +193,8 @@ class RemoteParts(PublishedSource):
         self._arrivals.more(number, part.size_bytes)  # It may have been cached, or fetched by another process.
         return held.path
 
-    def arriving(self, came: Callable[[int], object] | None) -> int:
-        return self._arrivals.tell(came)
+    def arriving(self, notify: Callable[[int], object] | None) -> int:
+        return self._arrivals.tell(notify)
 
     def _let_go(self) -> bool:
         some = bool(self._opened)

@@ -125,5 +125,5 @@ def _advice(kind: str, largest: StageTime, best: Trial | None, *, tried: bool) -
     cheaper = _CHEAPER.get(largest.stage)
     if cheaper is None or largest.ceiling is None:
         return measured
-    next_step = "Then" if best else "What is left" if tried else "By the stages"
+    next_step = "Then" if best else "Remaining option" if tried else "By the stages"
     return f"{measured} {next_step}: {cheaper} (at most {largest.ceiling:.2f}x, by the table)."

@@ -585,8 +585,8 @@ class Over(BaseSource):
     def reached(self, part: int) -> None:
         self._source.reached(part)
 
-    def arriving(self, came: Callable[[int], object] | None) -> int:
-        return self._source.arriving(came)
+    def arriving(self, notify: Callable[[int], object] | None) -> int:
+        return self._source.arriving(notify)
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()

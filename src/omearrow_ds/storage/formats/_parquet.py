@@ -209,9 +209,8 @@ class ParquetSource(TableSource):
         file = self._bytes.get()
         if isinstance(file, MappedFile):
             with self._reading():
-                return pq.ParquetFile(
-                    pa.memory_map(str(self.path)), pre_buffer=False
-                )  # A second map reads fewer cold pages.
+                # A second map reads fewer cold pages.
+                return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
         with self._reading():
             footer_bytes = int.from_bytes(file.read_tail(_FOOTER_BYTES)[-_TAIL_BYTES:][:4], "little")
             file.read_tail(footer_bytes + _TAIL_BYTES)
