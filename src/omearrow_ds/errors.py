@@ -30,7 +30,7 @@ _MOST_SHOWN = 400  # Characters of a value in a message.
 
 
 class OMEArrowDSError(Exception):
-    """Base of all errors that this package raises on purpose.
+    """Base class of the errors of this package.
 
     The message is made from the fields: ``{path}: {option}={value}: {problem}, expected {allowed}; {remedy}``.
 
@@ -70,7 +70,10 @@ class OMEArrowDSError(Exception):
         self.path = shown  # `ImportError` has an attribute of this name, which it resets.
 
     def describe(self, show_option: Callable[[str, Any], str], show_text: Callable[[str], str] = str) -> str:
-        """Return the message; ``show_option`` formats the option and its value, and ``show_text`` the other texts."""
+        """Return the message with options written as in Python or as on a command line.
+
+        ``show_option`` formats an option and its value, and ``show_text`` the other texts.
+        """
         is_named = self.path is None or self.problem.startswith(self.path)
         subjects = [] if is_named else [str(self.path)]
         subjects += [] if self.option is None else [show_option(self.option, self.value)]
@@ -99,7 +102,7 @@ def show_keyword(option: str, value: Any) -> str:
 
 
 class ArgumentError(OMEArrowDSError, ValueError):
-    """An invalid argument, or a combination of arguments that contradict each other.
+    """Error raised if an argument is invalid or contradicts another argument.
 
     Examples
     --------
@@ -111,7 +114,7 @@ class ArgumentError(OMEArrowDSError, ValueError):
 
 
 class FormatError(OMEArrowDSError, ValueError):
-    """Storage with an unknown or ambiguous format, or a damaged file.
+    """Error raised if a format is unknown or ambiguous, or if a file is damaged.
 
     Examples
     --------
@@ -125,7 +128,7 @@ class FormatError(OMEArrowDSError, ValueError):
 
 
 class DecodeError(FormatError):
-    """A stored image that cannot be decoded.
+    """Error raised if a stored image cannot be decoded.
 
     Examples
     --------
@@ -136,7 +139,7 @@ class DecodeError(FormatError):
 
 
 class ChecksumError(DecodeError):
-    """A stored image whose pixels differ from those that were written.
+    """Error raised if the pixels of a stored image do not match its checksum.
 
     Examples
     --------
@@ -152,7 +155,7 @@ class ChecksumError(DecodeError):
 
 
 class MissingPathError(OMEArrowDSError, FileNotFoundError):
-    """A path at which nothing is stored.
+    """Error raised if nothing exists at a path or URL.
 
     Examples
     --------
@@ -164,7 +167,7 @@ class MissingPathError(OMEArrowDSError, FileNotFoundError):
 
 
 class PathExistsError(OMEArrowDSError, FileExistsError):
-    """An existing target, without ``overwrite=True``.
+    """Error raised if a target exists and ``overwrite=True`` was not passed.
 
     Examples
     --------
@@ -177,7 +180,7 @@ class PathExistsError(OMEArrowDSError, FileExistsError):
 
 
 class WriteError(OMEArrowDSError, OSError):
-    """A collection or cache that cannot be written, for example because the disk is full.
+    """Error raised if a file cannot be written, for example because the disk is full.
 
     Examples
     --------
@@ -189,7 +192,7 @@ class WriteError(OMEArrowDSError, OSError):
 
 
 class StorageError(OMEArrowDSError, OSError):
-    """A server that does not answer, or refuses.
+    """Error raised if a server does not answer or refuses a request.
 
     Examples
     --------
@@ -200,7 +203,7 @@ class StorageError(OMEArrowDSError, OSError):
 
 
 class BackendError(OMEArrowDSError, ImportError):
-    """A format whose library is not installed.
+    """Error raised if a required library is not installed.
 
     Examples
     --------
@@ -211,7 +214,7 @@ class BackendError(OMEArrowDSError, ImportError):
 
 
 class ImageError(OMEArrowDSError, ValueError):
-    """An image that cannot be written, because of its rank, dtype or size.
+    """Error raised if the shape or dtype of an image cannot be written.
 
     Examples
     --------
@@ -224,7 +227,7 @@ class ImageError(OMEArrowDSError, ValueError):
 
 
 class MetadataError(OMEArrowDSError, ValueError):
-    """OME metadata, image ids or columns that do not fit the images.
+    """Error raised if metadata, image ids or columns do not fit the images.
 
     Examples
     --------
@@ -238,7 +241,7 @@ class MetadataError(OMEArrowDSError, ValueError):
 
 
 class ColumnError(OMEArrowDSError, LookupError):
-    """A column that does not exist or has unsuitable values.
+    """Error raised if a column does not exist or has unsuitable values.
 
     Examples
     --------
@@ -250,12 +253,12 @@ class ColumnError(OMEArrowDSError, LookupError):
 
 
 class ImageColumnError(ColumnError):
-    """A table with several image columns, none of which was chosen.
+    """Error raised if a table has several image columns and ``image_column`` was not passed.
 
     Attributes
     ----------
-    columns
-        Their names.
+    columns : tuple of str
+        Names of the image columns.
 
     Examples
     --------
@@ -270,7 +273,7 @@ class ImageColumnError(ColumnError):
 
 
 class AxesError(OMEArrowDSError, ValueError):
-    """Axes, a selection or a crop that do not fit an image.
+    """Error raised if axes, a selection or a crop do not fit an image.
 
     Examples
     --------
@@ -282,7 +285,7 @@ class AxesError(OMEArrowDSError, ValueError):
 
 
 class SelectError(AxesError, IndexError):
-    """A selected index outside its axis, or a filter that no row fulfills.
+    """Error raised if a selected index is out of range, or if no row matches a filter.
 
     Examples
     --------
@@ -294,7 +297,7 @@ class SelectError(AxesError, IndexError):
 
 
 class ImageIndexError(OMEArrowDSError, IndexError):
-    """An image or sample index that is out of range.
+    """Error raised if the index of an image or sample is out of range.
 
     Examples
     --------
@@ -306,7 +309,7 @@ class ImageIndexError(OMEArrowDSError, IndexError):
 
 
 class MemoryLimitError(OMEArrowDSError, MemoryError):
-    """Decoded pixels that exceed the allowed memory.
+    """Error raised if decoded pixels exceed the allowed memory.
 
     Examples
     --------

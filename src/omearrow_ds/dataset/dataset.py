@@ -29,7 +29,7 @@ _NOT_PASSED = {"self", "transform", "options", "__class__"}  # Arguments of `OME
 
 
 class OMEArrowDataset(StoredSamples):
-    """Images of a collection as PyTorch tensors.
+    """Map-style PyTorch dataset of the images of a collection, or of crops of them.
 
     Options by topic:
 
@@ -175,7 +175,9 @@ class OMEArrowDataset(StoredSamples):
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
-        """Return a dataset with another ``transform``, or without one for None, that shares all other data.
+        """Return a view of this dataset with a different transform.
+
+        The view shares pixels, source and targets with this dataset. ``None`` removes the transform.
 
         Raises
         ------
@@ -316,7 +318,7 @@ def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch
 
 
 class OMEArrowDatasetNumpy(StoredSamples):
-    """Images of a collection as NumPy arrays.
+    """Map-style dataset that returns NumPy arrays instead of tensors.
 
     Options are those of `OMEArrowDataset`, without ``transform``.
 

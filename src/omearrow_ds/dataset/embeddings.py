@@ -35,7 +35,7 @@ def write_embeddings(
     prefix: str = "Embedding_",
     overwrite: bool = False,
 ) -> None:
-    """Write embeddings to a Parquet table of profiles: ids, further columns, and one column per feature.
+    """Write embeddings to a Parquet table with one row per id and one column per feature.
 
     The write is atomic. Batches are written as they arrive; one row group is in memory.
 

@@ -196,7 +196,7 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def source(self) -> BaseSource:
-        """Source of the whole collection; an unpickled dataset opens the source at first use."""
+        """Open collection that this dataset reads from."""
         return self._collection.source
 
     @property
@@ -238,7 +238,7 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def fields(self) -> Array:
-        """(n,) integers, the image index of each sample."""
+        """Index of the image that each sample is read from, as an integer array."""
         return self._collection.fields_of(self._all_positions())
 
     @property
@@ -332,9 +332,10 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def classes(self) -> Classes | None:
-        """Strings of a text target in the order of their codes, or None. With several targets, a mapping by column.
+        """Class names of a text target in the order of their codes, or None.
 
-        The order is ``classes=``, or the sorted strings of the whole collection, so codes are the same in each view.
+        With several targets, a mapping from columns to class names. Names are those of
+        ``classes=``, or the sorted strings of the whole collection, so that all views have the same codes.
         """
         return None if self._targets is None else self._targets.classes
 
@@ -347,7 +348,7 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def preload_bytes(self) -> int:
-        """Memory in bytes for preloading all images of the collection and their masks."""
+        """Memory in bytes that preloading all images and masks of the collection needs."""
         return self._collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
 
     @cached_property
@@ -433,7 +434,7 @@ class StoredSamples(Dataset[Any]):
         stratify: str | None = None,
         seed: int = 0,
     ) -> list[Self]:
-        """Return views that divide the samples of this dataset. The same seed gives the same views on each machine.
+        """Divide the samples into disjoint views, for example for training and validation.
 
         A view is a dataset of the same class that shares pixels, source and targets, and can be split again. Samples
         keep the order of the collection. `omearrow_ds.dataset.split` describes the algorithm.
@@ -443,13 +444,13 @@ class StoredSamples(Dataset[Any]):
         fractions
             Share of each view, e.g. ``(0.8, 0.1, 0.1)``.
         by
-            None keeps the samples of one image together. Otherwise one or more columns, such as plate or donor, whose
-            samples with equal values stay together.
+            ``None`` keeps the samples of one image together. Otherwise one or more columns, such as plate or donor:
+            samples with equal values are in one view.
         stratify
-            None, or a column whose values are distributed equally over the views. Without ``by``, counts differ by at
-            most one sample per value.
+            ``None``, or a column whose values are distributed equally over the views. Without ``by``, counts differ by
+            at most one sample per value.
         seed
-            A whole number from 0 to 2**32 - 1.
+            Integer from 0 to 2**32 - 1. A seed gives the same views on every machine.
 
         Returns
         -------
@@ -459,7 +460,7 @@ class StoredSamples(Dataset[Any]):
         Raises
         ------
         ArgumentError
-            If the sum of the fractions is not 1, there are fewer groups than parts, or a part would be empty.
+            If the sum of the fractions is not 1, there are fewer groups than views, or a view would be empty.
         ColumnError
             If a column is missing or has nulls.
 
@@ -518,7 +519,7 @@ class StoredSamples(Dataset[Any]):
         return view
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
-        """Return a sampler that draws all values of a column with the same probability, with replacement.
+        """Return a sampler that draws each value of a column equally often, with replacement.
 
         Parameters
         ----------

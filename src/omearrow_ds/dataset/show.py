@@ -48,7 +48,7 @@ _WARNED = 3
 
 @dataclass(frozen=True)
 class Shown:
-    """Picture of random images of a collection, displayed by notebooks.
+    """Result of `show`: a grid of thumbnails, which notebooks display.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Shown:
     pixel_range: PixelRange | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON, without the image."""
+        """Return all values as a dictionary that `json.dumps` accepts, without the PNG."""
         named = {name: value for name, value in vars(self).items() if name != "png"}
         return {**named, "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict()}
 
@@ -102,7 +102,9 @@ def show(
     crop_size: tuple[int, int] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Shown:
-    """Draw a sample of a collection as a grid of thumbnails with one contrast per channel.
+    """Draw random images of a collection as a grid of thumbnails.
+
+    Each channel has one contrast for all thumbnails.
 
     The first T and the middle Z are shown. Channels are colored by stain (DAPI blue, GFP green, RFP red), else red,
     green, blue, gray, cyan, magenta, yellow; a single channel is gray. Contrast is from percentile 1 to 99.8 over all

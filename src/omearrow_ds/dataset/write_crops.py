@@ -71,7 +71,7 @@ def write_crops(
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Write the crop around each object as an image of a new collection, atomically.
+    """Write a crop around each object as an image of a new collection, atomically.
 
     Crops have the stored pixels with all channels, Z and T, and the OME metadata of their field. Their ids are those of
     `OMEArrowDataset` with these objects, such as ``"B7_3:12"``. Columns are those of the object, then of its field,

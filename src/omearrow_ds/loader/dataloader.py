@@ -131,7 +131,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """Value of each setting of the loader, and the reason why it was chosen."""
+        """Settings of the loader, each with its value and the reason for it."""
         return MappingProxyType(self._settings)
 
     @property
@@ -269,15 +269,16 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._index_sampler.pass_over(saved)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that determines the order, as ``DistributedSampler.set_epoch``. Samplers receive it too.
+        """Set the epoch number that determines the shuffled order.
 
-        Without it, the order on several ranks changes after each complete epoch. After `load_state_dict`, another epoch
-        than the saved one discards the rest of the saved epoch, with a warning.
+        It replaces ``DistributedSampler.set_epoch``, and also sets the epoch of your samplers. Without it, the order on
+        several ranks changes after each complete epoch. If the epoch differs from the one in a loaded state, the rest
+        of that epoch is discarded with a warning.
         """
         self._choice.set(epoch, self._discard)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch, for ``torch.save`` and `load_state_dict`.
+        """Return the state of the loader, to save it with ``torch.save`` and resume the epoch later.
 
         The state counts delivered batches, not those that workers have prefetched. After the last batch of an epoch, it
         is the start of the next one. It contains the order, and reproduces draws from the global generators, but not
@@ -295,7 +296,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return state_of(progress, self._generators, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state`` in the next epoch, without the batches already delivered, with any ``num_workers``.
+        """Resume an epoch from a state of `state_dict`: the next iteration starts after the last delivered batch.
+
+        ``num_workers`` may differ from the saved loader.
 
         Raises
         ------

@@ -70,7 +70,7 @@ class ImageSource(Protocol):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the other columns of the table, known without reading them.
+        """Names of the columns other than the image column.
 
         Examples
         --------
@@ -139,7 +139,10 @@ class ImageSource(Protocol):
         """
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image: name, image_type, acquisition_datetime, physical_size_*, channels."""
+        """Return the OME metadata of one image as a dictionary.
+
+        Keys: ``name``, ``image_type``, ``acquisition_datetime``, ``physical_size_*`` and ``channels``.
+        """
 
     def __len__(self) -> int: ...
 
@@ -154,18 +157,18 @@ class ImageSource(Protocol):
     ) -> Array:
         """Return one image, or a region of it, as a new writable array.
 
-        Only the needed rows, tiles or chunks are read if the format allows it (`docs/reference/formats.md`).
+        Formats that allow it read only the rows, tiles or chunks that the region covers (`docs/reference/formats.md`).
 
         Parameters
         ----------
         index
             Index of the image.
         region
-            ``None`` is the whole plane. Otherwise ``(y0, y1, x0, x1)`` in pixels within the image, half-open.
+            ``None`` reads whole planes. Otherwise ``(y0, y1, x0, x1)`` in pixels; ``y1`` and ``x1`` are exclusive.
         channels
-            ``None`` is all channels. Otherwise an index or name, several in any order, or a slice.
+            ``None`` reads all channels. Otherwise an index or name, a list of these in any order, or a slice.
         z, t
-            ``None`` is all. Otherwise an index, several in any order, or a slice.
+            ``None`` reads all. Otherwise an index, a list of indices in any order, or a slice.
 
         Returns
         -------
@@ -183,10 +186,13 @@ class ImageSource(Protocol):
         """
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
-        """Return the images of ``indices`` in this order, each as a new array. Indices may repeat."""
+        """Return several images as a list of new arrays, in the order of ``indices``.
+
+        Indices may repeat.
+        """
 
     def close(self) -> None:
-        """Close files and connections."""
+        """Close the files and connections of the source."""
 
     def __enter__(self) -> Self: ...
 
@@ -224,7 +230,9 @@ class Beside(Protocol):
 
 
 class OpenOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `open_images`, which other functions accept too.
+    """Typed dictionary of the keyword arguments of `open_images`.
+
+    Other functions, such as `convert`, accept the same arguments.
 
     Examples
     --------

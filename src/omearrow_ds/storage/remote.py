@@ -43,7 +43,7 @@ Sink = Callable[[memoryview], object]
 
 @dataclass(frozen=True)
 class Storage:
-    """Access to an object store: endpoint, region and source of credentials.
+    """Settings for access to an object store: endpoint, region and credentials profile.
 
     An instance holds no secret. Each process finds credentials as the AWS tools do: in the environment
     (``AWS_ACCESS_KEY_ID``, ...), in ``~/.aws``, or from the role of the machine. For Google and Azure, they come from

@@ -82,7 +82,7 @@ def open_images(
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
 ) -> ImageSource:
-    """Open a stored collection of images.
+    """Open a collection of images from a file, folder, table or URL.
 
     Options by topic:
 
@@ -476,7 +476,7 @@ def write_images(
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write images to a new collection atomically.
+    """Write an iterable of arrays as a new collection of images, atomically.
 
     Parameters
     ----------
@@ -574,7 +574,7 @@ def convert(
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Copy a collection to another format: pixels, ids, OME metadata and columns.
+    """Convert a collection to another format, with pixels, ids, OME metadata and columns.
 
     Images with a checksum are verified, and keep it. If a table has several image columns, choose with
     ``image_column``; otherwise the used one is reported in a warning.
@@ -672,7 +672,9 @@ def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
 
 
 def publish(path: StrPath, *, storage: Storage | None = None) -> None:
-    """Publish the parts of ``convert(..., task=(K, N))`` or ``write_crops(..., task=(K, N))`` as one collection.
+    """Combine the parts written by several tasks into one collection that can be opened.
+
+    Call it once after all tasks of ``convert(..., task=(K, N))`` or ``write_crops(..., task=(K, N))`` have finished.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ _KEPT = 2**20  # Maximum sample per channel and group for percentiles that are n
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of the pixels of a collection.
+    """Pixel statistics of a collection, per group and channel.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Stats:
 
     @property
     def columns(self) -> pa.Table:
-        """One row per group: the columns of ``by``, and one per measure and channel, such as ``Stats_mean_DNA``."""
+        """Statistics as a table with one row per group and columns such as ``Stats_mean_DNA``."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in self.table.to_pylist():
             group = {name: row[name] for name in self.by}
@@ -83,7 +83,7 @@ class Stats:
         return pa.Table.from_pylist(list(rows.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as a dictionary of JSON values; NaN and infinity become null."""
+        """Return the statistics as a dictionary that `json.dumps` accepts, with NaN and infinity as None."""
         rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
         return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
@@ -164,7 +164,7 @@ def stats(
     progress: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> Stats:
-    """Measure statistics of the pixels of a collection in one pass.
+    """Measure minimum, maximum, mean, standard deviation and percentiles of the pixels of a collection.
 
     Parameters
     ----------

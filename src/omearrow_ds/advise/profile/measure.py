@@ -67,7 +67,7 @@ def profile_dataset(
     progress: bool = False,
     **options: Unpack[DatasetOptions],
 ) -> Profile:
-    """Measure the time of an epoch by stage, whether preloading pays, and which setting to try first.
+    """Measure the time per stage of a training epoch, and suggest settings to change.
 
     It runs the ordinary loader with clocks around its functions, and removes them afterwards.
 

@@ -18,7 +18,7 @@ _WAY_COLUMNS = ("pixels", "once", "epoch", "pays after", "takes")
 
 @dataclass(frozen=True)
 class Profile:
-    """Time of an epoch by stage, returned by `profile_dataset`.
+    """Result of `profile_dataset`: time per stage of an epoch, and settings to change.
 
     Attributes
     ----------
@@ -79,11 +79,11 @@ class Profile:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of an epoch, from the run without clocks."""
+        """Duration of one epoch in seconds, measured without timing the stages."""
         return self.images / self.samples_per_s
 
     def as_text(self) -> str:
-        """Return the report in lines of at most 120 characters."""
+        """Return the profile as a text report."""
         verdict = [*_wrapped(self.verdict.text), *_wrapped(f"Try first: {self.verdict.advice}")]
         parts = [_head(self), _stages(self.breakdown), verdict]
         if self.trials:
@@ -93,7 +93,7 @@ class Profile:
         return "\n\n".join("\n".join(lines) for lines in parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON; ``stages``, ``trials`` and ``preloading`` are flat rows."""
+        """Return all values as a dictionary that `json.dumps` accepts."""
         values = asdict(self)
         values |= {"epoch_s": self.epoch_s, **values.pop("breakdown")}
         # Lists instead of tuples, and Python numbers instead of NumPy scalars.

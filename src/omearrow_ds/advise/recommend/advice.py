@@ -71,7 +71,7 @@ def recommend(
     clock: Clock = perf_counter,
     **opening: Unpack[OpenOptions],
 ) -> Recommendation:
-    """Measure on a sample of a collection how to store and load it.
+    """Recommend a storage format and loader settings, based on measurements of a sample.
 
     The sample is written in every format, encoding and compression to a private folder, which is always removed. It is
     read like a training, in turns, from a warm page cache.

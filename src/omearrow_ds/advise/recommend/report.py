@@ -58,7 +58,7 @@ class SampleCoverage:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """How to store and load a collection of images.
+    """Result of `recommend`: measured plans and the recommended one.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Recommendation:
     pixel_range: PixelRange | None = None
 
     def as_text(self) -> str:
-        """Return a report for people."""
+        """Return the recommendation as a text report."""
         epochs, plan = count(self.task.epochs, "epoch"), self.chosen.plan
         rows, timings = [], []
         for row in self.rows:
@@ -142,7 +142,10 @@ class Recommendation:
         return "\n".join(line.rstrip() for line in lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON; times are in seconds, and times and sizes are of the whole collection."""
+        """Return all values as a dictionary that `json.dumps` accepts.
+
+        Times are in seconds. Times and sizes refer to the whole collection.
+        """
         return {
             "path": str(self.path),
             "epochs": self.task.epochs,

@@ -100,12 +100,12 @@ class Format:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """All path suffixes of the format."""
+        """Path suffixes of the format, the default suffix first."""
         return (self.suffix, *self.other_suffixes)
 
     @property
     def part_bytes(self) -> int:
-        """Default part size in bytes: to write a part, a worker needs at most 200 MB more than the part itself."""
+        """Default maximum size of a part in bytes."""
         size = PART_BYTES
         while (self.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
             size //= 2
@@ -113,19 +113,19 @@ class Format:
 
     @property
     def missing_backend(self) -> str | None:
-        """Instruction to install the backend, or None if the backend is installed."""
+        """Instruction how to install the missing library, or None if it is installed."""
         if importlib.util.find_spec(self.backend) is not None:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
         return f"format {self.name!r}: module {self.backend!r} is not installed; run pip install {package}"
 
     def compressions_of(self, encoding: str) -> tuple[str, ...]:
-        """Return the compression methods that the format supports for a pixel encoding."""
+        """Return the compressions that the format supports for a pixel encoding."""
         in_chunks = self.kind == "table" and encoding == "bytes"
         return (*self.compressions, *CHUNK_COMPRESSIONS) if in_chunks else self.compressions
 
     def files_beside(self, path: Path) -> list[Path]:
-        """Return the paths of auxiliary files of a stored file, such as its write-ahead log, existing or not."""
+        """Return the paths of files that may accompany a stored file, such as a write-ahead log."""
         resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
         return [Path(f"{resolved}{suffix}") for suffix in self.beside]
 
@@ -260,7 +260,7 @@ _BY_SUFFIX = sorted([(suffix, fmt) for fmt in FORMATS for suffix in fmt.suffixes
 
 @functools.cache
 def formats() -> tuple[Format, ...]:
-    """Return `FORMATS` and the formats that other packages register.
+    """Return all available formats: `FORMATS` and those that other packages register.
 
     A package registers a `Format` with an entry point of the group ``omearrow_ds.formats``. An entry point that cannot
     be loaded, is not a `Format`, or repeats a name or suffix is ignored with a warning.
