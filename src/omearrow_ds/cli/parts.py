@@ -206,9 +206,9 @@ def _begin_worker() -> None:
 
 def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float, *, as_json: bool) -> None:
     """Print the progress of a collection in parts after one task wrote its share."""
-    unfinished = source.unfinished_at(dst, storage)
-    total = (unfinished.plan or {"parts": 0})["parts"]
-    num_ready = total if unfinished.published else len(unfinished.made)
+    target = source.parts_target(dst, storage)
+    total = (target.plan or {"parts": 0})["parts"]
+    num_ready = total if target.is_published else len(target.finished_parts())
     if as_json:
         counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total}
         echo_json({"path": str(dst.absolute()), **counts, "seconds": elapsed_s})
@@ -235,8 +235,7 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
       omearrow-ds publish plate1.parts
       omearrow-ds publish s3://bucket/plate1.parts --profile lab
     """
-    unfinished = source.unfinished_at(dst, storage)
-    already = unfinished.place.stands and not unfinished.place.begun
+    already = source.parts_target(dst, storage).is_finished
     if not already:
         source.publish(dst, storage=storage)
     written = describe_written(dst, storage)

@@ -31,7 +31,7 @@ from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
 from omearrow_ds.storage.materials import Image, Material, opening_of
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import is_path
-from omearrow_ds.storage.place import JOBS, Place
+from omearrow_ds.storage.parts_stores import JOBS, PartsStore
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
@@ -219,26 +219,27 @@ class _Crops:
                 checksum = None if self._hasher is None else self._hasher.checksum(crop)
                 yield Image(crop, crops.sample_ids[position], metadata[field], checksum)
 
-    def opening(self, target: Place) -> Callable[[], Material]:
-        """Return a function that opens the crops in another process; objects in memory are stored in ``target``."""
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
+        """Return a function that opens the crops in another process; objects in memory are written to ``store``."""
         if isinstance(self._objects, str | os.PathLike):
             table: Path | _Kept = Path(self._objects).absolute()
         else:
-            table = _Kept(target, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
-            with target.replacing(table.name) as file:
+            table = _Kept(store, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
+            with store.temporary(table.name) as file:
                 pq.write_table(read_input_table(self._objects, "objects", self._cutting.of_objects.types).table, file)
+                store.put(table.name, file)
         return partial(_opened_again, opening_of(self._whole), table, self._cutting)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Table of objects that is stored in a `Place`."""
+    """Table of objects in the store of a collection in parts."""
 
-    place: Place
+    store: PartsStore
     name: str
 
     def read(self) -> pa.Table:
-        return pq.read_table(pa.BufferReader(self.place.read(self.name)))
+        return pq.read_table(pa.BufferReader(self.store.read([self.name])[0]))
 
 
 def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutting: _Cutting) -> _Crops:

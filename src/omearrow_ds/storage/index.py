@@ -39,9 +39,9 @@ _STRUCT = pa.struct(
 )
 
 
-def write_index(path: Path, index: Index) -> str:
-    """Write an image index to the Parquet file ``path``, and return the hash of the file."""
-    pq.write_table(_as_table(index), path, compression="zstd")
+def write_index(path: Path, index: Index | pa.Table) -> str:
+    """Write an image index, or a table read from one, to the Parquet file ``path``; return the hash of the file."""
+    pq.write_table(_as_table(index) if isinstance(index, Index) else index, path, compression="zstd")
     return file_hash(path)
 
 

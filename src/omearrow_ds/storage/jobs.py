@@ -1,4 +1,4 @@
-"""Jobs: each makes one part of a collection, in this process or in a worker of an executor.
+"""Jobs that write one part of a collection each, in this process or in a worker of an executor.
 
 A worker receives the names of source and target, options and a number, and returns a small record.
 """
@@ -16,6 +16,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +32,12 @@ from omearrow_ds.errors import (
 )
 from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.hashes import hash_of
-from omearrow_ds.storage.manifest import SUFFIX, Published
+from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.materials import Material, as_ordered
 from omearrow_ds.storage.parts import Open
-from omearrow_ds.storage.place import Place, size_of
-from omearrow_ds.storage.placed import Run, runs_of
+from omearrow_ds.storage.parts_stores import parts_store
+from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
 from omearrow_ds.storage.planning import Cut, Plan, described, known_of
-from omearrow_ds.storage.unfinished import Record, Unfinished, place_of
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
@@ -48,45 +47,33 @@ _UNREADABLE = (FormatError, MissingPathError)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Images, plan and target of the parts to make."""
+class PartWriter:
+    """Images, plan and target of the parts to write."""
 
     material: Material
     plan: Plan
     target: Target
-    place: Place
-    opening: Open
+    parts: PartsTarget
     skip_errors: bool
 
-    def make(self, number: int) -> Record:
+    def write_part(self, number: int) -> PartRecord:
         """Write a part and return its record; if another job finished the part earlier, return that job's record."""
-        with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as temporary:
-            return self._make(number, temporary)
-
-    def _make(self, number: int, made: Path) -> Record:
         numbers = self.plan.part(number)
         failed: list[Mapping[str, str]] = []
-        try:
-            self._write(numbers, made)
-        except _UNREADABLE:
-            numbers, failed = self._readable(numbers) if self.skip_errors else (numbers, [])
-            if not failed:
-                raise
-            self._write(numbers, made)
-        name = f"{number:05d}-{hash_of(made)}{self.target.format.suffix}"
-        record = Record(Published(name, len(numbers), size_of(made), self._places(made)), failed)
-        return Unfinished(self.place, self.opening).add(number, made, record)
+        with self.parts.store.temporary(f"{number:05d}{self.target.format.suffix}") as path:
+            try:
+                self._write(numbers, path)
+            except _UNREADABLE:
+                numbers, failed = self._readable(numbers) if self.skip_errors else (numbers, [])
+                if not failed:
+                    raise
+                self._write(numbers, path)
+            return self.parts.add(number, path, failed)
 
-    def _places(self, made: Path) -> list[Run]:
-        if not self.target.format.by_ranges:
-            return []
-        with self.opening(made) as source:
-            return runs_of(source)
-
-    def _write(self, numbers: Array, made: Path) -> None:
+    def _write(self, numbers: Array, path: Path) -> None:
         columns = self.material.columns.take(pa.array(numbers)) if self.material.columns.num_columns else None
         images = as_ordered(self.material, numbers)
-        write(images, replace(self.target, path=made, overwrite=False), columns, len(numbers), progress=False)
+        write(images, replace(self.target, path=path, overwrite=False), columns, len(numbers), progress=False)
 
     def _readable(self, numbers: Array) -> tuple[Array, list[Mapping[str, str]]]:
         """Return the images of a part that can be read, and the errors of the others."""
@@ -101,41 +88,39 @@ class Work:
 
 
 @dataclass(frozen=True)
-class _Recipe:
-    """How to open a `Work` in another process; ``known`` is a hash of its images, which is compared there."""
+class _WriterSpec:
+    """Arguments of a `PartWriter` of another process; the hash of its images in ``source`` is compared there."""
 
-    opening: Callable[[], Material]
+    reopen: Callable[[], Material]
     cut: Cut
     target: Target
-    place: Place
-    open_part: Open
+    parts: PartsTarget
     skip_errors: bool
-    known: str
-    files: str
+    source: Mapping[str, Any]
 
-    def open(self) -> Work:
+    def open(self) -> PartWriter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The planning process has already issued them.
-            material = self.opening()
-        if known_of(material) != self.known:
+            material = self.reopen()
+        if known_of(material) != self.source["known"]:
             raise FormatError(
                 f"{material.source.path}: on host {socket.gethostname()} differs from the planned source; provide the "
                 f"same source on all hosts, unchanged until all parts are written"
             )
-        return Work(material, self.cut.plan(material), self.target, self.place, self.open_part, self.skip_errors)
+        return PartWriter(material, self.cut.plan(material), self.target, self.parts, self.skip_errors)
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(recipe: bytes) -> Work:
-    """Return the `Work` of a pickled recipe, opened once per process."""
+def _open_writer(spec: bytes) -> PartWriter:
+    """Return the writer of a pickled `_WriterSpec`, opened once per process."""
     if multiprocessing.parent_process() is not None:
         return_memory()
-    found: _Recipe = pickle.loads(recipe)  # noqa: S301  # It comes from the executor of this job.
-    return found.open()
+    unpickled: _WriterSpec = pickle.loads(spec)  # noqa: S301  # It comes from the executor of this job.
+    return unpickled.open()
 
 
-def _make_there(recipe: bytes, number: int) -> Record:
-    return _opened(recipe).make(number)
+def _write_in_worker(spec: bytes, number: int) -> PartRecord:
+    return _open_writer(spec).write_part(number)
 
 
 @dataclass(frozen=True)
@@ -195,8 +180,8 @@ def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | 
 
 
 def make_parts(
-    material: Material, target: Target, cut: Cut, jobs: Jobs, opening: Open, *, progress: bool
-) -> Unfinished:
+    material: Material, target: Target, cut: Cut, jobs: Jobs, open_part: Open, *, progress: bool
+) -> PartsTarget:
     """Write the missing parts of a new or unfinished collection, or those in the share that ``jobs.task`` selects.
 
     Raises
@@ -208,90 +193,81 @@ def make_parts(
     """
     plan = cut.plan(material)
     description = described(material, target, cut, plan)
-    parts_target = place_of(target.path, target.storage)
-    unfinished = Unfinished(parts_target, opening)
-    unfinished.begin(description, overwrite=target.overwrite)
-    first, stop = 0, len(plan)
-    if jobs.task is not None:
-        index, num_tasks = jobs.task
-        first, stop = (index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks
-    written = range(len(plan)) if unfinished.published else unfinished.made
-    missing = [number for number in range(first, stop) if number not in written]
-    work = Work(material, plan, target, parts_target, opening, jobs.skip_errors)
-    total = stop - first
+    parts = PartsTarget(parts_store(target.path, target.storage), open_part)
+    parts.begin(description, overwrite=target.overwrite)
+    index, num_tasks = jobs.task or (1, 1)
+    share = range((index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks)
+    written = share if parts.is_published else parts.finished_parts()
+    missing = [number for number in share if number not in written]
     with tqdm(
-        total=total, initial=total - len(missing), unit="part", desc=target.format.label, disable=not progress
+        total=len(share),
+        initial=len(share) - len(missing),
+        unit="part",
+        desc=target.format.label,
+        disable=not progress,
     ) as bar:
         try:
             if jobs.executor is None:
+                writer = PartWriter(material, plan, target, parts, jobs.skip_errors)
                 for number in missing:
-                    with _naming(unfinished, number, len(plan)):
-                        work.make(number)
+                    with _PartErrors(parts, number, len(plan)):
+                        writer.write_part(number)
                     bar.update()
             else:
-                source = description["source"]
-                recipe = _Recipe(
-                    material.opening(parts_target),
-                    cut,
-                    target,
-                    parts_target,
-                    opening,
-                    jobs.skip_errors,
-                    source["known"],
-                    source["files"],
-                )
-                for _ in _made_by(jobs.executor, pickle.dumps(recipe), missing, unfinished, len(plan)):
+                reopen, source = material.opening(parts.store), description["source"]
+                spec = pickle.dumps(_WriterSpec(reopen, cut, target, parts, jobs.skip_errors, source))
+                for _ in _write_with_executor(jobs.executor, spec, missing, parts, len(plan)):
                     bar.update()
         except KeyboardInterrupt:
-            num_written = len(unfinished.made)
+            num_written = len(parts.finished_parts())
             raise KeyboardInterrupt(
                 f"{target.path}: {num_written:,} of {count(len(plan), 'part')} are written; "
                 f"repeat the command to continue"
             ) from None
-    return unfinished
+    return parts
 
 
-def _made_by(
-    executor: Executor, recipe: bytes, wanted: Sequence[int], unfinished: Unfinished, total: int
-) -> Iterator[Record]:
-    """Yield the records of parts as they are made; after an error, parts that have not begun are cancelled."""
-    futures: dict[Future[Record], int] = {}
+def _write_with_executor(
+    executor: Executor, spec: bytes, numbers: Sequence[int], parts: PartsTarget, total: int
+) -> Iterator[PartRecord]:
+    """Yield the records of parts as they are written; after an error, parts that have not begun are cancelled."""
+    futures: dict[Future[PartRecord], int] = {}
     try:
-        for number in wanted:
-            futures[executor.submit(_make_there, recipe, number)] = number
+        for number in numbers:
+            futures[executor.submit(_write_in_worker, spec, number)] = number
         for future in as_completed(futures):
-            with _naming(unfinished, futures[future], total):
+            with _PartErrors(parts, futures[future], total):
                 yield future.result()
     except BrokenExecutor as error:
-        raise _lost(unfinished.path, error) from error
+        raise _lost(parts.path, error) from error
     finally:
         for future in futures:
             with suppress(NotImplementedError):  # Parsl does not support cancelling.
                 future.cancel()
 
 
-class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, number, total):
-    """Adds the name of the part to any exception that ends its job."""
+class _PartErrors:
+    """Context that adds the number of the part to any exception that ends its job."""
 
-    def __init__(self, unfinished: Unfinished, number: int, total: int) -> None:
-        self._unfinished, self._path, self._part = unfinished, unfinished.path, f"part {number + 1} of {total}"
+    def __init__(self, parts: PartsTarget, number: int, total: int) -> None:
+        self._parts, self._part = parts, f"part {number + 1} of {total}"
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        remedy = "repeat the command to write the missing parts"
+        path, remedy = self._parts.path, "repeat the command to write the missing parts"
         if isinstance(error, BrokenExecutor | CancelledError):
-            raise _lost(self._path, error) from error
-        if isinstance(error, FileNotFoundError | WriteError) and not self._unfinished.place.begun:
+            raise _lost(path, error) from error
+        if isinstance(error, FileNotFoundError | WriteError) and not self._parts.store.is_begun:
             raise PathExistsError(
-                f"{self._path}: another process published or removed the collection; choose another path"
+                f"{path}: another process published or removed the collection; choose another path"
             ) from error
         if isinstance(error, OMEArrowDSError):
             hint = ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
-            raise type(error)(f"{self._path}: {self._part}: {error}; {remedy}{hint}") from error
+            raise type(error)(f"{path}: {self._part}: {error}; {remedy}{hint}") from error
         if isinstance(error, Exception):  # It is from the executor or the system.
             cause = f"{type(error).__name__}: {error}"
-            raise WriteError(f"{self._path}: {self._part} could not be written: {cause}; {remedy}") from error
+            raise WriteError(f"{path}: {self._part} could not be written: {cause}; {remedy}") from error
 
 
 def _lost(path: Path, error: BaseException) -> WriteError:

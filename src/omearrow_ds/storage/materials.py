@@ -13,7 +13,7 @@ from omearrow_ds.codec import encode as codec
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.place import Place
+from omearrow_ds.storage.parts_stores import PartsStore
 from omearrow_ds.storage.verified import verified_where_stored
 
 Image = codec.Image  # Item that a material yields.
@@ -44,10 +44,10 @@ class Material(Protocol):
     def images(self, numbers: Array) -> Iterator[codec.Image]:
         """Yield the images at sorted, distinct indices."""
 
-    def opening(self, place: Place) -> Callable[[], Material]:
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
         """Return a picklable function that opens the images in another process by file names only.
 
-        Data without a file name is stored in ``place``.
+        Data without a file name is written to ``store``.
         """
 
 
@@ -86,9 +86,9 @@ class Stored:
         checksum = None if self._hasher is None else self._known[number] or self._hasher.checksum(pixels)
         return codec.Image(pixels, self.image_ids[number], self.source.metadata(number), checksum)
 
-    def opening(self, place: Place) -> Callable[[], Material]:
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
         """Return a function that opens the images in another process."""
-        del place
+        del store
         return partial(_stored, opening_of(self.source), checksum=self._hasher is not None)
 
 

@@ -36,9 +36,9 @@ from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_path, is_several
-from omearrow_ds.storage.place import Folder, is_unfinished
+from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
+from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.planning import Cut
-from omearrow_ds.storage.prefix import Prefix
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
@@ -47,7 +47,6 @@ from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
-from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
 from omearrow_ds.storage.urls import look_at, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts, write
@@ -306,7 +305,7 @@ def _open_one(
         fields_source = open_listing(of_files) if of_files or is_csv(location) else None
         is_complete = fields_source is None and (is_url or is_published(location))
         if fields_source is None and not is_complete and is_unfinished(location):
-            refuse_unfinished(Folder(location), _open_part)
+            parts_target(location).refuse_unfinished()
     if fields_source is None:
         try:
             source = (
@@ -391,7 +390,7 @@ def _open_published(
 
 
 def _open_remote(
-    where: Url,
+    url: Url,
     opening: partial[BaseSource],
     *,
     storage: Storage | None = None,
@@ -404,12 +403,12 @@ def _open_remote(
         partial(look_at, reach=reach, **opening.keywords) if (part_cache, part_cache_bytes) == (None, None) else None
     )
     try:
-        return RemoteParts(where, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
+        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
     except MissingPathError:
-        place = None if where.scheme in ("http", "https") else Prefix(where, reach.storage)
-        if place is None or not place.begun:
+        target = None if url.scheme in ("http", "https") else parts_target(url, reach.storage)
+        if target is None or not target.store.is_begun:
             raise
-        refuse_unfinished(place, opening)
+        target.refuse_unfinished()
 
 
 def _open_stored(
@@ -662,13 +661,13 @@ def opened(
 
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
-    unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
+    parts = make_parts(material, target, cut, jobs, _open_part, progress=progress)
     if jobs.task is None:
-        unfinished.publish()
+        parts.publish()
 
 
-def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
-    return Unfinished(place_of(url_of(path) or Path(path).absolute(), storage), _open_part)
+def parts_target(path: StrPath, storage: Storage | None = None) -> PartsTarget:
+    return PartsTarget(parts_store(url_of(path) or Path(path).absolute(), storage), _open_part)
 
 
 def publish(path: StrPath, *, storage: Storage | None = None) -> None:
@@ -704,7 +703,7 @@ def publish(path: StrPath, *, storage: Storage | None = None) -> None:
     ...     print(len(source))
     10
     """
-    unfinished_at(path, storage).publish()
+    parts_target(path, storage).publish()
 
 
 def _open_part(path: Path, engine: str | None = None) -> BaseSource:

@@ -24,9 +24,9 @@ from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop,
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import SUFFIX
+from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.unfinished import place_of
 
 _ANY_BYTES = 2**31 - 1
 _WIDE, _MAX_COLUMN_CHUNKS = 256, 40_000  # Columns of a wide table, and chunks of all its columns and row groups.
@@ -153,10 +153,9 @@ class Target:
         if not in_parts:
             check_target(target_path, overwrite=overwrite)
             return cls(target_path, fmt, layout, overwrite, checksum)
-        parts_place = place_of(target_path.absolute(), storage)
-        parts_place.refuse_format(fmt)
-        parts_place.refuse(overwrite=overwrite)
-        return cls(parts_place.path, fmt, layout, overwrite, checksum, storage)
+        store = parts_store(target_path.absolute(), storage)
+        store.check(fmt, overwrite=overwrite)
+        return cls(store.path, fmt, layout, overwrite, checksum, storage)
 
     @property
     def in_parts(self) -> bool:

@@ -36,12 +36,13 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.cli import main
-from omearrow_ds.storage import place as places
+from omearrow_ds.storage import parts_stores, parts_target
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.manifest import Manifest
+from omearrow_ds.storage.parts_stores import FolderStore
+from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.planning import Cut
-from omearrow_ds.storage.unfinished import Unfinished
 from tests.support.errors import raises, warns
 from tests.support.sources import check
 
@@ -201,32 +202,32 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
     assert found(dst) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("look", ["_is_empty", "is_unfinished"])
-def test_a_folder_that_another_begins_while_it_is_looked_at_is_no_other_collection(tmp_path, look, monkeypatch):
-    looked = getattr(places, look)
+@pytest.mark.parametrize("check", ["_is_empty", "is_unfinished"])
+def test_store_is_not_hidden_when_another_process_begins_the_collection_meanwhile(tmp_path, check, monkeypatch):
+    real = getattr(parts_stores, check)
 
-    def slowly(path):
-        found = looked(path)
-        (path / places.JOBS).mkdir(exist_ok=True)
-        return found
+    def begin_after(path):
+        result = real(path)
+        (path / parts_stores.JOBS).mkdir(exist_ok=True)
+        return result
 
-    monkeypatch.setattr(places, look, slowly)
+    monkeypatch.setattr(parts_stores, check, begin_after)
     (tmp_path / "x.parts").mkdir()
-    assert places.Folder(tmp_path / "x.parts").told_as == str(tmp_path / "x.parts")
+    assert FolderStore(tmp_path / "x.parts").removal_hint == str(tmp_path / "x.parts")
 
 
-def test_a_part_that_comes_while_records_are_read_keeps_its_record(tmp_path, plate, monkeypatch):
-    dst, sizes, others = tmp_path / "x.parts", places.Folder.sizes, [2, 3]
+def test_records_keeps_the_record_of_a_part_that_is_finished_meanwhile(tmp_path, plate, monkeypatch):
+    dst, sizes, others = tmp_path / "x.parts", FolderStore.sizes, [2, 3]
 
-    def slowly(self, folder):
-        found = sizes(self, folder)
+    def finish_another_part(self, folder):
+        sizes_bytes = sizes(self, folder)
         if others:
             convert(plate, dst, part_bytes=2 * SIZE, task=(others.pop(), 3))
-        return found
+        return sizes_bytes
 
     convert(plate, dst, part_bytes=2 * SIZE, task=(1, 3))
-    monkeypatch.setattr(places.Folder, "sizes", slowly)
-    Unfinished(places.Folder(dst), None).records()
+    monkeypatch.setattr(FolderStore, "sizes", finish_another_part)
+    PartsTarget(FolderStore(dst), None).records()
     sources.publish(dst)
     assert found(dst) == list(range(COUNT))
 
@@ -254,15 +255,15 @@ def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp
 @pytest.mark.parametrize("format_name", ["arrow", "ome_zarr"])
 def test_of_two_that_convert_to_one_target_at_once_the_later_one_is_told(tmp_path, plate, monkeypatch, format_name):
     """The other conversion ends while this one makes its third part."""
-    dst, real, calls = tmp_path / "x.parts", Unfinished.add, []
+    dst, real, calls = tmp_path / "x.parts", PartsTarget.add, []
 
-    def other_ends(unfinished, number, made, record):
+    def other_ends(target, number, *arguments):
         calls.append(number)
         if len(calls) == 3:
             convert(plate, dst, format_name, part_bytes=5 * SIZE)
-        return real(unfinished, number, made, record)
+        return real(target, number, *arguments)
 
-    monkeypatch.setattr(Unfinished, "add", other_ends)
+    monkeypatch.setattr(PartsTarget, "add", other_ends)
     with raises(PathExistsError, path=dst, remedy=False):
         convert(plate, dst, format_name, part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
@@ -287,20 +288,22 @@ def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("at", ["plan.json", "00001.json", "parts.json", "index.parquet", "a part"])
-def test_a_disk_that_is_full_is_told_and_the_same_command_goes_on(tmp_path, plate, monkeypatch, at):
-    dst, link = tmp_path / "x.parts", os.link
+@pytest.mark.parametrize("name", ["plan.json", "00001.json", "parts.json", "index.parquet", "part index", "parts"])
+def test_convert_continues_after_a_full_disk(tmp_path, plate, monkeypatch, name):
+    dst, link, put = tmp_path / "x.parts", os.link, FolderStore.put
     with monkeypatch.context() as patch:
-        if at == "a part":
-            patch.setattr(places.Folder, "take", full)
-        elif at == "index.parquet":
-            patch.setattr(places, "write_index", full)
+        if name == "parts":
+            patch.setattr(FolderStore, "put", lambda *args: (full if args[1].startswith("parts/") else put)(*args))
+        elif name == "index.parquet":
+            patch.setattr(FolderStore, "put_index", full)
+        elif name == "part index":
+            patch.setattr(parts_target, "write_index", full)
         else:
-            patch.setattr(os, "link", lambda old, new: (full if Path(new).name == at else link)(old, new))
+            patch.setattr(os, "link", lambda old, new: (full if Path(new).name == name else link)(old, new))
         with raises(WriteError, path=dst, mentions="No space left on device", remedy=False):
             convert(plate, dst, part_bytes=5 * SIZE)
     assert not (dst / "parts.json").exists()
-    assert not [each.name for each in (dst / "jobs").iterdir() if each.name[0] == "."]
+    assert not [file.name for file in (dst / "jobs").iterdir() if file.name[0] == "."]
     convert(plate, dst, part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
 
@@ -359,16 +362,16 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, mo
     """An engine may run a task twice. Lance names files at random, so the two results differ."""
     dst = tmp_path / "x.parts"
     records = []
-    real = Unfinished.add
+    real = PartsTarget.add
 
-    def twice(unfinished, number, made, record):
-        records.append(real(unfinished, number, made, record))
+    def twice(target, number, *arguments):
+        records.append(real(target, number, *arguments))
         if len(records) == 1:
             convert(plate, dst, "lance", part_bytes=5 * SIZE, task=(2, 3))  # Parts 1 and 2, which are made again below.
         assert len(list((dst / "parts").glob(f"{number:05d}-*"))) == 1
         return records[-1]
 
-    monkeypatch.setattr(Unfinished, "add", twice)
+    monkeypatch.setattr(PartsTarget, "add", twice)
     convert(plate, dst, "lance", part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
     assert len(records) == 7
@@ -497,18 +500,19 @@ def test_an_executor_whose_futures_cannot_be_cancelled_serves_too(tmp_path, plat
 
 def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate, monkeypatch):
     dst = tmp_path / "x.parts"
-    real, calls = Unfinished.add, []
+    real, calls = PartsTarget.add, []
 
-    def stopped(unfinished, number, made, record):
+    def stopped(target, number, *arguments):
         if number == 2 and not calls:
             calls.append(number)
             raise KeyboardInterrupt
-        return real(unfinished, number, made, record)
+        return real(target, number, *arguments)
 
-    monkeypatch.setattr(Unfinished, "add", stopped)
+    monkeypatch.setattr(PartsTarget, "add", stopped)
     with raises(KeyboardInterrupt, path=dst, mentions="2 of 5", remedy=False):
         convert(plate, dst, part_bytes=5 * SIZE)
-    assert sorted(each.name for each in (dst / "jobs").iterdir()) == ["00000.json", "00001.json", "plan.json"]
+    names = sorted(file.name for file in (dst / "jobs").iterdir() if file.suffix == ".json")
+    assert names == ["00000.json", "00001.json", "plan.json"]
     convert(plate, dst, part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
 

@@ -30,8 +30,8 @@ from omearrow_ds.cli import main
 from omearrow_ds.storage import remote, remote_writing
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.remote_writing import RemoteWriter
-from omearrow_ds.storage.unfinished import Unfinished
 from tests.support.errors import raises
 
 COUNT, PLENTY = 17, 2**24
@@ -52,7 +52,7 @@ def dst(bucket):
 
 
 @pytest.fixture
-def found(tmp_path):
+def read_labels(tmp_path):
     """Return a function that verifies every image of a collection and returns the image numbers in its order."""
 
     def look(url, **given):
@@ -73,17 +73,17 @@ def left(weed, bucket):
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.slow)])
-def test_a_plate_is_written_and_nothing_is_left_beside(weed, bucket, plate, dst, found, tmp_path, form):
+def test_a_plate_is_written_and_nothing_is_left_beside(weed, bucket, plate, dst, read_labels, tmp_path, form):
     convert(plate, dst, form, shuffle_seed=3, **PART)
-    labels = found(dst)
+    labels = read_labels(dst)
     assert sorted(labels) == list(range(COUNT)) != labels
     others, parts = left(weed, bucket)
     manifest = json.loads(weed.get(bucket, "x.parts/parts.json"))
     assert others == [f"index-{manifest['index']}.parquet", "parts.json"]
-    assert parts == sorted(f"parts/{each['name']}" for each in manifest["parts"])
+    assert parts == sorted(f"parts/{item['name']}" for item in manifest["parts"])
     convert(plate, tmp_path / "x.parts", form, shuffle_seed=3, **PART)
-    here = json.loads((tmp_path / "x.parts/parts.json").read_text())
-    assert {**here, "index_file": manifest["index_file"], "index": manifest["index"]} == manifest or form == "duckdb"
+    local = json.loads((tmp_path / "x.parts/parts.json").read_text())
+    assert {**local, "index_file": manifest["index_file"], "index": manifest["index"]} == manifest or form == "duckdb"
     assert "SECRET" not in json.dumps(manifest)
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, form, **PART)
@@ -108,7 +108,7 @@ def test_targets_that_cannot_be_are_refused_before_anything_is_sent(weed, bucket
             convert(plate, url)
     with raises(ArgumentError, path=dst, mentions=("OME-Zarr", "parquet")):
         convert(plate, dst, "ome_zarr")
-    with raises(ArgumentError, option="target_storage", path=tmp_path / "x.parts", mentions="URLs"):
+    with raises(ArgumentError, option="target_storage", path=tmp_path / "x.parts", mentions="URL"):
         convert(plate, tmp_path / "x.parts", target_storage=Storage())
     with raises(ArgumentError, path=f"s3://{bucket}/x.arrow", mentions=f"s3://{bucket}/x.parts"):
         write_images(IMAGES, f"s3://{bucket}/x.arrow")
@@ -128,20 +128,20 @@ def test_who_may_not_write_is_told(weed, plate, dst, bucket, monkeypatch):
     assert weed.names(bucket) == []
 
 
-def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, dst, found, monkeypatch, tmp_path):
-    real = Unfinished.add
+def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, dst, read_labels, monkeypatch, tmp_path):
+    real = PartsTarget.add
 
-    def stopped(unfinished, number, made, record):
+    def stopped(target, number, *arguments):
         if number == 2:
             raise KeyboardInterrupt
-        return real(unfinished, number, made, record)
+        return real(target, number, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Unfinished, "add", stopped)
+        patched.setattr(PartsTarget, "add", stopped)
         with raises(KeyboardInterrupt, path=dst, mentions="2 of 4", remedy=False):
             convert(plate, dst, **PART)
     with raises(FormatError, path=dst, mentions="2 of 4", remedy=False):
-        found(dst)
+        read_labels(dst)
     for other in ({"shuffle_seed": 1}, {"part_bytes": 480}, {"group_by": "well"}, {"compression": "zstd"}):
         with raises(PathExistsError, option=next(iter(other)), path=dst):
             convert(plate, dst, **PART | other)
@@ -150,11 +150,11 @@ def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, d
         convert(tmp_path / "other.parquet", dst, **PART)
     before = {name for name in weed.names(bucket) if "/parts/" in name}
     convert(plate, dst, **PART)
-    assert found(dst) == list(range(COUNT))
+    assert read_labels(dst) == list(range(COUNT))
     assert before < set(weed.names(bucket))
 
 
-def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, found):
+def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, read_labels):
     for share in (2, 3):
         convert(plate, dst, task=(share, 3), **PART)
     with raises(FormatError, path=dst, mentions=("3 of 4", "part 1"), remedy=False):
@@ -163,19 +163,19 @@ def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, foun
     weed.put(bucket, "x.parts/parts/00001-" + "a" * 32 + ".arrow", b"an orphan")
     weed.put(bucket, "x.parts/parts/notes.txt", b"of somebody else")
     sources.publish(dst, storage=Storage(endpoint=weed.url))
-    assert found(dst) == list(range(COUNT))
-    assert [len(each) for each in left(weed, bucket)] == [2, 4 + 1]
+    assert read_labels(dst) == list(range(COUNT))
+    assert [len(item) for item in left(weed, bucket)] == [2, 4 + 1]
     assert weed.get(bucket, "x.parts/parts/notes.txt") == b"of somebody else"
     with raises(PathExistsError, path=dst, remedy=False):
         sources.publish(dst)
 
 
-def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_path):
+def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, read_labels, tmp_path):
     context = multiprocessing.get_context("forkserver")  # Its environment is that of the first test that used it.
-    told = f"import os; os.environ.update({dict(os.environ)!r})"
-    with ProcessPoolExecutor(1, context, exec, [told]) as pool:
+    set_environment = f"import os; os.environ.update({dict(os.environ)!r})"
+    with ProcessPoolExecutor(1, context, exec, [set_environment]) as pool:
         convert(plate, dst, executor=pool, **PART)
-        assert found(dst) == list(range(COUNT))
+        assert read_labels(dst) == list(range(COUNT))
         objects = pa.table(
             {"image_id": [f"image-{n:05d}" for n in range(COUNT)], "y": [6.0] * COUNT, "x": [5.0] * COUNT}
         )
@@ -187,11 +187,10 @@ def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_
         corner = (f"source_bbox_{axis}_min" for axis in "yx")
         ((top, left),) = set(zip(*(source.columns[name].to_pylist() for name in corner), strict=True))
     np.testing.assert_array_equal(taken, np.stack(IMAGES)[..., top : top + 4, left : left + 4])
-    unfinished = sources.unfinished_at(dst, Storage(endpoint=weed.url))
-    assert b"SECRET" not in pickle.dumps(unfinished.place)
+    assert b"SECRET" not in pickle.dumps(sources.parts_target(dst, Storage(endpoint=weed.url)))
 
 
-def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, dst, found):
+def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, dst, read_labels):
     convert(plate, dst, task=(1, 1), **PART)
 
     def end(_):
@@ -200,78 +199,79 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, d
         except PathExistsError as error:
             return str(error)
 
-    sources.unfinished_at(dst).place.read("open the client first")
+    sources.parts_target(dst).store.read(["open the client first"])
     with ThreadPoolExecutor(4) as threads:
-        said = list(threads.map(end, range(4)))
-    assert said.count(None) == 1, said
-    assert all("published" in each for each in said if each is not None)
-    assert found(dst) == list(range(COUNT))
-    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+        output = list(threads.map(end, range(4)))
+    assert output.count(None) == 1, output
+    assert all("published" in item for item in output if item is not None)
+    assert read_labels(dst) == list(range(COUNT))
+    assert [len(item) for item in left(weed, bucket)] == [2, 4]
 
 
-def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, found, tmp_path, monkeypatch):
+def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, read_labels, tmp_path, monkeypatch):
     write_images(IMAGES[:7], tmp_path / "old.parquet", columns={"label": list(range(7))})
     convert(tmp_path / "old.parquet", dst, **PART)
     old = open_images(dst, part_cache=tmp_path / "old", part_cache_bytes=PLENTY)
-    real = Unfinished._completed
+    real = PartsTarget._write_manifest
 
-    def looked_at(unfinished, plan):
-        assert found(dst) == list(range(7))  # While all new parts already exist.
-        return real(unfinished, plan)
+    def looked_at(target, *arguments):
+        assert read_labels(dst) == list(range(7))  # While all new parts already exist.
+        return real(target, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Unfinished, "_completed", looked_at)
+        patched.setattr(PartsTarget, "_write_manifest", looked_at)
         convert(plate, dst, overwrite=True, **PART)
-    assert found(dst) == list(range(COUNT))
-    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+    assert read_labels(dst) == list(range(COUNT))
+    assert [len(item) for item in left(weed, bucket)] == [2, 4]
     with old, raises(FormatError, path=dst):
         old.read(6)
     convert(plate, dst, overwrite=True, **PART)  # By an identical collection.
-    assert found(dst) == list(range(COUNT))
+    assert read_labels(dst) == list(range(COUNT))
 
 
-def test_replacing_that_was_ended_goes_on_only_if_it_is_asked_for(plate, dst, found, tmp_path, monkeypatch):
+def test_replacing_that_was_ended_goes_on_only_if_it_is_asked_for(plate, dst, read_labels, tmp_path, monkeypatch):
     convert(plate, dst, **PART)
     convert(plate, dst, shuffle_seed=2, overwrite=True, task=(1, 2), **PART)
-    assert found(dst) == list(range(COUNT))
+    assert read_labels(dst) == list(range(COUNT))
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, shuffle_seed=2, **PART)
     convert(plate, dst, shuffle_seed=2, overwrite=True, **PART)
-    assert found(dst) != list(range(COUNT))
+    assert read_labels(dst) != list(range(COUNT))
 
 
-def test_a_second_attempt_at_a_part_leaves_no_second_version(weed, bucket, plate, dst, found, monkeypatch):
+def test_a_second_attempt_at_a_part_leaves_no_second_version(weed, bucket, plate, dst, read_labels, monkeypatch):
     """An engine may run a task twice. DuckDB's files differ each time."""
-    real, records = Unfinished.add, []
+    real, records = PartsTarget.add, []
 
-    def twice(unfinished, number, made, record):
-        records.append(real(unfinished, number, made, record))
+    def twice(target, number, *arguments):
+        records.append(real(target, number, *arguments))
         if len(records) == 1:
             convert(plate, dst, "duckdb", task=(2, 2), **PART)
         return records[-1]
 
-    monkeypatch.setattr(Unfinished, "add", twice)
+    monkeypatch.setattr(PartsTarget, "add", twice)
     convert(plate, dst, "duckdb", **PART)
-    assert found(dst) == list(range(COUNT))
-    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+    assert read_labels(dst) == list(range(COUNT))
+    assert [len(item) for item in left(weed, bucket)] == [2, 4]
 
 
-def test_a_task_that_ends_after_publishing_leaves_nothing(weed, bucket, plate, dst, found, monkeypatch):
-    real, late = Unfinished.add, []
+def test_a_task_that_ends_after_publishing_leaves_nothing(weed, bucket, plate, dst, read_labels, monkeypatch):
+    real, late = PartsTarget.add, []
 
-    def later(unfinished, number, made, record):
-        late.append((number, made.read_bytes(), record))
-        return real(unfinished, number, made, record)
+    def later(target, number, path, failed):
+        data, record = path.read_bytes(), real(target, number, path, failed)
+        late.append((number, data, record.part.name))
+        return record
 
     with monkeypatch.context() as patched:
-        patched.setattr(Unfinished, "add", later)
+        patched.setattr(PartsTarget, "add", later)
         convert(plate, dst, **PART)
-    unfinished = sources.unfinished_at(dst)
-    for number, data, record in late[:2]:
-        with unfinished.place.made_at("late.arrow") as made:
-            made.write_bytes(data)
-            assert unfinished.add(number, made, record).part.name == record.part.name
-    assert found(dst) == list(range(COUNT))
+    target = sources.parts_target(dst)
+    for number, data, name in late[:2]:
+        with target.store.temporary("late.arrow") as path:
+            path.write_bytes(data)
+            assert target.add(number, path, []).part.name == name
+    assert read_labels(dst) == list(range(COUNT))
     assert left(weed, bucket)[0][1:] == ["parts.json"]
 
 
@@ -279,13 +279,13 @@ _ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.slow) for kind in ("503", 
 
 
 @pytest.mark.parametrize("kinds", [["503", "reset", "lost", "cut"], *_ONE_BY_ONE], ids=",".join)
-def test_three_in_ten_requests_that_fail_change_nothing(proxy, weed, bucket, plate, dst, found, kinds):
+def test_three_in_ten_requests_that_fail_change_nothing(proxy, weed, bucket, plate, dst, read_labels, kinds):
     proxy.set(share=0.3, kinds=kinds, seed=4)
     convert(plate, dst, **PART)
     assert proxy.counts().failed.total() > 3
     proxy.set()
-    assert found(dst) == list(range(COUNT))
-    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+    assert read_labels(dst) == list(range(COUNT))
+    assert [len(item) for item in left(weed, bucket)] == [2, 4]
 
 
 def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, bucket, weed, tmp_path, monkeypatch):
@@ -312,29 +312,29 @@ def test_a_slow_link_that_goes_on_is_given_time(proxy, bucket, weed, tmp_path, m
         writer.put("x", tmp_path / "x")
 
 
-def test_on_the_command_line(weed, bucket, plate, dst, found, monkeypatch):
+def test_on_the_command_line(weed, bucket, plate, dst, read_labels, monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     reached = ("--endpoint", weed.url)
 
     def run(*words, code=0):
-        done = CliRunner().invoke(main, [str(each) for each in words], prog_name="omearrow-ds")
+        done = CliRunner().invoke(main, [str(item) for item in words], prog_name="omearrow-ds")
         assert done.exit_code == code, done.output
         return done.output
 
     target = ("--part-bytes", 2400, "--target-endpoint", weed.url)
-    said = run("convert", plate, dst, "--task", "1/2", *target)
-    assert "2 of 4 parts are made; publish it after all parts are written" in said
+    output = run("convert", plate, dst, "--task", "1/2", *target)
+    assert "2 of 4 parts are made; publish it after all parts are written" in output
     run("convert", plate, dst, "--task", "2/2", *target)
     assert "17 images" in run("publish", dst, *reached)
-    assert found(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))
-    assert "exists already" in run("convert", plate, dst, *target, code=1)
+    assert read_labels(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))
+    assert "already exists" in run("convert", plate, dst, *target, code=1)
     assert "17 images" in run("convert", plate, dst, *target, "--overwrite", "--format", "vortex")
     assert "4 parts, the first: " in run("info", dst, *reached)
-    assert "it is for URLs" in run("convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1)
+    assert "is not a URL" in run("convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1)
 
 
-def test_a_name_is_no_url_whatever_is_in_it(weed, bucket, plate, found):
+def test_a_name_is_no_url_whatever_is_in_it(weed, bucket, plate, read_labels):
     name = "50%25 of %41+b&c é.parts"
     convert(plate, f"s3://{bucket}/{name}", **PART)
-    assert sorted(found(f"s3://{bucket}/{name}")) == list(range(COUNT))
+    assert sorted(read_labels(f"s3://{bucket}/{name}")) == list(range(COUNT))
     assert json.loads(weed.get(bucket, f"{quote(name)}/parts.json"))["parts"]

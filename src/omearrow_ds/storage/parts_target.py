@@ -1,0 +1,332 @@
+"""Collection in parts under construction: its plan, the records of finished parts, and its publication.
+
+The folder ``jobs`` exists from start to end. It contains ``plan.json``, which the first process writes and all others
+must match, and the image index and the record of each finished part, written in this order. A local collection that
+replaces another one is made in a hidden folder next to it, and swapped with it at the end. Below a URL, new parts are
+put next to the old ones, and only the manifest is replaced.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._stored import LOOKED_AT
+from omearrow_ds.storage.hashes import digest_of, hash_of
+from omearrow_ds.storage.index import write_index
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PART_NAME, PARTS, Manifest, Published
+from omearrow_ds.storage.parts import Index, Open
+from omearrow_ds.storage.parts_stores import JOBS, PLAN, REPLACES, PartsStore, path_size
+from omearrow_ds.storage.placed import runs_of
+from omearrow_ds.text import count
+
+_FAILED = "failed.csv"
+_MAX_LISTED = 8
+_RECORD = re.compile(r"([0-9]+)\.json")
+_ASPECTS = {
+    "format": "format",
+    "images": "number of images",
+    "chosen": "image column, table, level or channels",
+    "known": "ids, shapes, dtypes, columns or checksums",
+    "files": "files, by their names, sizes or times",
+    "options": "options of the crops",
+}
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """Result of a job.
+
+    Attributes
+    ----------
+    part
+        The finished part.
+    failed
+        Images that could not be read, each as ``{"id": ..., "error": ...}``.
+    outline
+        Storage layout and metadata of a few images, as JSON values.
+    """
+
+    part: Published
+    failed: Sequence[Mapping[str, str]] = ()
+    outline: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, data: bytes, file: Path) -> Self:
+        """Return the record that the bytes of a file contain."""
+        with refusing(file, "the record of a part", MALFORMED):
+            record = json.loads(data)
+            return cls(Published.parse(record["part"]), record["failed"], record["outline"])
+
+
+@dataclass(frozen=True)
+class PartsTarget:
+    """Collection in parts that is not yet published.
+
+    Attributes
+    ----------
+    store
+        Store of its files.
+    open_part
+        Picklable function that opens a part.
+    """
+
+    store: PartsStore
+    open_part: Open
+
+    @property
+    def path(self) -> Path:
+        """Final path or URL of the collection."""
+        return self.store.path
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the new collection is published, so that only cleanup is left."""
+        return self._read_state()[1] is not None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a published collection exists at the path, without an unfinished one."""
+        return self.store.has_collection and not self.store.is_begun
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """Description of the planned parts; None if no process has begun to make them."""
+        return self._read_state()[0]
+
+    def _read_state(self) -> tuple[dict[str, Any] | None, Manifest | None, str | None]:
+        """Return the plan, the published manifest, and the hash of the manifest that it replaces; None if missing."""
+        manifest_data, plan_data = self.store.read([MANIFEST, PLAN])
+        plan, manifest = None, None
+        if plan_data is not None:
+            with refusing(self.path / PLAN, "the plan of a collection in parts", MALFORMED):
+                plan = dict(json.loads(plan_data))
+        replaced_hash = None if plan is None else plan.pop(REPLACES, None)
+        if manifest_data is not None and digest_of(manifest_data) != replaced_hash:
+            manifest = Manifest.parse(manifest_data, self.path / MANIFEST)
+            plan = dict(manifest.made) if plan is None else plan
+        return plan, manifest, replaced_hash
+
+    def begin(self, plan: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Begin a new collection, or continue an unfinished one.
+
+        Raises
+        ------
+        PathExistsError
+            If an unpublished collection has another source or other options, or an existing collection must not be
+            replaced.
+        """
+        with _write_errors(self.path):
+            replaced_hash = self.store.begin(overwrite=overwrite)
+            content = plan if replaced_hash is None else {**plan, REPLACES: replaced_hash}
+            self.store.create(PLAN, json.dumps(content, indent=1).encode())
+        difference = _difference(self.plan or {}, plan)
+        if difference is not None:
+            remedy = (
+                "repeat the previous command to continue; for another collection,"
+                if difference.startswith("a source")
+                else "pass the same value to continue, or"
+            )
+            raise PathExistsError(
+                f"{self.path}: was started with {difference}; {remedy} remove {self.store.removal_hint}, or choose "
+                f"another path"
+            )
+
+    def finished_parts(self) -> set[int]:
+        """Return the numbers of the finished parts, for atomic writes from object names only."""
+        if not self.store.has_atomic_writes:
+            return set(self.records())
+        parts = {int(name.partition("-")[0]) for name in self.store.sizes(PARTS) if PART_NAME.fullmatch(name)}
+        recorded = {int(match[1]) for match in map(_RECORD.fullmatch, self.store.sizes(JOBS)) if match}
+        return recorded & parts
+
+    def records(self) -> dict[int, PartRecord]:
+        """Return the records of finished parts by part number; records of missing or truncated parts are removed."""
+        # Records are listed first: if parts were, a part that finishes in between would count as missing.
+        files = self.store.sizes(JOBS)
+        names = sorted(name for name in files if _RECORD.fullmatch(name))
+        contents = self.store.read([f"{JOBS}/{name}" for name in names])
+        sizes_bytes, records = self.store.sizes(PARTS), {}
+        for name, data in zip(names, contents, strict=True):
+            if data is None:  # It was removed meanwhile.
+                continue
+            record = PartRecord.parse(data, self.path / JOBS / name)
+            part = record.part
+            if sizes_bytes.get(part.name) == part.size_bytes and f"{part.name}.{INDEX}" in files:
+                records[int(name.partition(".")[0])] = record
+            else:
+                self.store.remove([f"{JOBS}/{name}"])
+        return records
+
+    def add(self, number: int, path: Path, failed: Sequence[Mapping[str, str]]) -> PartRecord:
+        """Add a part written to a `PartsStore.temporary` path; return the first record for this part number.
+
+        If another part with this number was recorded first, the new part is removed.
+        """
+        with self.open_part(path) as source:
+            name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
+            runs = runs_of(source) if source.format.by_ranges else []
+            part = Published(name, len(source), path_size(path), runs)
+            record = PartRecord(part, failed, source.outline().as_json())
+            with self.store.temporary(INDEX) as index_file:
+                write_index(index_file, _index_of_part(number, source))
+                self.store.put(_index_name(name), index_file)
+        self.store.put(f"{PARTS}/{name}", path)
+        record_name = f"{JOBS}/{number:05d}.json"
+        try:
+            if self.store.create(record_name, json.dumps(asdict(record)).encode()):
+                return record
+            data = self.store.read([record_name])[0]
+        except FileNotFoundError:
+            data = None
+        if data is not None:
+            first = PartRecord.parse(data, self.path / record_name)
+        else:  # The collection was published meanwhile.
+            self.store.remove([_index_name(name)])
+            manifest = self.store.read([MANIFEST])[0]
+            first = PartRecord(Manifest.parse(manifest or b"", self.path / MANIFEST).parts[number])
+        if first.part.name != name:
+            self.store.remove([f"{PARTS}/{name}"])
+        return first
+
+    def publish(self) -> Manifest:
+        """Publish the collection if all of its parts exist.
+
+        Raises
+        ------
+        FormatError
+            If parts are missing, or no image could be read.
+        PathExistsError
+            If another process has published it.
+        """
+        if self.plan is None or not self.store.is_begun:
+            if self.store.has_collection:
+                raise PathExistsError(f"{self.path}: is already published; open it")
+            raise FormatError(f"{self.path}: is not an unfinished collection in parts; correct the path")
+        with self.store.publisher_lock(), _write_errors(self.path):
+            plan, manifest, replaced_hash = self._read_state()
+            manifest = manifest or self._write_manifest(plan or {}, replaced_hash)
+            part_names = {part.name for part in manifest.parts}
+            names = filter(PART_NAME.fullmatch, self.store.sizes(PARTS))
+            self.store.remove([f"{PARTS}/{name}" for name in names if name not in part_names])
+            self.store.finish(manifest.index_file)
+        if manifest.failed:
+            number = len(manifest.failed)
+            problem = f"{count(number, 'image')} {'is' if number == 1 else 'are'} unreadable and skipped"
+            warnings.warn(f"{self.path}: {problem}; see the list in {self.path / _FAILED}", UserWarning, stacklevel=2)
+        return manifest
+
+    def _write_manifest(self, plan: Mapping[str, Any], replaced_hash: str | None) -> Manifest:
+        """Write the image index, the list of unreadable images and the manifest."""
+        records = self.records()
+        self._refuse_missing(records, plan["parts"])
+        written = [records[number] for number in range(plan["parts"])]
+        failed = [item for record in written for item in record.failed]
+        if failed and not any(record.part.images for record in written):
+            raise FormatError(f"{self.path}: no image is readable, e.g. {failed[0]['error']}; correct the source")
+        parts = [record.part for record in written]
+        with self.store.temporary(INDEX) as file:
+            digest = write_index(file, self._read_index(parts))
+            index_file = self.store.put_index(file, digest)
+        if failed:
+            with self.store.temporary(_FAILED) as file:
+                with file.open("w", newline="", encoding="utf-8") as text:
+                    rows = csv.DictWriter(text, ["id", "error"])
+                    rows.writeheader()
+                    rows.writerows(failed)
+                self.store.put(_FAILED, file)
+        outline = _joined_outline([record.outline for record in written])
+        form = plan["layout"]["format"]
+        manifest = Manifest(form, parts, digest, plan, failed, outline=outline, index_file=index_file)
+        if not self.store.create(MANIFEST, manifest.as_json().encode(), replaced_hash):
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
+        return manifest
+
+    def _read_index(self, parts: Sequence[Published]) -> pa.Table:
+        """Return the image indexes of all parts as one table."""
+        names = [_index_name(part.name) for part in parts]
+        tables = []
+        for name, data in zip(names, self.store.read(names), strict=True):
+            with refusing(self.path / name, "the image index of a part", (pa.ArrowException, *MALFORMED)):
+                tables.append(pq.ParquetFile(pa.BufferReader(data or b"")).read())
+        return pa.concat_tables(tables).combine_chunks()
+
+    def _refuse_missing(self, records: Mapping[int, PartRecord], total: int) -> None:
+        missing = [number for number in range(total) if number not in records]
+        if not missing:
+            return
+        if self.is_published:
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
+        listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
+        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
+        raise FormatError(
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written, but "
+            f"the collection is still without part {listed}{more}; run the command without --task to write the missing "
+            f"parts, or repeat the commands with --task that did not finish"
+        )
+
+    def refuse_unfinished(self) -> NoReturn:
+        """Raise the error for reading an unpublished collection, which states how many parts are finished."""
+        total = (self.plan or {"parts": 0})["parts"]
+        raise FormatError(
+            f"{self.path}: {len(self.finished_parts()):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} "
+            f"written; repeat the command to continue, and run omearrow-ds publish after all parts are written"
+        )
+
+
+def _index_name(part_name: str) -> str:
+    return f"{JOBS}/{part_name}.{INDEX}"
+
+
+def _index_of_part(number: int, source: BaseSource) -> Index:
+    """Return the image index of one part; all parts before it have no images in this index."""
+    starts = [*[0] * (number + 1), len(source)]
+    return Index(starts, source.image_ids, source.shapes, source.dtypes, source.columns, source.checksums)
+
+
+def _joined_outline(outlines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the storage layout of the first part, and the distinct metadata of a few images of all parts."""
+    stored = {**outlines[0]["stored"]}
+    stored["chunking"] = f"{len(outlines):,} parts, the first: {stored['chunking']}"
+    metadata: list[Mapping[str, Any]] = []
+    for outline in outlines:
+        metadata += [values for values in outline["metadata"] if values not in metadata]
+    return {"stored": stored, "metadata": metadata[:LOOKED_AT]}
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Raise `WriteError` for errors of the system, such as a full disk or a missing permission."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OMEArrowDSError):
+            raise
+        why = ": ".join(str(text) for text in (error.strerror or error, error.filename) if text)
+        raise WriteError(
+            f"{path}: could not be written: {why}; correct this, and repeat the command to continue"
+        ) from error
+
+
+def _difference(begun: Mapping[str, Any], plan: Mapping[str, Any]) -> str | None:
+    """Return the difference between two plans as text; None if they are equal."""
+    before, after = begun.get("layout", {}), plan["layout"]
+    for name in dict.fromkeys([*after, *before]):
+        if before.get(name) != after.get(name):
+            return f"{name}={before.get(name)!r}, not {after.get(name)!r}"
+    before, after = begun.get("source", {}), plan["source"]
+    changed = [aspect for name, aspect in _ASPECTS.items() if before.get(name) != after.get(name)]
+    return f"a source with other {' and other '.join(changed)}" if changed else None
