@@ -122,57 +122,44 @@ class SampleAxes:
         if self.crop_size is not None:
             object.__setattr__(self, "crop_size", checked_size(self.crop_size))
 
-    def cut(self, shape: Sequence[int], where: str) -> Cut:
-        """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``where`` names the image in an error.
+    def cut(self, shape: Sequence[int], subject: str) -> Cut:
+        """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``subject`` names the image in an error.
 
         Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1, and `SelectError`
         if a selection is outside the image.
         """
-        slices, picks = [], []
-        sizes = []
-        for position, (axis, size) in enumerate(zip(AXES, map(int, shape), strict=True)):
-            part, pick, length = _resolve(axis, size, (self.select or {}).get(axis, slice(None)), where)
-            slices.append(part)
-            sizes.append(length)
-            if pick is not None:
-                picks.append((position, pick))
+        picks = self.select or {}
+        indices = {
+            axis: _resolve(axis, int(size), picks.get(axis, slice(None)), subject)
+            for axis, size in zip(AXES, shape, strict=True)
+        }
         if self.crop_size is not None:
-            self._crop(slices, picks, sizes, where)
-        for axis, size in zip(AXES, sizes, strict=True):
-            if axis not in self.axes and size != 1:
-                msg = (
-                    f"{where}: axes={self.axes!r} drops axis {axis} of length {size}; "
+            sizes = len(indices["Y"]), len(indices["X"])
+            if self.crop_size[0] > sizes[0] or self.crop_size[1] > sizes[1]:
+                problem = f"crop_size={self.crop_size} is larger than the image of {sizes[0]} x {sizes[1]} pixels"
+                raise AxesError(f"{subject}: {problem}; lower crop_size, or remove the image")
+            for axis, size, length in zip("YX", sizes, self.crop_size, strict=True):
+                start = (size - length) // 2
+                indices[axis] = indices[axis][start : start + length]
+        for axis, chosen in indices.items():
+            if axis not in self.axes and len(chosen) != 1:
+                raise AxesError(
+                    f"{subject}: axes={self.axes!r} drops axis {axis} of length {len(chosen)}; "
                     f"pass select={{{axis!r}: 0}} or axes={_with_axis(self.axes, axis)!r}"
                 )
-                raise AxesError(msg)
         present = [axis for axis in AXES if axis in self.axes]
-        kept = tuple(sizes[AXES.index(axis)] for axis in present)
+        present_sizes = tuple(len(indices[axis]) for axis in present)
         order = tuple(present.index(axis) for axis in self.axes)
-        shape_out = tuple(kept[axis] for axis in order)
         in_order = order == tuple(range(len(order)))
-        return Cut(tuple(slices), tuple(picks), kept, None if in_order else order, shape_out)
-
-    def _crop(
-        self, slices: list[slice], picks: list[tuple[int, np.ndarray[Any, Any]]], sizes: list[int], where: str
-    ) -> None:
-        assert self.crop_size is not None
-        if self.crop_size[0] > sizes[3] or self.crop_size[1] > sizes[4]:
-            msg = (
-                f"{where}: crop_size={self.crop_size} is larger than the image of {sizes[3]} x {sizes[4]} pixels; "
-                f"lower crop_size, or remove the image"
-            )
-            raise AxesError(msg)
-        for position, length in zip((3, 4), self.crop_size, strict=True):
-            start = (sizes[position] - length) // 2
-            sizes[position] = length
-            for number, (axis, pick) in enumerate(picks):
-                if axis == position:
-                    picks[number] = (axis, pick[start : start + length])
-                    break
-            else:
-                step = slices[position].step
-                first = slices[position].start + start * step
-                slices[position] = _as_slice(range(first, first + length * step, step))
+        return Cut(
+            tuple(map(_as_slice, indices.values())),
+            tuple(
+                (n, np.asarray(chosen)) for n, chosen in enumerate(indices.values()) if not isinstance(chosen, range)
+            ),
+            present_sizes,
+            None if in_order else order,
+            tuple(present_sizes[axis] for axis in order),
+        )
 
 
 def _own(axis: str, pick: Any) -> slice | int | list[int]:
@@ -189,8 +176,8 @@ def _own(axis: str, pick: Any) -> slice | int | list[int]:
     return own
 
 
-def _resolve(axis: str, size: int, pick: Pick, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
-    """Return the slice, the irregular pick (or None) and the resulting length for an axis of length ``size``."""
+def _resolve(axis: str, size: int, pick: Pick, subject: str) -> Sequence[int]:
+    """Return the selected indices of an axis of length ``size``: a range if they are regular, otherwise a list."""
     if isinstance(pick, slice):
         try:
             chosen = range(size)[pick]
@@ -198,23 +185,25 @@ def _resolve(axis: str, size: int, pick: Pick, where: str) -> tuple[slice, np.nd
             raise AxesError(f"select={{{axis!r}: {pick}}}: invalid slice: {error}; correct it") from None
         if not chosen:
             raise SelectError(
-                f"{where}: select={{{axis!r}: {pick}}} is empty for axis {axis} of length {size}; correct it"
+                f"{subject}: select={{{axis!r}: {pick}}} is empty for axis {axis} of length {size}; correct it"
             )
-        return _as_slice(chosen), None, len(chosen)
+        return chosen
     indices = [pick] if isinstance(pick, int) else pick
     if not indices or not all(-size <= index < size for index in indices):
-        msg = f"{where}: select={{{axis!r}: {pick!r}}} is out of range for axis {axis} of length {size}; correct it"
-        raise SelectError(msg)
+        raise SelectError(
+            f"{subject}: select={{{axis!r}: {pick!r}}} is out of range for axis {axis} of length {size}; correct it"
+        )
     indices = [index % size for index in indices]
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     regular = range(indices[0], indices[0] + step * len(indices), step) if step else range(0)
-    if list(regular) == indices:
-        return _as_slice(regular), None, len(indices)
-    return slice(0, size, 1), np.asarray(indices), len(indices)
+    return regular if list(regular) == indices else indices
 
 
-def _as_slice(chosen: range) -> slice:
-    return slice(chosen.start, chosen.stop if chosen.stop >= 0 else None, chosen.step)
+def _as_slice(indices: Sequence[int]) -> slice:
+    """Return the slice of a range; a list is not cut by its slice, but by its indices."""
+    if not isinstance(indices, range):
+        return slice(0, None, 1)
+    return slice(indices.start, indices.stop if indices.stop >= 0 else None, indices.step)
 
 
 def _with_axis(axes: str, axis: str) -> str:

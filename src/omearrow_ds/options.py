@@ -210,9 +210,7 @@ class OpenSettings(OptionRecord):
         metavar="COLUMN",
     )
     nulls: Literal["error", "skip"] = option(
-        "error",
-        "Handling of table rows without an image: error, or skip them.",
-        choices=("error", "skip"),
+        "error", "Handling of table rows without an image: error, or skip them.", choices=("error", "skip")
     )
     level: int = option(
         0, "Resolution level of OME-Zarr images; 0 is full resolution.", kind="integer", minimum=0, metavar="N"
@@ -227,9 +225,7 @@ class OpenSettings(OptionRecord):
         None, "Channels to read with --pattern, in this order.", kind="names", metavar="NAME,..."
     )
     incomplete: Literal["error", "skip"] = option(
-        "error",
-        "Handling of images with missing files in --pattern: error, or skip them.",
-        choices=("error", "skip"),
+        "error", "Handling of images with missing files in --pattern: error, or skip them.", choices=("error", "skip")
     )
     root: str | os.PathLike[str] | None = option(
         None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER"
@@ -339,17 +335,10 @@ class WriteSettings(OptionRecord):
         metavar="SIZE",
     )
     checksum: bool = option(
-        True,
-        "Store a checksum per image, which preloading compares.",
-        kind="switch",
-        shows_default=True,
+        True, "Store a checksum per image, which preloading compares.", kind="switch", shows_default=True
     )
     part_bytes: int | None = option(
-        None,
-        "Decoded size of a part in DST.parts.  [default: up to 64 MiB]",
-        kind="bytes",
-        minimum=1,
-        metavar="BYTES",
+        None, "Decoded size of a part in DST.parts.  [default: up to 64 MiB]", kind="bytes", minimum=1, metavar="BYTES"
     )
     shuffle_seed: int | None = option(
         None, "Seed of a permutation of images over the parts.", kind="integer", minimum=0
@@ -443,11 +432,7 @@ class RecommendSettings(OptionRecord):
         90.0, "Approximate total time.", kind="number", minimum=0, typed_minimum=1, shows_default=True
     )
     tile: int | None = option(
-        None,
-        "Store single-channel tiles of N x N pixels instead of images.",
-        kind="integer",
-        minimum=1,
-        metavar="N",
+        None, "Store single-channel tiles of N x N pixels instead of images.", kind="integer", minimum=1, metavar="N"
     )
     formats: Sequence[str] | None = option(None, "Formats to try; by default all.", kind="formats", metavar="NAME,...")
     bandwidth: str | float | None = option(

@@ -17,14 +17,14 @@ from omearrow_ds.cli import failures
 _COMMANDS = {
     "info": ("omearrow_ds.cli.files:info", "Describe images, columns and storage of a collection."),
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection to another format or layout."),
-    "crops": ("omearrow_ds.cli.crops:crops", "Write the crops around cells as a new collection."),
+    "crops": ("omearrow_ds.cli.samples:crops", "Write the crops around cells as a new collection."),
     "publish": ("omearrow_ds.cli.parts:publish", "Complete a collection whose parts were written by tasks."),
     "cache": ("omearrow_ds.cli.cache:cache", "List or evict cached parts of remote collections."),
     "verify": ("omearrow_ds.cli.files:verify", "Compare every image with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure pixel statistics by channel and group."),
     "show": ("omearrow_ds.cli.show:show", "Draw a grid of random images."),
-    "profile": ("omearrow_ds.cli.profile:profile", "Measure the stages of an epoch, and what to try first."),
-    "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
+    "profile": ("omearrow_ds.cli.samples:profile", "Measure the stages of an epoch, and what to try first."),
+    "recommend": ("omearrow_ds.cli.samples:recommend", "Measure which format and settings suit your images."),
 }
 
 

@@ -53,7 +53,7 @@ def in_one_line() -> Iterator[None]:
     with Stops() as stops, warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            with _told():
+            with naming():
                 yield
         except BaseException as error:
             stop = _stop_of(error)
@@ -80,12 +80,15 @@ def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn expected errors into failures of one line each."""
+def naming(**flags: str) -> Iterator[None]:
+    """Turn expected errors into failures of one line each, with flags instead of arguments of the library.
+
+    Flags of the running command are always used; ``flags`` are those that have another name than their argument.
+    """
     try:
         yield
     except OMEArrowDSError as error:
-        raise Failure(_text_of(error, _flags())) from error
+        raise Failure(_text_of(error, {**_flags(), **flags})) from error
     except UnicodeEncodeError as error:  # A path that is not UTF-8, which Arrow and other libraries reject.
         raise Failure(f"{error.object!a}: the name is not valid UTF-8; rename it") from error
     except MemoryError as error:
@@ -93,7 +96,9 @@ def _told() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # The reader of the pipe ended; click exits without a message.
-        raise Failure(_in_words(error)) from error
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        problem = str(error) or type(error).__name__
+        raise Failure(": ".join([*names, error.strerror]) if error.strerror else problem) from error
 
 
 def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> str:
@@ -141,26 +146,6 @@ def _show_text(flags: Mapping[str, str], message: str) -> str:
             space = " " if value[:1] not in {"", *",.;:)"} else ""
             words[index] = f"{start}{flags[name]}{space}{value}"
     return " ".join(words)
-
-
-def _in_words(error: OSError) -> str:
-    """Return the file names and message of a system error, without its number."""
-    if error.strerror is None:
-        return str(error) or type(error).__name__
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return ": ".join([*names, error.strerror])
-
-
-@contextmanager
-def naming(**flags: str) -> Iterator[None]:
-    """Context in which error messages name the flags of the command instead of the arguments of the library.
-
-    Flags of the running command are always used; these are for flags that have another name than the argument.
-    """
-    try:
-        yield
-    except OMEArrowDSError as error:
-        raise Failure(_text_of(error, {**_flags(), **flags})) from error
 
 
 def _flags() -> dict[str, str]:

@@ -130,18 +130,14 @@ def _time(value: str) -> str:
     return value
 
 
-_REPEATED: Mapping[str, Callable[[tuple[str, ...]], Any]] = MappingProxyType(
+_REPEATED = ("names", "names or auto", "repeated", "types", "selection")  # Kinds of flags that may be repeated.
+_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "names": names,
         "names or auto": _names_or_auto,
         "repeated": _one_or_more,
         "types": _column_types,
         "selection": _selection,
-    }
-)
-_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        **_REPEATED,
         "bytes": size_in_bytes,
         "size": _size,
         "task": _task,

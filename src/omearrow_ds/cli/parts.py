@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -75,10 +75,8 @@ class Writing:
         self, src: Path, dst: Path, *, src_format: str | None, executor: str | None, as_json: bool, **options: Any
     ) -> None:
         self._start_s = time.perf_counter()
-        self.opening: OpenOptions = {}
-        for name in OpenOptions.__annotations__:
-            if name in options:
-                self.opening[name] = options.pop(name)  # type: ignore[literal-required]
+        opening = {name: options.pop(name) for name in OpenOptions.__annotations__ if name in options}
+        self.opening = cast(OpenOptions, opening)
         storage = target_storage(src, dst, self.opening.get("storage"), options["target_storage"])
         self._keywords = {**options, "target_storage": storage, "progress": not as_json and sys.stderr.isatty()}
         self._src, self._src_format, self._dst = src, src_format, dst
@@ -106,7 +104,7 @@ class Writing:
         if settings.task is not None:
             tell_share(self._dst, settings.task, settings.target_storage, elapsed_s, as_json=self._as_json)
             return False
-        written = describe_written(self._dst, settings.target_storage, self._keywords["format"])
+        written = describe(self._dst, self._keywords["format"], storage=settings.target_storage)
         if self._as_json:
             absolute = {name: str(path.absolute()) for name, path in paths.items()}
             echo_json({**absolute, "seconds": elapsed_s, "written": written.as_dict(), **(details or {})})
@@ -129,11 +127,6 @@ def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storag
             f"{options}: only valid for a source URL; use --target-endpoint and similar options for {dst}"
         )
     return target
-
-
-def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:
-    """Return the description of the written collection, local or remote."""
-    return describe(dst, format_name) if storage is None else describe(dst, format_name, storage=storage)
 
 
 def in_words(written: Description, noun: str = "image") -> str:
@@ -238,7 +231,7 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     already = source.parts_target(dst, storage).is_finished
     if not already:
         source.publish(dst, storage=storage)
-    written = describe_written(dst, storage)
+    written = describe(dst, storage=storage)
     if as_json:
         echo_json({"written": written.as_dict()})
         return
