@@ -18,8 +18,7 @@ with suppress(ImportError):
 with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
     from omearrow_ds.advise.profile.breakdown import break_down
     from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
-    from omearrow_ds.advise.profile.trials import break_even_epochs
-    from omearrow_ds.advise.profile.variants import preloaded
+    from omearrow_ds.advise.profile.trials import break_even_epochs, preloaded
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
     from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
     from omearrow_ds.advise.turns import InterleavedRounds, gains

@@ -18,30 +18,24 @@ Pick = int | slice | Sequence[int]
 STAGES = {"Cut.__call__": "select"}
 
 
-def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.ndarray[Any, Any]:
-    """Return ``image`` as a view or copy with axes (T, C, Z, Y, X).
+def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, subject: str) -> np.ndarray[Any, Any]:
+    """Return ``image`` with axes ``axes`` as a view or copy with axes (T, C, Z, Y, X); ``subject`` names it in errors.
 
-    Raises `ImageError` if the rank does not fit the axes, or an axis has length 0.
-
-    Parameters
-    ----------
-    image
-        Array whose axes ``axes`` names, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
-    where
-        Names the image in an error, e.g. ``"image 3"``.
+    ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``. Raises `ImageError` if the rank does not fit the axes, or
+    an axis has length 0.
     """
     if axes is None:
         axes = {2: "YX", 5: AXES}.get(image.ndim)
         if axes is None:
-            msg = f"{where}: the axes of a {image.ndim}-D image are unknown; pass axes=, e.g. axes='CYX'"
+            msg = f"{subject}: the axes of a {image.ndim}-D image are unknown; pass axes=, e.g. axes='CYX'"
             raise ImageError(msg)
     check_axes(axes)
     if image.ndim != len(axes):
         raise ImageError(
-            f"{where}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}; correct axes="
+            f"{subject}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}; correct axes="
         )
     if 0 in image.shape:
-        raise ImageError(f"{where}: shape {image.shape} has no pixels; remove the image")
+        raise ImageError(f"{subject}: shape {image.shape} has no pixels; remove the image")
     order = [axes.index(axis) for axis in AXES if axis in axes]
     shape = tuple(image.shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
     return image.transpose(order).reshape(shape)
@@ -93,23 +87,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class SampleAxes:
-    """Axes, selection and center crop of samples.
+    """Axes, selection and center crop of samples; raises `AxesError` for arguments that fit no image."""
 
-    Raises `AxesError` if an argument is malformed, independent of the images.
-
-    Parameters
-    ----------
-    axes
-        Axes of a sample, in this order, e.g. ``"CYX"``.
-    select
-        Indices per axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``. An integer leaves length 1.
-    crop_size
-        ``(height, width)`` of a center crop, in pixels.
-    """
-
-    axes: str = "CYX"
-    select: Mapping[str, Pick] | None = None
-    crop_size: tuple[int, int] | None = None
+    axes: str = "CYX"  # Axes of a sample, in its order.
+    select: Mapping[str, Pick] | None = None  # {"C": [0, 2], "Z": slice(10, 20), "T": 0}; an integer leaves length 1.
+    crop_size: tuple[int, int] | None = None  # (height, width) of a center crop, in pixels.
 
     def __post_init__(self) -> None:
         check_axes(self.axes)

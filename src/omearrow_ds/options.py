@@ -48,32 +48,16 @@ PADS = ("constant", "edge", "reflect", "shift", "drop")
 
 @dataclass(frozen=True)
 class Rule:
-    """Allowed values and help of one option.
-
-    Attributes
-    ----------
-    kind
-        Form of the value, and of its flag.
-    choices, minimum
-        Values that the check allows, besides the default. A number of kind ``"number"`` is above the minimum.
-    typed_minimum
-        Minimum of the flag, if it is higher.
-    flag
-        Name of the flag, None for an option without one; an empty string derives it from the name of the option.
-    metavar, help
-        Texts of the flag.
-    shows_default
-        Whether the help states the default, or the default of the flag in another form.
-    """
+    """Allowed values and help of one option."""
 
     help: str
-    kind: Kind = "any"
-    choices: tuple[str | bool, ...] = ()
-    minimum: int | None = None
-    typed_minimum: int | None = None
-    flag: str | None = ""
+    kind: Kind = "any"  # Form of the value, and of its flag.
+    choices: tuple[str | bool, ...] = ()  # Allowed values, besides the default.
+    minimum: int | None = None  # A number of kind "number" is above it, an integer at least equal.
+    typed_minimum: int | None = None  # Minimum of the flag, if it is higher.
+    flag: str | None = ""  # None for an option without flag; an empty string derives it from the name of the option.
     metavar: str | None = None
-    shows_default: bool | str = False
+    shows_default: bool | str = False  # Whether the help states the default, or the default of the flag in other words.
 
 
 def option(default: Any, help: str, **rule: Any) -> Any:  # noqa: A002  # as click calls it

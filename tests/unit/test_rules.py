@@ -215,7 +215,7 @@ def test_pixels_never_become_python_objects():
             "pc.unique(column.drop_null())",
         },
         "storage/listed_files.py": {"table[column]"},
-        "storage/text_columns.py": {
+        "storage/table_files.py": {
             "column.slice(0, _FEW)",
             "column[row]",
             "pc.index(_match(column, _SPELLINGS[kind]), False)",

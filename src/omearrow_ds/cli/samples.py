@@ -11,7 +11,7 @@ import click
 
 from omearrow_ds import text
 from omearrow_ds.advise.profile import profile_dataset
-from omearrow_ds.advise.profile.training import named
+from omearrow_ds.advise.profile.loop import named
 from omearrow_ds.advise.recommend import recommend as measure
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import OBJECTS, PATH, echo_result, flags, json_option, source_options, warn_of_layout

@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -28,6 +27,10 @@ from omearrow_ds.storage.writing import is_parts
 _LAID_OUT = ("pattern", "fields", "channels")
 _PLENTY_BYTES = 2**62
 _MAX_PIXELS_BYTES = 2**28  # Images of this size are decoded at once.
+_SIZES_IN_JSON = (
+    *("disk_files", "disk_bytes", "allocated_bytes"),
+    *("decoded_bytes", "available_bytes", "preload_fits"),
+)
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 
@@ -89,12 +92,7 @@ class Description:
                 axis: {"size": size, "unit": unit} for axis, (size, unit) in self.physical_sizes.items()
             },
             "columns": [{"name": name, "type": kind} for name, kind in self.columns.items()],
-            "disk_files": self.disk_files,
-            "disk_bytes": self.disk_bytes,
-            "allocated_bytes": self.allocated_bytes,
-            "decoded_bytes": self.decoded_bytes,
-            "available_bytes": self.available_bytes,
-            "preload_fits": self.preload_fits,
+            **{name: getattr(self, name) for name in _SIZES_IN_JSON},
             "encoding": self.stored.encoding,
             "compression": self.stored.compression,
             "chunking": self.stored.chunking,
@@ -104,7 +102,7 @@ class Description:
             "checksums": self.checksums,
             "labels": list(self.labels),
             "image_column": list(self.image_column) if self.chosen else None,
-            "image_columns": [_as_json(each) for each in self.image_columns],
+            "image_columns": [_as_json(column) for column in self.image_columns],
             "looks_like": self.looks_like and dict(zip(_LAID_OUT, self.looks_like, strict=True)),
             "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict(),
         }
@@ -125,17 +123,12 @@ def describe(
     the first one is described if none is chosen. Raises `OMEArrowDSError` as in `open_images`.
     """
     opening.setdefault("nulls", "skip")
-    with _place_of_index(path, opening) as folder:
-        given: OpenOptions = {} if folder is None else {"part_cache": folder, "part_cache_bytes": _PLENTY_BYTES}
-        return _described(path, format, {**opening, **given}, read_pixels=read_pixels)
-
-
-def _place_of_index(path: Paths, opening: OpenOptions) -> AbstractContextManager[str | None]:
-    """Return a context with a temporary folder for the index of parts on a server, or with None for other paths."""
-    parts_on_server = isinstance(path, str | os.PathLike) and url_of(path) is not None and is_parts(path)
-    if parts_on_server and opening.get("part_cache") is None:
-        return TemporaryDirectory(prefix="omearrow-ds-")
-    return nullcontext()
+    has_index_on_server = isinstance(path, str | os.PathLike) and url_of(path) is not None and is_parts(path)
+    if not has_index_on_server or opening.get("part_cache") is not None:
+        return _described(path, format, opening, read_pixels=read_pixels)
+    with TemporaryDirectory(prefix="omearrow-ds-") as folder:
+        cache: OpenOptions = {"part_cache": folder, "part_cache_bytes": _PLENTY_BYTES}
+        return _described(path, format, {**opening, **cache}, read_pixels=read_pixels)
 
 
 def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, read_pixels: bool) -> Description:

@@ -30,19 +30,11 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
 class UnreadColumns(NamedTuple):
-    """Columns of a Parquet file that are not read before they are requested.
-
-    Attributes
-    ----------
-    file, fingerprint
-        The file, and its fingerprint when it was opened.
-    column_schema
-        Names and plain types.
-    """
+    """Columns of a Parquet file that are not read before they are requested."""
 
     file: TableFile
-    fingerprint: tuple[int, ...]
-    column_schema: pa.Schema
+    fingerprint: tuple[int, ...]  # Fingerprint of the file when it was opened.
+    column_schema: pa.Schema  # Names and plain types.
 
     def column_table(self, names: Sequence[str]) -> pa.Table:
         """Return columns with plain types; raise `FormatError` if the file was changed since it was opened."""

@@ -30,8 +30,7 @@ from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.selected_rows import select_rows
-from omearrow_ds.storage.table_files import ColumnTypes
-from omearrow_ds.storage.text_columns import parse_as
+from omearrow_ds.storage.table_files import ColumnTypes, parse_as
 from omearrow_ds.text import count
 
 # The first names of each kind that a table has are used. CellProfiler's per-object tables omit the object's name, and
@@ -334,11 +333,8 @@ def _refuse_outside(
 ) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
     sizes, are_boxes = source.shapes[fields][:, 3:], positions.shape[1] > 2
-    if are_boxes:
-        y0, y1, x0, x1 = positions.T
-        is_outside = (y0 < 0) | (x0 < 0) | (y1 > sizes[:, 0]) | (x1 > sizes[:, 1]) | (y0 >= y1) | (x0 >= x1)
-    else:
-        is_outside = ((positions < -0.5) | (positions > sizes - 0.5)).any(axis=1)
+    starts, stops = (positions[:, ::2], positions[:, 1::2]) if are_boxes else (positions + 0.5, positions + 0.5)
+    is_outside = ((starts < 0) | (stops > sizes) | (are_boxes & (starts >= stops))).any(axis=1)
     if not is_outside.any():
         return
     first = int(is_outside.argmax())

@@ -52,11 +52,7 @@ class Layout:
     chunk_shape: tuple[int, int] | None = None
 
     @classmethod
-    def choose(
-        cls,
-        fmt: Format,
-        settings: WriteSettings,
-    ) -> Layout:
+    def choose(cls, fmt: Format, settings: WriteSettings) -> Layout:
         """Return the layout that write settings specify; the value None becomes the default of the format.
 
         Raises `ArgumentError` if the format does not support the encoding, compression, groups or chunks.
@@ -71,12 +67,8 @@ class Layout:
                 f"{fmt.label} takes {names}{of_encoding}, the first by default", option="compression", value=compression
             )
         if rows_per_group is not None and not fmt.grouped:
-            raise ArgumentError(
-                f"{fmt.label} has no row groups of selectable size",
-                option="rows_per_group",
-                value=rows_per_group,
-                remedy="leave it out",
-            )
+            problem = f"{fmt.label} has no row groups of selectable size"
+            raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
@@ -96,25 +88,18 @@ class Layout:
 
 
 def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
-    if fmt.chunk_multiple is None:
+    error = partial(ArgumentError, option="chunk_shape", value=chunk_shape)
+    multiple = fmt.chunk_multiple
+    if multiple is None:
         chunked = ", ".join(known.name for known in formats() if known.chunk_multiple is not None)
-        raise ArgumentError(
-            f"{fmt.label} stores each image as one chunk",
-            option="chunk_shape",
-            value=chunk_shape,
-            remedy=f"leave it out, or write {chunked}",
-        )
+        raise error(f"{fmt.label} stores each image as one chunk", remedy=f"leave it out, or write {chunked}")
     try:
         height, width = map(operator.index, chunk_shape)
     except (TypeError, ValueError):
-        raise ArgumentError(
-            option="chunk_shape", value=chunk_shape, allowed="(height, width) in whole pixels"
-        ) from None
-    if min(height, width) < 1 or height % fmt.chunk_multiple or width % fmt.chunk_multiple:
-        allowed = f"multiples of {fmt.chunk_multiple}" if fmt.chunk_multiple > 1 else "1 or more"
-        raise ArgumentError(
-            option="chunk_shape", value=chunk_shape, allowed=f"{allowed} as height and width for {fmt.label}"
-        )
+        raise error(allowed="(height, width) in whole pixels") from None
+    if min(height, width) < 1 or height % multiple or width % multiple:
+        numbers = f"multiples of {multiple}" if multiple > 1 else "1 or more"
+        raise error(allowed=f"{numbers} as height and width for {fmt.label}")
     return height, width
 
 
@@ -135,27 +120,23 @@ class Target:
     storage: Storage | None = None
 
     @classmethod
-    def choose(
-        cls,
-        path: str | os.PathLike[str],
-        format_name: str | None,
-        settings: WriteSettings,
-    ) -> Target:
+    def choose(cls, path: str | os.PathLike[str], format_name: str | None, settings: WriteSettings) -> Target:
         """Check all options and return the target; for a collection in parts, ``format`` is the format of the parts."""
         target_path: Path = url_of(path) or Path(path)
         refuse_odd_name(target_path)
-        in_parts = is_parts(target_path)
-        storage, overwrite, checksum = settings.target_storage, settings.overwrite, settings.checksum
+        storage, overwrite = settings.target_storage, settings.overwrite
         _refuse_url(target_path, storage)
-        default = get_format(_OF_PARTS) if in_parts else None
-        fmt = get_format(format_name) if format_name is not None else default or format_of_target(target_path)
+        in_parts = is_parts(target_path)
+        format_name = _OF_PARTS if in_parts and format_name is None else format_name
+        fmt = format_of_target(target_path) if format_name is None else get_format(format_name)
         layout = Layout.choose(fmt, settings)
-        if not in_parts:
+        if in_parts:
+            store = parts_store(target_path.absolute(), storage)
+            store.check(fmt, overwrite=overwrite)
+            target_path = store.path
+        else:
             check_target(target_path, overwrite=overwrite)
-            return cls(target_path, fmt, layout, overwrite, checksum)
-        store = parts_store(target_path.absolute(), storage)
-        store.check(fmt, overwrite=overwrite)
-        return cls(store.path, fmt, layout, overwrite, checksum, storage)
+        return cls(target_path, fmt, layout, overwrite, settings.checksum, storage)
 
     @property
     def in_parts(self) -> bool:
@@ -181,19 +162,14 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
 def write(
     images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
 ) -> None:
-    """Write the images and their columns to the target atomically, with larger row groups for a wide table."""
-    if columns is not None and target.format.grouped:
-        target = replace(target, layout=target.layout.for_columns(columns))
-    _write(images, target, columns, total, progress=progress)
+    """Write the images and their columns to the target atomically, with larger row groups for a wide table.
 
-
-def _write(
-    images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
-) -> None:
-    """Write the images and their columns to the target atomically; ``total`` is for the progress bar."""
-    path, fmt, layout = target.path, target.format, target.layout
+    ``total`` is for the progress bar.
+    """
+    path, fmt = target.path, target.format
     module = fmt.module()
     table = pa.table({}) if columns is None else columns
+    layout = target.layout.for_columns(table) if fmt.grouped else target.layout
     incoming.refuse_names(table.column_names, str(path))
     module.Source.refuse_target(path, table.schema)
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
@@ -231,12 +207,11 @@ def _write(
                 raise KeyboardInterrupt from error
             if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
                 why = first_line(error)
-                problem = "the disk is full" if _NO_ROOM.search(why) else "writing failed"
-                remedy = (
-                    "free space or choose another path" if _NO_ROOM.search(why) else "correct this, and write again"
-                )
-                msg = f"{path}: {problem} ({fmt.label}), and no incomplete file is left: {why}; {remedy}"
-                raise WriteError(msg) from error
+                problem, remedy = "writing failed", "correct this, and write again"
+                if _NO_ROOM.search(why):
+                    problem, remedy = "the disk is full", "free space or choose another path"
+                text = f"{path}: {problem} ({fmt.label}), and no incomplete file is left: {why}; {remedy}"
+                raise WriteError(text) from error
             raise
         module.Source.refuse_target(path, table.schema)  # Checked again: other files may have appeared meanwhile.
 

@@ -23,9 +23,9 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.profile import trials
-from omearrow_ds.advise.profile.variants import on_demand, preloaded
-from omearrow_ds.advise.recommend.cells import Cells, in_turn
-from omearrow_ds.advise.recommend.sample import Limits, take_sample
+from omearrow_ds.advise.profile.trials import on_demand, preloaded
+from omearrow_ds.advise.recommend.sample import Cells, Limits, take_sample
+from omearrow_ds.advise.recommend.trials import in_turn
 from omearrow_ds.cli import main
 from omearrow_ds.storage.objects import ObjectSettings
 from tests.support.errors import raises

@@ -29,11 +29,10 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
-from omearrow_ds.advise.profile import measure, variants
+from omearrow_ds.advise.profile import measure, trials
 from omearrow_ds.advise.profile.breakdown import break_down
-from omearrow_ds.advise.profile.loop import Duration, Loop
+from omearrow_ds.advise.profile.loop import Duration, Loop, Step
 from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
-from omearrow_ds.advise.profile.training import Step
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
@@ -485,7 +484,7 @@ def test_preloading_that_takes_too_long_is_estimated(tmp_path, monkeypatch):
 
 
 def test_preloading_that_does_not_fit(path, monkeypatch):
-    monkeypatch.setattr(variants, "preload_limit_bytes", lambda: 500)
+    monkeypatch.setattr(trials, "preload_limit_bytes", lambda: 500)
     with raises(MemoryLimitError, path=path, mentions=("196,608", 500)):
         profile_dataset(path, preload=True, **QUICK)
     actual = profile_dataset(path, preload="auto", batch_size=BATCH, seconds=0.1, num_workers=0)

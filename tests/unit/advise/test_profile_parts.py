@@ -17,8 +17,8 @@ from omearrow_ds.advise.profile import result
 from omearrow_ds.advise.profile.breakdown import break_down
 from omearrow_ds.advise.profile.loop import Recording, Run, SampleOrder
 from omearrow_ds.advise.profile.recorder import STAGE_NOTES, Recorder, measure_clock_cost, without_clocks
+from omearrow_ds.advise.profile.result import judge
 from omearrow_ds.advise.profile.trials import Trial, break_even_epochs
-from omearrow_ds.advise.profile.verdict import judge
 from omearrow_ds.advise.turns import is_clear
 
 STAGES = list(STAGE_NOTES)

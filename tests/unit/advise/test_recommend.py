@@ -81,7 +81,7 @@ def work(tmp_path):
 
 @pytest.fixture(autouse=True)
 def one_core_and_few_rounds(monkeypatch):
-    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.trials._MOST_ROUNDS", 2)
     monkeypatch.setattr("omearrow_ds.advise.recommend.loaders._MOST_ROUNDS", 2)
     monkeypatch.setattr("omearrow_ds.advise.recommend.loaders.available_cores", lambda: 1)
     monkeypatch.setattr("omearrow_ds.advise.recommend.advice.available_cores", lambda: 1)
@@ -570,23 +570,23 @@ def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monk
 
 def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted, monkeypatch):
     clock, _ = planted
-    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._FEWEST_SCREENED", 4)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.trials._FEWEST_SCREENED", 4)
     write_images(numbered(32, (1, 1, 1, 8, 8)), tmp_path / "many.arrow")
-    found = recommend(tmp_path / "many.arrow", formats=("tiff",), work_dir=work, clock=clock, seconds=100)
-    assert {each.images for each in found.rows} == {4, 32}
+    advice = recommend(tmp_path / "many.arrow", formats=("tiff",), work_dir=work, clock=clock, seconds=100)
+    assert {row.images for row in advice.rows} == {4, 32}
     short = recommend(tmp_path / "many.arrow", formats=("tiff", "arrow"), work_dir=work, clock=clock, seconds=4)
     assert short.confidence.level == "unsure"
-    assert [each for each in short.rows if each.why_not and "--seconds" in each.why_not]
+    assert [row for row in short.rows if row.why_not and "--seconds" in row.why_not]
 
 
 def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work):
     write_images(numbered(2, (1, 2, 1, 20, 33)), tmp_path / "fields.tiffs")
     options = {"tile": 10, "formats": ("arrow",), "work_dir": work, "seconds": 2, "batch_size": 8}
-    found = recommend(tmp_path / "fields.tiffs", **options)
-    assert not any(each.plan.layout.as_it_is for each in found.rows)
-    exec(found.command)
+    advice = recommend(tmp_path / "fields.tiffs", **options)
+    assert not any(row.plan.layout.as_it_is for row in advice.rows)
+    exec(advice.command)
     names = {}
-    exec(found.python, names)
+    exec(advice.python, names)
     assert [tuple(batch.shape) for batch in names["loader"]] == [(8, 1, 10, 10)] * 3
 
 

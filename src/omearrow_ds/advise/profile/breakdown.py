@@ -16,37 +16,17 @@ _OTHER, _WAIT = -2, -1  # Indices of the last stages.
 
 @dataclass(frozen=True)
 class StageTime:
-    """Part of the wall time that one stage takes.
-
-    Attributes
-    ----------
-    stage
-        Name of the stage.
-    total_s
-        Seconds of the wall time: ``program_s``, plus the attributed part of the wait for workers.
-    share
-        ``total_s`` divided by the wall time.
-    per_sample_s
-        ``total_s`` per sample.
-    ceiling
-        Maximum speedup of the loop if the stage took no time; None for the cost of the clocks, or if unbounded.
-    program_s, worker_s
-        Seconds by the clock of the main process, and the sum over the clocks of all workers.
-    calls
-        Number of calls.
-    note
-        Work that the stage includes.
-    """
+    """Part of the wall time that one stage takes."""
 
     stage: str
-    total_s: float
-    share: float
+    total_s: float  # Own seconds of the main process, and the attributed part of its wait for workers.
+    share: float  # Total time divided by the wall time.
     per_sample_s: float
-    ceiling: float | None
-    program_s: float
-    worker_s: float
+    ceiling: float | None  # Maximum speedup of the loop without the stage; None for clocks, or if unbounded.
+    program_s: float  # By the clock of the main process.
+    worker_s: float  # Sum over the clocks of all workers.
     calls: int
-    note: str
+    note: str  # Work that the stage includes.
 
 
 @dataclass(frozen=True)
@@ -60,29 +40,15 @@ class WorkerTime:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Wall time of a measured loop by stage.
+    """Wall time of a measured loop by stage."""
 
-    Attributes
-    ----------
-    wall_s, samples, batches
-        Duration of the loop including clocks, and the number of its samples and batches.
-    wait_s
-        Seconds that the main process waited for workers, which are included in the stages.
-    workers
-        Busy and idle time per worker process.
-    remarks
-        Work that this loop does in unexpected stages.
-    stages
-        Stages, whose ``total_s`` add up to ``wall_s``.
-    """
-
-    wall_s: float
+    wall_s: float  # Duration of the loop with clocks.
     samples: int
     batches: int
-    wait_s: float
+    wait_s: float  # Seconds that the main process waited for workers, which the stages include.
     workers: tuple[WorkerTime, ...]
-    remarks: tuple[str, ...]
-    stages: tuple[StageTime, ...]
+    remarks: tuple[str, ...]  # Work that this loop does in unexpected stages.
+    stages: tuple[StageTime, ...]  # Their total times add up to the wall time.
 
     def __getitem__(self, stage: str) -> StageTime:
         return next(row for row in self.stages if row.stage == stage)

@@ -17,12 +17,20 @@ from torch import nn
 from tqdm import tqdm
 
 from omearrow_ds.advise.profile.breakdown import Breakdown, break_down
-from omearrow_ds.advise.profile.loop import Duration, Loop
-from omearrow_ds.advise.profile.result import Profile
-from omearrow_ds.advise.profile.training import Optimizer, make_step
-from omearrow_ds.advise.profile.trials import NOW, ON_DEMAND, PRELOAD, WAYS, Trial, find_candidates, set_up
-from omearrow_ds.advise.profile.variants import ProfiledDataset, open_samples, refuse_ragged
-from omearrow_ds.advise.profile.verdict import judge
+from omearrow_ds.advise.profile.loop import Duration, Loop, Optimizer, make_step
+from omearrow_ds.advise.profile.result import Profile, judge
+from omearrow_ds.advise.profile.trials import (
+    NOW,
+    ON_DEMAND,
+    PRELOAD,
+    WAYS,
+    ProfiledDataset,
+    Trial,
+    find_candidates,
+    open_samples,
+    refuse_ragged,
+    set_up,
+)
 from omearrow_ds.advise.turns import InterleavedRounds, Rounds, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select

@@ -11,7 +11,6 @@ from typing import Any, Literal, Unpack
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import PlanCost, ReadBudget, choose, confidence, layouts, ranked
 from omearrow_ds.advise.recommend.link import NetworkLink, RemoteEstimate
 from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings, best, scan
@@ -20,12 +19,11 @@ from omearrow_ds.advise.recommend.report import (
     SampleCoverage,
     conversion,
     loading_code,
+    resemblance,
     unused_path_near,
 )
-from omearrow_ds.advise.recommend.resemblance import resemblance
-from omearrow_ds.advise.recommend.rounds import LayoutRounds
-from omearrow_ds.advise.recommend.sample import Clock, Limits, take_sample
-from omearrow_ds.advise.recommend.trials import Access, Subject
+from omearrow_ds.advise.recommend.sample import Cells, Clock, Limits, take_sample
+from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, Subject
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import checked_size
 from omearrow_ds.errors import ArgumentError

@@ -48,27 +48,15 @@ class NetworkLink:
 
 @dataclass(frozen=True)
 class RemoteCost:
-    """Estimated times in seconds of a plan whose parts are fetched from an object store, while others are decoded.
+    """Estimated times in seconds of a plan whose parts are fetched from an object store, while others are decoded."""
 
-    Attributes
-    ----------
-    row
-        Measurement from a local disk.
-    link_s, decode_s
-        Fetching all parts, and decoding meanwhile: an epoch on demand, or preloading.
-    epoch_s, later_epoch_s, total_s
-        First epoch, each later one with all parts in the cache or pixels in memory, and all epochs.
-    limit
-        The longer of fetching and decoding.
-    """
-
-    row: PlanCost
-    link_s: float
-    decode_s: float
-    epoch_s: float
-    later_epoch_s: float
-    total_s: float
-    limit: Literal["link", "decoding"]
+    row: PlanCost  # Measurement from a local disk.
+    link_s: float  # Fetching all parts.
+    decode_s: float  # Decoding meanwhile: an epoch on demand, or preloading.
+    epoch_s: float  # First epoch.
+    later_epoch_s: float  # With all parts in the cache, or pixels in memory.
+    total_s: float  # All epochs.
+    limit: Literal["link", "decoding"]  # The longer of fetching and decoding.
 
     @classmethod
     def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
@@ -87,27 +75,15 @@ class RemoteCost:
 
 @dataclass(frozen=True)
 class RemoteEstimate:
-    """Estimated times of the measured plans if their files are fetched over a link.
-
-    Attributes
-    ----------
-    rows
-        Plans that can be read from a bucket, ordered by the first epoch.
-    absent
-        Labels of formats that cannot be, as their parts are folders.
-    chosen, in_all
-        The plan with the least total time among those tied for the fastest first epoch, and among all.
-    epochs, command
-        Number of epochs, and the command that writes the parts of ``chosen``, or an empty string.
-    """
+    """Estimated times of the measured plans if their files are fetched over a link."""
 
     link: NetworkLink
-    rows: tuple[RemoteCost, ...]
-    absent: tuple[str, ...]
-    chosen: RemoteCost
-    in_all: RemoteCost
+    rows: tuple[RemoteCost, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
+    absent: tuple[str, ...]  # Labels of formats whose parts are folders, which a bucket cannot serve.
+    chosen: RemoteCost  # Least total time among those tied for the fastest first epoch.
+    in_all: RemoteCost  # Least total time of all.
     epochs: int
-    command: str = ""
+    command: str = ""  # Writes the parts of `chosen`.
 
     @classmethod
     def choose(

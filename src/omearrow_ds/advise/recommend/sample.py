@@ -1,7 +1,8 @@
-"""`Sample`: images from the whole collection, few enough to be written many times."""
+"""`Sample`: some images of a collection, few enough to be written many times, and `Cells`: the objects in them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.axes import AXES
+from omearrow_ds.dataset.places import of_objects as crops_of_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
-from omearrow_ds.storage.formats._base import Parted
-from omearrow_ds.storage.protocol import ImageSource
-from omearrow_ds.storage.source import Array
+from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
+from omearrow_ds.storage.keys import IMAGE_ID, table_file
+from omearrow_ds.storage.objects import Objects, ObjectSettings
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+from omearrow_ds.text import PythonName
 
 Clock = Callable[[], float]
 _CHUNK = 64  # Maximum number of images per read, after which the time is compared with the limit.
@@ -41,6 +44,79 @@ class Limits:
         """Return the limits for a sample whose measurements may take ``seconds`` in total."""
         part = min(1.0, seconds / _WHOLE_SAMPLE_S)
         return cls(max(32, int(cls.images * part)), max(1, int(size_bytes * part)), seconds * _READING_PART)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Objects of a source around which samples are cropped."""
+
+    source: BaseSource  # Images that contain objects; all images without a filter.
+    objects: Objects  # One object per sample.
+    options: dict[str, Any]  # Keywords of a dataset of the source.
+
+    @classmethod
+    def open(
+        cls,
+        source: BaseSource,
+        crop_size: tuple[int, int] | None,
+        crops: dict[str, Any],
+        of_objects: ObjectSettings,
+    ) -> Cells:
+        """Open the table of objects that ``crops``, a dict of dataset options, contains.
+
+        Errors are those of the dataset.
+        """
+        box, pad, passed = crops.get("box"), crops.get("pad"), crops["objects"]
+        if crop_size is None and not box:
+            raise ArgumentError(
+                "the size of crops is missing", option="crop_size", remedy="pass (height, width), or box= with resize="
+            )
+        images, objects = of_objects.open(source, passed, crops.get("center"), box)
+        objects = objects.keep(crops_of_objects(objects, images.shapes, crop_size, pad)[1])
+        if not len(objects.rows):
+            raise ArgumentError(
+                f"{objects.where} has no objects in these images",
+                option="objects",
+                remedy="pass a table with objects of these images",
+            )
+        file, row_filter = table_file(passed, "objects"), of_objects.row_filter
+        types = None if file is None else of_objects.types.of_table(file) or None
+        condition = None if row_filter is None else row_filter.condition
+        joining = {"on": of_objects.on, "column_types": types, "filter": condition}
+        return cls(images, objects, {**crops, **{name: value for name, value in joining.items() if value is not None}})
+
+    @property
+    def fields(self) -> Array:
+        """(n,) int64, image index per sample."""
+        return self.objects.fields
+
+    def within(self, images: Sequence[int] | Array) -> Array:
+        """Return the sorted indices of the objects that are in ``images``."""
+        return np.flatnonzero(np.isin(self.fields, images))
+
+    def remap_to_copies(self, images: Sequence[int], image_ids: Sequence[str]) -> dict[str, Any]:
+        """Return dataset keywords for crops around the objects of ``images``, copied with the ids ``image_ids``."""
+        part, new_ids = self.objects.keep(self.within(images)), dict(zip(images, image_ids, strict=True))
+        columns: dict[str, Any] = {IMAGE_ID: [new_ids[field] for field in part.fields.tolist()]}
+        option, positions = ("center", part.centers) if part.boxes is None else ("box", part.boxes)
+        assert positions is not None
+        names = ["y", "x"] if part.boxes is None else ["y0", "y1", "x0", "x1"]
+        table = pa.table(columns | dict(zip(names, positions.T, strict=True)))
+        return {"objects": table, option: names} | {k: v for k, v in self.options.items() if k in ("pad", "resize")}
+
+    def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
+        """Return ``opening`` without the column types that apply to the table of objects."""
+        types = dict(opening.get("column_types") or {})
+        for name in self.options.get("column_types", {}).keys() - set(self.source.column_names):
+            types.pop(name, None)
+        return {**opening, "column_types": types or None}
+
+    @property
+    def code(self) -> dict[str, Any]:
+        """Return ``options`` to be printed as Python code, where a table in memory is called ``objects``."""
+        objects = self.options["objects"]
+        is_path = isinstance(objects, str | os.PathLike)
+        return {**self.options, "objects": os.fspath(objects) if is_path else PythonName("objects")}
 
 
 @dataclass(frozen=True)
