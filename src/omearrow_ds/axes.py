@@ -110,11 +110,9 @@ class SampleAxes:
         Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1, and `SelectError`
         if a selection is outside the image.
         """
-        picks = self.select or {}
-        indices = {
-            axis: _resolve(axis, int(size), picks.get(axis, slice(None)), subject)
-            for axis, size in zip(AXES, shape, strict=True)
-        }
+        indices: dict[str, Sequence[int]] = {}
+        for axis, size in zip(AXES, shape, strict=True):
+            indices[axis] = _resolve(axis, int(size), (self.select or {}).get(axis, slice(None)), subject)
         if self.crop_size is not None:
             sizes = len(indices["Y"]), len(indices["X"])
             if self.crop_size[0] > sizes[0] or self.crop_size[1] > sizes[1]:
@@ -123,7 +121,11 @@ class SampleAxes:
             for axis, size, length in zip("YX", sizes, self.crop_size, strict=True):
                 start = (size - length) // 2
                 indices[axis] = indices[axis][start : start + length]
-        for axis, chosen in indices.items():
+        slices, picks = [], []
+        for position, (axis, chosen) in enumerate(indices.items()):
+            slices.append(_as_slice(chosen))
+            if not isinstance(chosen, range):
+                picks.append((position, np.asarray(chosen)))
             if axis not in self.axes and len(chosen) != 1:
                 raise AxesError(
                     f"{subject}: axes={self.axes!r} drops axis {axis} of length {len(chosen)}; "
@@ -133,15 +135,8 @@ class SampleAxes:
         present_sizes = tuple(len(indices[axis]) for axis in present)
         order = tuple(present.index(axis) for axis in self.axes)
         in_order = order == tuple(range(len(order)))
-        return Cut(
-            tuple(map(_as_slice, indices.values())),
-            tuple(
-                (n, np.asarray(chosen)) for n, chosen in enumerate(indices.values()) if not isinstance(chosen, range)
-            ),
-            present_sizes,
-            None if in_order else order,
-            tuple(present_sizes[axis] for axis in order),
-        )
+        shape_of_samples = tuple(present_sizes[axis] for axis in order)
+        return Cut(tuple(slices), tuple(picks), present_sizes, None if in_order else order, shape_of_samples)
 
 
 def _own(axis: str, pick: Any) -> slice | int | list[int]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from omearrow_ds.errors import ArgumentError
@@ -42,6 +43,21 @@ Kind = Literal[
     "rate",
     "time",
 ]
+_METAVARS = MappingProxyType(
+    {
+        "names": "NAME,...",
+        "types": "NAME=TYPE,...",
+        "selection": "AXIS=I,...",
+        "formats": "NAME,...",
+        "bytes": "BYTES",
+        "size": "SIZE",
+        "task": "K/N",
+        "workers": "N|auto",
+        "folder": "DIRECTORY",
+        "rate": "RATE",
+        "time": "TIME",
+    }
+)
 CROPS = ("center", "random", "grid")
 PADS = ("constant", "edge", "reflect", "shift", "drop")
 
@@ -62,6 +78,7 @@ class Rule:
 
 def option(default: Any, help: str, **rule: Any) -> Any:  # noqa: A002  # as click calls it
     """Return a field of a record with a rule."""
+    rule.setdefault("metavar", _METAVARS.get(rule.get("kind", "any")))
     return field(default=default, metadata={"rule": Rule(help, **rule)})
 
 
@@ -100,13 +117,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any], also: str = "") 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRecord:
-    """Base class of records with checked values.
-
-    Attributes
-    ----------
-    chosen
-        Options that differ from their defaults.
-    """
+    """Base class of records with checked values; ``chosen`` are those that differ from their defaults."""
 
     chosen: dict[str, Any] = field(init=False, repr=False, compare=False)
 
@@ -205,9 +216,7 @@ class OpenSettings(OptionRecord):
         "instrument layout, e.g. phenix.",
         metavar="PATTERN",
     )
-    channels: Sequence[str] | None = option(
-        None, "Channels to read with --pattern, in this order.", kind="names", metavar="NAME,..."
-    )
+    channels: Sequence[str] | None = option(None, "Channels to read with --pattern, in this order.", kind="names")
     incomplete: Literal["error", "skip"] = option(
         "error", "Handling of images with missing files in --pattern: error, or skip them.", choices=("error", "skip")
     )
@@ -215,12 +224,9 @@ class OpenSettings(OptionRecord):
         None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER"
     )
     columns: Any = option(None, "CSV or Parquet file with columns to join to the images.", metavar="TABLE")
-    on: Any = option(None, "Key columns of the join.", kind="names", metavar="NAME,...")
+    on: Any = option(None, "Key columns of the join.", kind="names")
     column_types: Mapping[str, str] | None = option(
-        None,
-        "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.",
-        kind="types",
-        metavar="NAME=TYPE,...",
+        None, "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.", kind="types"
     )
     filter: Any = option(
         None,
@@ -234,9 +240,7 @@ class OpenSettings(OptionRecord):
     part_cache: str | os.PathLike[str] | None = option(
         None, "Folder that caches parts fetched from a URL.", metavar="DIR"
     )
-    part_cache_bytes: int | None = option(
-        None, "Maximum size of the part cache, e.g. 200GB.", kind="bytes", minimum=0, metavar="BYTES"
-    )
+    part_cache_bytes: int | None = option(None, "Maximum size of the part cache, e.g. 200GB.", kind="bytes", minimum=0)
     verify: bool | None = option(None, "Compare each image with its stored checksum at every read.", flag=None)
     storage: Any = option(None, "Endpoint and credentials for the URL.", flag=None)
 
@@ -247,13 +251,12 @@ class SampleSettings(OptionRecord):
 
     preload: Any = option(True, "Decode all pixels into memory; auto: if they fit.", flag=None)
     axes: str = option("CYX", "Axes of a sample.", kind="text", shows_default=True)
-    select: Any = option(None, "Indices of an axis, e.g. C=0,2.", kind="selection", metavar="AXIS=I,...")
+    select: Any = option(None, "Indices of an axis, e.g. C=0,2.", kind="selection")
     crop_size: tuple[int, int] | None = option(
         None,
         "Crop size in pixels, at the image center or around objects, e.g. 256 or 256x512.",
         kind="size",
         flag="--crop",
-        metavar="SIZE",
     )
     normalize: Any = option(True, "Scale pixels to float32.", kind="switch", shows_default=True)
     illumination: Any = option(None, "Illumination functions to divide pixels by.", flag=None)
@@ -313,22 +316,19 @@ class WriteSettings(OptionRecord):
         None, "Images per row group (Parquet) or record batch (Arrow IPC).", kind="integer", minimum=1
     )
     chunk_shape: Sequence[int] | None = option(
-        None,
-        "Size of chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
-        kind="size",
-        metavar="SIZE",
+        None, "Size of chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.", kind="size"
     )
     checksum: bool = option(
         True, "Store a checksum per image, which preloading compares.", kind="switch", shows_default=True
     )
     part_bytes: int | None = option(
-        None, "Decoded size of a part in DST.parts.  [default: up to 64 MiB]", kind="bytes", minimum=1, metavar="BYTES"
+        None, "Decoded size of a part in DST.parts.  [default: up to 64 MiB]", kind="bytes", minimum=1
     )
     shuffle_seed: int | None = option(
         None, "Seed of a permutation of images over the parts.", kind="integer", minimum=0
     )
     group_by: str | Sequence[str] | None = option(
-        None, "Columns that separate parts; each part has one value of them.", kind="names", metavar="NAME,..."
+        None, "Columns that separate parts; each part has one value of them.", kind="names"
     )
     executor: Executor | None = option(
         None,
@@ -336,7 +336,7 @@ class WriteSettings(OptionRecord):
         metavar="local:N|dask:...",
     )
     task: tuple[int, int] | None = option(
-        None, "Write only task K of N, e.g. 3/384; run publish after all tasks.", kind="task", metavar="K/N"
+        None, "Write only task K of N, e.g. 3/384; run publish after all tasks.", kind="task"
     )
     on_error: Literal["raise", "skip"] = option(
         "raise",
@@ -355,9 +355,7 @@ class WriteSettings(OptionRecord):
 
 
 _BATCH_SIZE = option(16, "Samples per batch.", kind="integer", minimum=1, shows_default=True)
-_WORK_DIR = option(
-    None, "Folder for temporary copies.  [default: temporary folder of the system]", kind="folder", metavar="DIRECTORY"
-)
+_WORK_DIR = option(None, "Folder for temporary copies.  [default: temporary folder of the system]", kind="folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,9 +363,7 @@ class ProfileSettings(OptionRecord):
     """Options of `omearrow_ds.profile_dataset`, except those that it passes to the dataset."""
 
     batch_size: int = _BATCH_SIZE
-    num_workers: int | str = option(
-        "auto", "Worker processes.", kind="workers", flag="--workers", metavar="N|auto", shows_default=True
-    )
+    num_workers: int | str = option("auto", "Worker processes.", kind="workers", flag="--workers", shows_default=True)
     preload: Literal[True, False, "auto"] | None = option(
         None,
         "Decode all pixels into memory; auto: if they fit.",
@@ -398,18 +394,10 @@ class RecommendSettings(OptionRecord):
         "random", "Order of reads.", choices=("random", "sequential"), shows_default=True
     )
     budget_bytes: int | None = option(
-        None,
-        "Disk space for converted images, e.g. 20GB; by default the free space.",
-        kind="bytes",
-        minimum=0,
-        metavar="BYTES",
+        None, "Disk space for converted images, e.g. 20GB; by default the free space.", kind="bytes", minimum=0
     )
     memory_bytes: int | None = option(
-        None,
-        "Memory for preloaded pixels; by default half of the free memory.",
-        kind="bytes",
-        minimum=0,
-        metavar="BYTES",
+        None, "Memory for preloaded pixels; by default half of the free memory.", kind="bytes", minimum=0
     )
     batch_size: int = _BATCH_SIZE
     seconds: float = option(
@@ -418,11 +406,11 @@ class RecommendSettings(OptionRecord):
     tile: int | None = option(
         None, "Store single-channel tiles of N x N pixels instead of images.", kind="integer", minimum=1, metavar="N"
     )
-    formats: Sequence[str] | None = option(None, "Formats to try; by default all.", kind="formats", metavar="NAME,...")
+    formats: Sequence[str] | None = option(None, "Formats to try; by default all.", kind="formats")
     bandwidth: str | float | None = option(
-        None, "Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).", kind="rate", metavar="RATE"
+        None, "Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).", kind="rate"
     )
-    latency: str | float | None = option(None, "Latency of that link, e.g. 20ms.", kind="time", metavar="TIME")
+    latency: str | float | None = option(None, "Latency of that link, e.g. 20ms.", kind="time")
     work_dir: str | os.PathLike[str] | None = _WORK_DIR
 
 

@@ -55,7 +55,12 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
         )
     if as_json:
         rows = [
-            {"name": part.name, "size_bytes": part.size_bytes, "last_used": _time(part.used_s), "held": part.held}
+            {
+                "name": part.name,
+                "size_bytes": part.size_bytes,
+                "last_used": datetime.fromtimestamp(part.used_s, UTC).isoformat(timespec="seconds"),
+                "held": part.held,
+            }
             for part in parts
         ]
         totals = {"path": str(part_cache.folder), "bytes": num_bytes, "held_bytes": used_bytes}
@@ -65,20 +70,16 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     facts += [removed] if clear or limit is not None else []
     click.echo(f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}")
     if parts:
-        lines = [[f"  {part.name}", text.size(part.size_bytes), _ago(part.used_s), _use(part)] for part in parts]
+        ages = [f"used {text.duration(max(0.0, time.time() - part.used_s))} ago" for part in parts]
+        lines = [
+            [f"  {part.name}", text.size(part.size_bytes), age, _use(part)]
+            for part, age in zip(parts, ages, strict=True)
+        ]
         click.echo("\n".join(text.table(lines)))
 
 
 def _bytes(parts: Sequence[Kept]) -> int:
     return sum(part.size_bytes for part in parts)
-
-
-def _time(used_s: float) -> str:
-    return datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds")
-
-
-def _ago(used_s: float) -> str:
-    return f"used {text.duration(max(0.0, time.time() - used_s))} ago"
 
 
 def _use(part: Kept) -> str:

@@ -63,13 +63,7 @@ def writing_options(src: str) -> Decorator:
 
 
 class Writing:
-    """One run of a command that writes a collection.
-
-    Attributes
-    ----------
-    opening
-        Options of the source.
-    """
+    """One run of a command that writes a collection; ``opening`` are the options of its source."""
 
     def __init__(
         self, src: Path, dst: Path, *, src_format: str | None, executor: str | None, as_json: bool, **options: Any

@@ -80,16 +80,8 @@ class Expected:
 class ImageBlock:
     """Images of one Arrow array, each of which is decoded when its row is accessed.
 
-    Parameters
-    ----------
-    chunks
-        List array of chunk structs, one row per image. With ``placed``, the structs need only the pixel leaf.
-    expected
-        Shapes and dtypes of the rows.
-    planes
-        Function that returns the list array of plane structs of all rows, called only if a row has no chunks.
-    placed
-        Whether the chunks of each row are the whole image in TCZYX order, from `placed_chunks`.
+    ``chunks`` is a list array of chunk structs, one row per image. ``planes`` returns that of planes, for rows without
+    chunks. With ``placed``, from `placed_chunks`, the structs need only the pixel leaf.
     """
 
     def __init__(
@@ -102,9 +94,9 @@ class ImageBlock:
         none = np.zeros(len(expected.dtypes), bool)
         self._odd_order = none if expected.odd_order is None else expected.odd_order
         self._pixels_alone = placed is not None
-        placed = self._pieces.placed(expected) if placed is None else placed
+        placed = self._pieces.placed() if placed is None else placed
         self._counts = expected.shapes.prod(axis=1)
-        self._dense: Array = placed & ~self._odd_order & self._pieces.filled(self._counts, expected.dtypes)
+        self._dense: Array = placed & ~self._odd_order & self._pieces.filled(self._counts)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -158,7 +150,7 @@ def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None
     With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
     chunk structs, so that a table can be checked without its pixels.
     """
-    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected, codec)
+    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(codec)
 
 
 def codec_of_chunks(chunks: pa.Array) -> str | None:
@@ -172,17 +164,8 @@ def codec_of_chunks(chunks: pa.Array) -> str | None:
 class _Pieces:
     """Flattened chunks or planes of all rows: their positions in the images, and their pixels in flat buffers.
 
-    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``.
-
-    Parameters
-    ----------
-    lists
-        List array of structs.
-    place_names
-        Fields with the position of a piece: `schema.CHUNK_PLACE` for chunks, `schema.PLANE_PLACE` for planes, which
-        cover Y and X completely.
-    expected
-        Metadata of the images.
+    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``. ``place_names`` are the fields with their positions:
+    `schema.CHUNK_PLACE`, or `schema.PLANE_PLACE` for planes, which cover Y and X completely.
     """
 
     def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
@@ -231,13 +214,14 @@ class _Pieces:
             self._places[name] = whole_numbers(child(self._structs, name, self._where))
         return self._places[name]
 
-    def placed(self, expected: Expected, codec: str | None = None) -> Array:
+    def placed(self, codec: str | None = None) -> Array:
         """Return the result of `placed_chunks` for the pieces of each row."""
         rows, pieces, firsts = self._owners
         chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
         if not len(rows) or not chunks or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
-        size_t, size_c, size_z, size_y, size_x = expected.shapes[rows].T
+        shapes = self._expected.shapes
+        size_t, size_c, size_z, size_y, size_x = shapes[rows].T
         positions = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
         planes_before = np.cumsum(positions["shape_z"]) - positions["shape_z"]
         planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
@@ -245,14 +229,10 @@ class _Pieces:
         for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # Or the products could overflow.
             good &= (positions[name] >= 0) & (positions[name] < size)
         good &= (positions["shape_z"] > 0) & (positions["shape_z"] <= size_z - positions["z"])
-        good &= (
-            (positions["y"] == 0)
-            & (positions["x"] == 0)
-            & (positions["shape_y"] == size_y)
-            & (positions["shape_x"] == size_x)
-        )
-        good &= self._plain(pieces, rows, expected.dtypes, NO_COMPRESSION if codec is None else (codec,))
-        planes = expected.shapes[:, :3].prod(axis=1)
+        for name, value in (("y", 0), ("x", 0), ("shape_y", size_y), ("shape_x", size_x)):
+            good &= positions[name] == value
+        good &= self._plain(pieces, rows, NO_COMPRESSION if codec is None else (codec,))
+        planes = shapes[:, :3].prod(axis=1)
         good &= (
             positions["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]
         )  # Equal sizes, and none is missing.
@@ -260,9 +240,7 @@ class _Pieces:
         placed |= planes == 0  # A null image has no pieces.
         return placed
 
-    def _plain(
-        self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]], compression: Sequence[str | None]
-    ) -> Array:
+    def _plain(self, pieces: Array, rows: Array, compression: Sequence[str | None]) -> Array:
         """Return whether each piece has one of these compressions, and the dtype of its row."""
         good = np.ones(len(pieces), bool)
         if "compression" in self._names:
@@ -270,6 +248,7 @@ class _Pieces:
             if compressions.null_count < len(compressions):
                 good &= among(compressions, compression)[pieces]
         if "dtype" in self._names:
+            dtypes = self._expected.dtypes
             kinds = set(dtypes)
             for dtype in kinds:
                 of_dtype = np.array([other == dtype for other in dtypes])[rows] if len(kinds) > 1 else slice(None)
@@ -277,13 +256,13 @@ class _Pieces:
                 good[of_dtype] &= among(self._structs.field("dtype"), (name, None))[pieces[of_dtype]]
         return good
 
-    def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+    def filled(self, counts: Array) -> Array:
         """Return one bool per row: whether its pieces are equal in size and have ``counts`` pixels and no nulls."""
         rows, pieces, _ = self._owners
         number = self.stops - self.starts
         if not len(rows):
             return number > 0
-        itemsizes = np.array([dtype.itemsize for dtype in dtypes])
+        itemsizes = np.array([dtype.itemsize for dtype in self._expected.dtypes])
         share = counts // np.maximum(number, 1)
         wrong = ~self._leaf.holds(pieces, share[rows], itemsizes[rows])
         filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)

@@ -32,18 +32,9 @@ from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
-    """A source that has the columns of another source and, in addition, those of a joined table.
+    """A source with the columns of another source and those of a joined table.
 
-    Parameters
-    ----------
-    source
-        The source.
-    added
-        Columns of the table, one row per image.
-    unread
-        Its other columns.
-    rows
-        (n,) int64, the row of ``unread`` for each image; null if it has none.
+    ``added`` has one row per image. Other columns are read from ``unread`` at ``rows``, where null is an absent row.
     """
 
     def __init__(self, source: BaseSource, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:

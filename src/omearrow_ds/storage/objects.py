@@ -151,13 +151,9 @@ class ObjectSettings:
     def _locate(self, source: BaseSource, objects: Any, center: Any, box: Any) -> Objects:
         """Return the objects of a table whose images are in a source.
 
-        ``objects`` is a `pyarrow.Table`, a frame, or the path of a CSV or Parquet file. ``center`` names the columns
-        (Y, X), ``box`` those of (y0, y1, x0, x1). ``box=True`` finds columns with known names. The default is a center
-        with known names.
-
-        Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or none has a known
-        name; `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its
-        image.
+        ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default is
+        a center with known names. Raises `ColumnError` if a column does not exist, or none has a known name;
+        `MetadataError` if no object has an image, image keys are duplicate, or a position is outside its image.
         """
         if center is not None and box:
             raise ArgumentError(

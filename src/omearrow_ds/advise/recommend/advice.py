@@ -196,13 +196,11 @@ def recommend(
 
 def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
     """Raise `ArgumentError` for options of objects without ``objects``, or together with ``tile``."""
-    for name in crops:
-        if "objects" not in crops:
-            raise ArgumentError("it goes with objects=", option=name, remedy="pass that too")
-        if tile is not None:
-            raise ArgumentError(
-                "cannot be combined with objects=", option="tile", value=tile, remedy="leave one of them out"
-            )
+    if crops and "objects" not in crops:
+        raise ArgumentError("it goes with objects=", option=next(iter(crops)), remedy="pass that too")
+    if crops and tile is not None:
+        problem, remedy = "cannot be combined with objects=", "leave one of them out"
+        raise ArgumentError(problem, option="tile", value=tile, remedy=remedy)
 
 
 def _task(path: Path, decoded_bytes: int, requested: RecommendSettings) -> ReadBudget:

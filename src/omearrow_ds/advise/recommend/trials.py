@@ -97,19 +97,9 @@ class Subject:
 class LayoutTrial:
     """Measurement of the existing collection, or of one layout of the sample, which is written to ``folder``.
 
-    Attributes
-    ----------
-    path
-        The collection that is read.
-    indices, fields
-        (n,) int64, the samples that are read, and the image of each sample.
-    options
-        Keywords of the dataset.
-    size_bytes, is_ragged
-        Estimated bytes of the whole collection on disk, and whether samples differ in shape, once measured.
-    factor, once, growth
-        Values for the whole collection as a multiple of measured values. They apply to the time of an epoch, to sizes
-        and work that is done once, and to images on demand, because some readers decode several rows to return one.
+    It reads the samples ``indices`` of the collection at ``path``; ``fields`` are their images. An epoch, one-time work
+    and sizes, and images on demand of the whole collection are ``factor``, ``once`` and ``growth`` times the measured
+    values; the last, because some readers decode several rows to return one.
     """
 
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
@@ -220,15 +210,7 @@ def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array
 
 
 class LayoutRounds:
-    """Measurements of layouts until ``deadline_s``.
-
-    Attributes
-    ----------
-    costs
-        Cost of both plans of each measured layout, and a plan with the reason for each other layout.
-    trials
-        Trials of the measured layouts.
-    """
+    """Measurements of layouts until ``deadline_s``: the cost of each plan, and the trials of the measured layouts."""
 
     def __init__(self, subject: Subject, task: ReadBudget, folder: Path, deadline_s: float) -> None:
         self.subject, self.task, self._folder, self._deadline_s = subject, task, folder, deadline_s
