@@ -7,9 +7,10 @@ with the signatures of the public functions.
 from __future__ import annotations
 
 import difflib
+import inspect
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from numbers import Real
 from types import MappingProxyType
@@ -135,13 +136,20 @@ class OptionRecord:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
-def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Raise `ArgumentError` if a keyword of ``**options`` is unknown; the message names its ``owner``."""
-    names = sorted(known)
+def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Callable[..., Any]) -> None:
+    """Raise `ArgumentError` if a keyword of ``**options`` is unknown; the message names its ``owner``.
+
+    If the owner is a function, the message suggests its other parameters too.
+    """
+    keywords = set(known)
     for name in passed:
-        if name not in names:
+        if name not in keywords:
+            if callable(owner):
+                keywords |= set(inspect.signature(owner).parameters) - {"options", "opening"}
+                owner = owner.__name__
+            names = sorted(keywords)
             close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]}=?" if close else f"there are {', '.join(names)}"
+            hint = f"did you mean {close[0]}=?" if close else f"options are {', '.join(names)}"
             raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-RATES = "write 1Gb or 1Gbit of bits a second, 100MB of bytes"
-TIMES = "write 20ms or 0.1s"
+RATES = "write bits/s such as 1Gb or 1Gbit, or bytes/s such as 100MB"
+TIMES = "write a time such as 20ms or 0.1s"
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import omearrow_ds
 import tests
-from omearrow_ds import profile_dataset, recommend
+from omearrow_ds import convert, profile_dataset, recommend, show, stats, write_crops
 from omearrow_ds.cli.options import flags
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
 from omearrow_ds.errors import ArgumentError
@@ -155,3 +155,12 @@ def test_check_integer_returns_whole_numbers_from_the_minimum(value):
         return
     with raises(ArgumentError, option="level", mentions="whole number from 1", remedy=False):
         check_integer("level", value, 1, maximum=100)
+
+
+@pytest.mark.parametrize("function", [convert, write_crops, show, stats, recommend])
+def test_function_suggests_its_own_parameters_when_an_option_is_misspelled(function, tmp_path):
+    parameters = inspect.signature(function).parameters
+    name = "overwrite" if "overwrite" in parameters else "progress"
+    required = [tmp_path for parameter in parameters.values() if parameter.default is parameter.empty][:-1]
+    with raises(ArgumentError, f"{name}e", remedy=False, mentions=[function.__name__, f"{name}="]):
+        function(*required, **{f"{name}e": True})

@@ -69,7 +69,7 @@ def in_one_line() -> Iterator[None]:
 def _show_warning(message: Warning | str, *where: Any, **also: Any) -> None:
     """Write a warning to stderr without file and line number."""
     del where, also
-    click.echo(f"warning: {message}", err=True)
+    click.echo(f"warning: {_show_text(_flags(), str(message))}", err=True)
 
 
 def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
@@ -149,13 +149,13 @@ def _show_text(flags: Mapping[str, str], message: str) -> str:
 
 
 def _flags() -> dict[str, str]:
-    """Return the flags of the running command by argument name."""
+    """Return the flags and arguments of the running command by parameter name."""
     context = click.get_current_context(silent=True)
     command = None if context is None else context.command
     if context is not None and isinstance(command, click.Group):
         command = command.get_command(context, context.invoked_subcommand or "")
-    options = [] if command is None else [param for param in command.params if isinstance(param, click.Option)]
-    return {str(option.name): max(option.opts, key=len) for option in options}
+    params = [] if command is None else command.params
+    return {str(p.name): max(p.opts, key=len) if isinstance(p, click.Option) else p.human_readable_name for p in params}
 
 
 class Stops:

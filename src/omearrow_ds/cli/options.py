@@ -18,7 +18,6 @@ from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
 from omearrow_ds.options import OpenSettings, OptionRecord, Rule, flag_of, options_of, rule_of
-from omearrow_ds.storage.fields import suggestion
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.protocol import OpenOptions
@@ -120,13 +119,13 @@ def _formats(value: str) -> tuple[str, ...]:
 
 def _rate(value: str) -> str:
     if not text.as_rate(value):
-        raise click.BadParameter(f"{value!r}; {text.RATES}")
+        raise click.BadParameter(f"{value!r} is not a rate; {text.RATES}")
     return value
 
 
 def _time(value: str) -> str:
     if text.as_seconds(value) is None:
-        raise click.BadParameter(f"{value!r}; {text.TIMES}")
+        raise click.BadParameter(f"{value!r} is not a time; {text.TIMES}")
     return value
 
 
@@ -236,17 +235,6 @@ source_options = all_of(
     opening_options,
 )
 OBJECTS = ("objects", "center", "box", "pad")
-
-
-def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
-    """Warn on stderr if file names suggest one plane per file, but each file is read as an image."""
-    if opening.get("pattern") or not path.is_dir():
-        return
-    found = suggestion(path)
-    if found is not None and found[2] > 1:
-        whole = f"{text.count(found[1], 'field')} x {text.count(found[2], 'channel')}"
-        problem = f"{click.format_filename(path)}: each file is read as one image, but names suggest {whole}"
-        click.echo(f"warning: {problem}; add --pattern {found[0]}", err=True)
 
 
 def echo_json(values: Any) -> None:

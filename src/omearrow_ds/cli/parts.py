@@ -31,11 +31,11 @@ from omearrow_ds.cli.options import (
     json_option,
     opening_options,
     storage_options,
-    warn_of_layout,
 )
 from omearrow_ds.options import LAYOUT, PARTS, WriteSettings
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
+from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory

@@ -34,6 +34,7 @@ from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
+from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
@@ -124,6 +125,8 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("needs target=", option="classes", value=classes, remedy="pass target= or leave it out")
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
+        if "pattern" not in opening:
+            warn_of_layout(path, opening)
         if opening.get("filter") is not None:
             self._filters = (RowFilter(opening["filter"]).text,)
         of_objects = ObjectSettings.take(opening, crops.get("objects"))

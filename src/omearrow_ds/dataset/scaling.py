@@ -145,7 +145,7 @@ class Scalings:
             if not isinstance(stats, Stats | str | os.PathLike):
                 raise _invalid(normalize)
             if not isinstance(stats, Stats) and not Path(stats).is_file():
-                raise missing(stats, f"no such file; {_invalid(normalize)}")
+                raise missing(stats, f"no such file for {_invalid(normalize)}")
             self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, values, normalize)
             return
         names = next((pair for pair in _PAIRS if set(values) == set(pair)), None)
@@ -282,9 +282,9 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
             raise ArgumentError(
-                f"no illumination function for channel {absent!r} of {named}",
+                f"has the channels {list(illumination)}, expected {named}",
                 option="illumination",
-                remedy=f"add it to {list(illumination)}",
+                remedy=f"add a function for {absent!r}",
             )
         return [[illumination[name] for name in named]]
     if isinstance(illumination, str | os.PathLike | np.ndarray):

@@ -18,7 +18,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, PathExistsError
-from omearrow_ds.options import check_integer
+from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._pictures import (
@@ -163,6 +163,8 @@ def show(
     check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
     target = None if out is None else _target(out, overwrite=overwrite)
+    known = {*OpenOptions.__annotations__, *SampleSettings.__dataclass_fields__} - {"chosen"}
+    refuse_unknown(options, known, show)
     channels = options.pop("channels", None)
     opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
     samples: dict[str, Any] = {
@@ -210,7 +212,7 @@ def _target(out: StrPath, *, overwrite: bool) -> Path:
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
-        raise ArgumentError(f"{pictures.path}: the collection is empty; choose one with images")
+        raise ArgumentError(f"{pictures.path}: the collection is empty; pass one with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
     thumbnails = [item for row in grid for item in row]

@@ -23,7 +23,7 @@ from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
-from omearrow_ds.options import WriteSettings
+from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.jobs import chosen_parts
@@ -118,13 +118,14 @@ def write_crops(
     20 [1, 2, 1, 32, 32] B02_1:1
     """
     settings = WriteSettings.take(locals())
+    refuse_unknown(opening, OpenOptions.__annotations__, write_crops)
     of_objects = ObjectSettings.take(opening, objects)
     target = Target.choose(dst, format, settings)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: the target is the table of objects; choose another path")
     if objects is None:
         raise ArgumentError(
-            option="objects", value=None, allowed="a table or data frame of objects, or the path of a table"
+            option="objects", value=None, allowed="the path of a table of objects, or a table in memory"
         )
     placing = {"center": center, "box": box, "pad": pad}
     cutting = _Cutting(

@@ -61,7 +61,7 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
             return False
         outside = loop(stack.reshape(-1), positions, out.reshape(-1), divisor)
         if outside >= 0:
-            raise ImageIndexError(f"sample {positions[outside]} of {len(stack)}")
+            raise ImageIndexError(f"sample index {positions[outside]} is out of range for {len(stack)} samples")
         return True
     if (contiguous and divisor is None) or not 3 <= stack.ndim <= 6 or 0 in stack.shape:
         return False

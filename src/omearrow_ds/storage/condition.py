@@ -27,6 +27,23 @@ _MIRRORED = MappingProxyType({"<": ">", "<=": ">=", ">": "<", ">=": "<="})
 _KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
 _MAX_DEPTH = 100
 _EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
+_EQUALITY = 'write "==" for equal, and "!=" for not equal'
+_EXPRESSION = (
+    "compare with ==, !=, <, <=, >, >= or in; for other conditions, pass a pyarrow.compute.Expression in Python"
+)
+_REMEDIES = MappingProxyType(  # By the token that is not expected.
+    {
+        "=": _EQUALITY,
+        "&": 'write "and"',
+        "|": 'write "or"',
+        "!": 'write "not"',
+        "~": 'write "not"',
+        "[": "write values in parentheses, e.g. dose in (1, 2)",
+        "null": 'write "is null" or "is not null"',
+        "between": "write two comparisons, e.g. dose >= 1 and dose <= 2",
+        **dict.fromkeys(("like", "contains", "startswith", "+", "-", "*", "/", "%", "."), _EXPRESSION),
+    }
+)
 
 
 Value = Decimal | str | bool
@@ -126,12 +143,12 @@ class _Parser:
     def _fail(self, expected: str) -> NoReturn:
         token = self._token
         previous = f' after "{self._tokens[self._index - 1].text}"' if self._index else ""
-        remedy = _EXAMPLE
-        if token.text in ("=", "<>"):
-            remedy = 'write "==" for equal, and "!=" for not equal'
+        remedy = _REMEDIES.get(token.text.lower(), _EXAMPLE)
+        if token.text == ">" and previous.endswith('"<"'):
+            remedy = _EQUALITY
         elif token.text in ("'", '"'):
             remedy = f"close the text or name with {token.text}, and double each {token.text} inside it"
-        elif token.kind == "unknown":
+        elif token.kind == "unknown" and remedy == _EXAMPLE:
             remedy = "write texts in 'single quotes', and names with spaces or symbols in \"double quotes\""
         raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {token.start}", remedy=remedy)
 

@@ -30,6 +30,8 @@ from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
+from omearrow_ds.storage.protocol import OpenOptions, Paths
+from omearrow_ds.text import count
 
 _NUM_EXAMPLES = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
@@ -354,6 +356,17 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
     not_of_fields = (*patterns.AXIS_NAMES, "channel_index")
     fields = {tuple(value for name, value in values.items() if name not in not_of_fields) for values in parsed}
     return layout, len(fields), len({values.get("channel") for values in parsed})
+
+
+def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
+    """Warn if file names suggest that each file is one channel of a field, but each file is read as an image."""
+    if opening.get("pattern") is not None or not isinstance(path, str | os.PathLike) or not Path(path).is_dir():
+        return
+    layout, num_fields, num_channels = suggestion(Path(path)) or ("", 0, 0)
+    if num_channels > 1:
+        names = f"{count(num_fields, 'field')} x {count(num_channels, 'channel')}"
+        problem = f"{path}: each file is read as one image, but file names suggest {names}"
+        warnings.warn(f"{problem}; pass pattern={layout!r}", UserWarning, stacklevel=3)
 
 
 def _is_tiff(name: str) -> bool:

@@ -143,8 +143,9 @@ def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
 def refuse_names(names: Sequence[str], subject: str) -> None:
     """Raise `MetadataError` if column names are empty, duplicate or reserved."""
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
-        remedy = f"rename them, other than {', '.join(map(repr, _TAKEN))}"
-        raise MetadataError(f"{subject}: columns have the names {names}, expected distinct, non-empty names; {remedy}")
+        reserved = ", ".join(map(repr, _TAKEN))
+        expected = f"expected distinct, non-empty names other than {reserved}"
+        raise MetadataError(f"{subject}: columns have the names {names}, {expected}; rename some")
 
 
 def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table:

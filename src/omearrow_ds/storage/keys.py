@@ -64,7 +64,7 @@ def table_file(table: Any, option: str) -> TableFile | None:
         return None
     path = Path(table).absolute()
     if not path.is_file():
-        raise missing(table, f"no such file; pass a table, a frame, or the path of a CSV or Parquet file as {option}=")
+        raise missing(table, f"no such file; pass the path of a CSV or Parquet file as {option}=")
     return TableFile(path)
 
 
@@ -114,7 +114,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
             f"{option}=: cannot be converted to an Arrow table: {error}; pass columns of equal length and one type each"
         ) from error
     allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
-    raise ArgumentError(f"is a {type(frame).__name__}", option=option, allowed=allowed)
+    raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
 
 
 def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
@@ -137,7 +137,7 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
     names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        allowed = "one or several names of columns, or a mapping of names in the source to names in the table"
+        allowed = "one or several column names, or a mapping from names in the source to names in the table"
         raise ArgumentError(option="on", value=on, allowed=allowed)
     if not isinstance(names, Mapping):
         pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]

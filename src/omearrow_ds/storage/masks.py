@@ -28,6 +28,7 @@ from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.selected_rows import select_rows
 from omearrow_ds.storage.source import open_source
+from omearrow_ds.text import nearest
 
 Masks = Paths | Mapping[str, Any] | BaseSource
 _FIELD, _ANY = "field", "_"
@@ -98,7 +99,8 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
         others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
         raise MissingPathError(
-            f"{source.path}: masks={os.fspath(masks)!r}: no such path or image column; pass a path{others}",
+            f"{source.path}: masks={os.fspath(masks)!r}: no such path or image column{_similar_files(Path(path))}; "
+            f"pass a path{others}",
             path=source.path,
         ) from None
     return opened, _by_key(source, opened, on)
@@ -191,9 +193,10 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
                 break
     if not files:
         raise MetadataError(
-            f"{folder}: no file matches an image of {source.path} with {path.name!r}; write other names: for image "
-            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}, other names in braces are columns, such as "
-            "{well} and {site}, and {_} matches any text (a converted collection has no original file names)"
+            f"{folder}: no file matches an image of {source.path} with {path.name!r}{_similar_files(path)}; write "
+            f"another name: for image {source.image_ids[0]!r} {{field}} is {source.stems(0)}, other names in braces "
+            "are columns, such as {well} and {site}, and {_} matches any text (a converted collection has no original "
+            "file names)"
         )
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]
@@ -201,6 +204,13 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     numbers = np.arange(len(files))
     mask_fields = fields.Fields(files, list(numbers.reshape(-1, 1, 1, 1)), ids, pa.table({}), [], numbers)
     return fields.joined_files(folder, folder, mask_fields, sizes), mask_of
+
+
+def _similar_files(path: Path) -> str:
+    """Return a remark with files of the folder of ``path`` that have a similar name, or else the first file."""
+    names = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []  # noqa: PTH208  # Only names are needed.
+    examples = nearest(path.name, names, 2) or names[:1]
+    return f" (the folder contains e.g. {' and '.join(map(repr, examples))})" if examples else ""
 
 
 def _values(source: BaseSource, name: str, masks: str) -> list[Any]:

@@ -273,8 +273,8 @@ class PartsTarget:
         listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
         more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
         raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written, but "
-            f"the collection is still without part {listed}{more}; run the command without --task to write the missing "
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written; "
+            f"missing: part {listed}{more}; run the command without --task to write the missing "
             f"parts, or repeat the commands with --task that did not finish"
         )
 

@@ -106,7 +106,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
             "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name "
             f"of a layout: {', '.join(map(repr, LAYOUTS))}"
         )
-        raise ArgumentError("names nothing", option="pattern", value=text, remedy=remedy)
+        raise ArgumentError("contains no names", option="pattern", value=text, remedy=remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
 
 

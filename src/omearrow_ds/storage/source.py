@@ -339,13 +339,13 @@ def _refuse_options(options: Mapping[str, Any], reason: str) -> None:
         raise ArgumentError(reason, option=name, value=value, remedy="leave it out")
 
 
-def _storage(given: Any) -> Storage:
-    """Return the `Storage` that was given, or raise `ArgumentError`."""
-    if not isinstance(given, Storage | None):
+def _storage(storage: Any) -> Storage:
+    """Return ``storage``, by default `Storage()`; raise `ArgumentError` if it has another type."""
+    if not isinstance(storage, Storage | None):
         raise ArgumentError(
-            f"is a {type(given).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
+            f"has the type {type(storage).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
         )
-    return given or Storage()
+    return storage or Storage()
 
 
 def _open_fields(
@@ -367,10 +367,10 @@ def _open_fields(
             path, channels, incomplete, options.get("root"), reach, types, skip_errors=skip_errors
         )
     for name, value in options.items():
-        also = "" if name == "root" else ", and pattern= is missing"
-        raise ArgumentError(
-            f"{path} is not a table that lists TIFF files{also}", option=name, value=value, remedy="leave it out"
-        )
+        needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
+        hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
+        remedy = f"leave it out{hint}"
+        raise ArgumentError(f"applies only to {needed}", path=path, option=name, value=value, remedy=remedy)
     return None
 
 
@@ -441,7 +441,7 @@ def _open_stored(
     source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())
     if engine is not None and engine not in engines:
-        known = f"one of {', '.join(engines)}" if engines else "None, the only reader,"
+        known = f"one of {', '.join(engines)}" if engines else "None, because there is only one reader"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
     for option, value, is_supported, lacking in (
         ("image_column", image_column, fmt.kind == "table", "does not store columns"),
@@ -631,6 +631,9 @@ def convert(
     OME-Zarr 10
     """
     settings = WriteSettings.take(locals())
+    refuse_unknown(opening, OpenOptions.__annotations__, convert)
+    if is_path(src):
+        fields.warn_of_layout(src, opening)
     with opened(src, opening, skip_errors=settings.skips_errors) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.options import refuse_unknown
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
@@ -202,6 +203,7 @@ def stats(
     >>> measured.write("stats.parquet")
     >>> dataset = OMEArrowDataset("plate.arrow", normalize="stats.parquet")
     """
+    refuse_unknown(opening, OpenOptions.__annotations__, stats)
     if is_path(path):
         with open_source(path, format, **opening) as opened:
             return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)

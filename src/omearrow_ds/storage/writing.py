@@ -63,9 +63,8 @@ class Layout:
         if compression is not None and compression not in known:
             names = ", ".join(map(repr, known))
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
-            raise ArgumentError(
-                f"{fmt.label} takes {names}{of_encoding}, the first by default", option="compression", value=compression
-            )
+            allowed = f"one of {names} for {fmt.label}{of_encoding}"
+            raise ArgumentError(option="compression", value=compression, allowed=allowed)
         if rows_per_group is not None and not fmt.grouped:
             problem = f"{fmt.label} has no row groups of selectable size"
             raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
@@ -92,7 +91,10 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     multiple = fmt.chunk_multiple
     if multiple is None:
         chunked = ", ".join(known.name for known in formats() if known.chunk_multiple is not None)
-        raise error(f"{fmt.label} stores each image as one chunk", remedy=f"leave it out, or write {chunked}")
+        raise error(
+            f"{fmt.label} stores each image as one chunk",
+            remedy=f"leave it out, or choose one of the formats {chunked}",
+        )
     try:
         height, width = map(operator.index, chunk_shape)
     except (TypeError, ValueError):
@@ -153,7 +155,7 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
         )
     if not isinstance(storage, Storage | None):
         raise ArgumentError(
-            f"is a {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
+            f"has the type {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
         )
     if storage is not None and not isinstance(target, Url):
         raise ArgumentError(f"{target} is not a URL", option="target_storage", value=storage, remedy="leave it out")

@@ -693,32 +693,32 @@ def test_the_command_prints_text_or_json(folder, work):
     assert (done.exit_code, done.stdout.count("Recommended:")) == (0, 1)
     done = CliRunner().invoke(main, [*words, "--json", "--budget-bytes", "1.5kB", "--crop", "8x6"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["disk_budget_bytes"] == 1500
-    assert found["recommended"]["as_it_is"]
-    assert "crop_size=(8, 6)" in found["recommended"]["python"]
-    assert found["looked_at"]["images"] == 40
-    assert not found["scaled"]
-    assert found["over_link"] is None
+    result = json.loads(done.stdout)
+    assert result["disk_budget_bytes"] == 1500
+    assert result["recommended"]["as_it_is"]
+    assert "crop_size=(8, 6)" in result["recommended"]["python"]
+    assert result["looked_at"]["images"] == 40
+    assert not result["scaled"]
+    assert result["over_link"] is None
     done = CliRunner().invoke(main, [*words, "--json", "--bandwidth", "1Mb", "--latency", "20ms"])
-    found = json.loads(done.stdout)["over_link"]
-    assert (found["bandwidth_bytes_s"], found["latency_s"]) == (125_000, 0.02)
-    assert {each["format"] for each in found["rows"]} == {"arrow"}
-    chosen = found["recommended"]
+    result = json.loads(done.stdout)["over_link"]
+    assert (result["bandwidth_bytes_s"], result["latency_s"]) == (125_000, 0.02)
+    assert {row["format"] for row in result["rows"]} == {"arrow"}
+    chosen = result["recommended"]
     assert chosen["link_s"] == pytest.approx(chosen["size_bytes"] / 125_000 + 3 * 0.02)
     parts = folder.with_suffix(".parts")
     typed = shlex.split(chosen["command"])
     assert typed[:6] == ["omearrow-ds", "convert", str(folder), str(parts), "--format", "arrow"]
     assert CliRunner().invoke(main, typed[1:]).exit_code == 0
     assert len(open_images(parts)) == 40
-    for wrong, said in (
-        (["--bandwidth", "1G"], "write 1Gb"),
-        (["--bandwidth", "1Gb", "--latency", "20"], "write 20ms"),
+    for wrong, remedy in (
+        (["--bandwidth", "1G"], "such as 1Gb"),
+        (["--bandwidth", "1Gb", "--latency", "20"], "such as 20ms"),
     ):
         done = CliRunner().invoke(main, [*words, *wrong])
-        assert (done.exit_code, said in done.stderr) == (2, True)
+        assert (done.exit_code, remedy in done.stderr) == (2, True)
     done = CliRunner().invoke(main, [*words, "--latency", "20ms"])
-    assert (done.exit_code, done.stderr) == (1, "error: --latency '20ms': it goes with --bandwidth; pass that too\n")
+    assert (done.exit_code, done.stderr) == (1, "error: --latency '20ms': needs --bandwidth; pass --bandwidth too\n")
     for wrong in (["--formats", "png"], ["--budget-bytes", "much"], ["--crop", "0"], ["--epochs", "0"]):
         assert CliRunner().invoke(main, [*words, *wrong]).exit_code == 2
 

@@ -312,7 +312,7 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
         (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: the suffix is not of a known format"),
         (("convert", src, tmp_path / "no" / "x.arrow"), "the folder"),
         (("convert", src, src, "--overwrite"), "is or contains the source"),
-        (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': Arrow IPC takes"),
+        (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': expected one of 'none'"),
         (
             ("convert", src, tmp_path / "x.tiffs", "--rows-per-group", 3),
             "--rows-per-group 3: OME-TIFF has no row groups",

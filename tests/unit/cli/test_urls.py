@@ -428,13 +428,14 @@ def test_the_command_printed_after_a_share_publishes_and_may_be_run_again(tmp_pa
     assert "changed" not in message
 
 
-def test_planes_that_are_taken_for_images_are_warned_of(tmp_path):
+@pytest.mark.filterwarnings("default")
+def test_convert_warns_when_file_names_suggest_channels_and_pattern_is_missing(tmp_path):
     (tmp_path / "plate").mkdir()
     for channel in ("DAPI", "GFP"):
         tifffile.imwrite(tmp_path / "plate" / f"B07_01_1_1_{channel}_001.tif", np.zeros((8, 8), np.uint8))
-    said = run("convert", tmp_path / "plate", tmp_path / "a.arrow").stderr
-    assert "names suggest 1 field x 2 channels" in said
-    assert said.endswith("add --pattern cytation\n")
+    stderr = run("convert", tmp_path / "plate", tmp_path / "a.arrow").stderr
+    assert "names suggest 1 field x 2 channels" in stderr
+    assert stderr.endswith("pass --pattern 'cytation'\n")
     assert not run("convert", tmp_path / "plate", tmp_path / "b.arrow", "--pattern", "cytation").stderr
 
 

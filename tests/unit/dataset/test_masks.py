@@ -307,9 +307,11 @@ def test_what_cannot_be_is_said(path, tmp_path):
         (3, ArgumentError, "masks=3"),
         ({"pattern": "x"}, ArgumentError, ("masks={'pattern': 'x'}", "path")),
         ("nothing", MissingPathError, "masks='nothing'"),
+        (f"{tmp_path}/masks/a_MaskCell.tiff", MissingPathError, "'a_MaskCells.tiff'"),
         (f"{as_folder(tmp_path)}/{{plate}}.tif", ColumnError, ("masks=", "{plate}", "'Metadata_Well'")),
         (f"{tmp_path}/masks/{{field}}_Mask{{_}}.tiff", MetadataError, ("'a'", "'a_MaskCells.tiff'")),
         (f"{tmp_path}/masks/{{field}}.png", MetadataError, ("'{field}.png'", "['a']")),
+        (f"{tmp_path}/masks/{{field}}_MaskCell.tiff", MetadataError, "'c_MaskCells.tiff'"),
         (f"{tmp_path}/{{well}}/x.tif", ArgumentError, ("masks=", "{well}")),
     ]:
         with raises(error, mentions=facts, remedy=False):

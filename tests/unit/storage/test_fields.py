@@ -725,3 +725,16 @@ def test_nf1_opens_from_its_folder_and_from_its_table():
                 assert same(listed.read(index), source.read(source.image_ids.index(image_id)))
     told = CliRunner().invoke(main, ["info", str(NF1)]).output
     assert "looks like   5 fields x 3 channels in files of their own; add --pattern cytation" in told
+
+
+@pytest.mark.parametrize("opened", [OMEArrowDataset, lambda path: convert(path, path.with_suffix(".arrow"))])
+def test_folder_without_pattern_is_reported_when_file_names_suggest_channels(tmp_path, opened):
+    write(tmp_path / "plate", "B07_01_1_1_DAPI_001.tif", "B07_01_1_1_GFP_001.tif")
+    with warns(UserWarning, "pattern", tmp_path / "plate", mentions=("1 field", "2 channels", "'cytation'")):
+        opened(tmp_path / "plate")
+
+
+def test_channels_of_a_converted_file_are_refused_with_select_as_remedy(tmp_path):
+    convert(plate(tmp_path / "plate"), tmp_path / "plate.arrow", pattern=PATTERN)
+    with raises(ArgumentError, "channels", tmp_path / "plate.arrow", mentions=["select={'C': [0]}"]):
+        OMEArrowDataset(tmp_path / "plate.arrow", channels=["ER"])

@@ -285,3 +285,22 @@ def test_long_expressions_that_differ_have_different_texts():
     assert str(first) == str(second)
     assert RowFilter(first).text != RowFilter(second).text
     assert RowFilter(first).text == RowFilter(pc.field("site").isin([*range(51), *range(60, 99)])).text
+
+
+@pytest.mark.parametrize(
+    ("condition", "remedy"),
+    [
+        ("dose > 1 && site == 1", '"and"'),
+        ("dose > 1 || site == 1", '"or"'),
+        ("site in [1, 2]", "in (1, 2)"),
+        ("dose == null", '"is null"'),
+        ("dose <> 1", '"!="'),
+        ("dose = 1", '"=="'),
+        ("treatment like 'D%'", "pyarrow.compute.Expression"),
+        ("dose between 1 and 2", "dose >= 1 and dose <= 2"),
+    ],
+)
+def test_row_filter_names_the_correct_syntax_when_a_condition_is_written_in_another_language(condition, remedy):
+    with raises(ArgumentError, "filter") as caught:
+        choose(condition, TABLE)
+    assert remedy in caught.value.remedy

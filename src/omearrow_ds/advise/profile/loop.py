@@ -236,7 +236,8 @@ def named(name: str, option: str) -> Any:
         return attrgetter(path)(importlib.import_module(module_name))
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         allowed = "" if path else "module:name, e.g. my_package.models:make_model"
-        raise ArgumentError(f"cannot be imported: {error}", option=option, value=name, allowed=allowed) from error
+        problem, remedy = f"cannot be imported: {error}", "" if allowed else "correct module:name"
+        raise ArgumentError(problem, option=option, value=name, allowed=allowed, remedy=remedy) from error
 
 
 def make_step(model: Any, optimizer: Optimizer, device: torch.device | None, dataset: Dataset[Any]) -> Step:

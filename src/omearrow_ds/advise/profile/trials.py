@@ -204,7 +204,7 @@ def open_samples(
         preload = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
         remedy = "pass a path or a dataset of this package"
-        raise ArgumentError(f"is a {type(data).__name__}", option="data", remedy=remedy)
+        raise ArgumentError(f"has the type {type(data).__name__}", option="data", remedy=remedy)
     for _ in range(2):
         start = perf_counter()
         if isinstance(data, StoredSamples):
@@ -216,7 +216,7 @@ def open_samples(
         if open_s > _REPEATED_S:
             break
     if not len(demand):
-        raise ArgumentError("holds no images to profile", path=demand.path)
+        raise ArgumentError("the collection is empty", path=demand.path, remedy="pass one with images")
     problem = memory_problem(demand)
     if not preload or (preload == "auto" and problem):
         return ProfiledDataset(demand, open_s, None, opening)

@@ -27,8 +27,9 @@ from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, Subject
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import checked_size
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.options import RecommendSettings, SampleSettings
+from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
 from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
+from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX
@@ -130,6 +131,8 @@ def recommend(
     (True, True)
     """
     requested = RecommendSettings.take(locals())
+    refuse_unknown(opening, OpenOptions.__annotations__, recommend)
+    warn_of_layout(path, opening)
     crops = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
     _refuse_apart(crops, tile)
     crop_size = None if crop_size is None else checked_size(crop_size)
@@ -197,9 +200,9 @@ def recommend(
 def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
     """Raise `ArgumentError` for options of objects without ``objects``, or together with ``tile``."""
     if crops and "objects" not in crops:
-        raise ArgumentError("it goes with objects=", option=next(iter(crops)), remedy="pass that too")
+        raise ArgumentError("needs objects=", option=next(iter(crops)), remedy="pass objects= or leave it out")
     if crops and tile is not None:
-        problem, remedy = "cannot be combined with objects=", "leave one of them out"
+        problem, remedy = "conflicts with objects=", "pass only one of them"
         raise ArgumentError(problem, option="tile", value=tile, remedy=remedy)
 
 
@@ -222,7 +225,7 @@ def _choose(
     costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
     first = choose(costs)
     if first is None:
-        raise ArgumentError(f"no plan fits the budgets: {costs[0].why_not}")
+        raise ArgumentError(f"no plan fits the budgets: {costs[0].why_not}; raise budget_bytes= or memory_bytes=")
     limit_s = _WORKERS_MAY_HELP * first.total_s if available_cores() > 1 else 0.0
     others = [
         row

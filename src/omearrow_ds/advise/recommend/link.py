@@ -30,14 +30,14 @@ class NetworkLink:
         """
         if bandwidth is None:
             if latency is not None:
-                raise ArgumentError("it goes with bandwidth=", option="latency", value=latency, remedy="pass that too")
+                raise ArgumentError("needs bandwidth=", option="latency", value=latency, remedy="pass bandwidth= too")
             return None
         bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
         latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
         if bytes_s is None or not 0 < bytes_s < math.inf:
-            raise ArgumentError(option="bandwidth", value=bandwidth, remedy=RATES)
+            raise ArgumentError("is not a rate", option="bandwidth", value=bandwidth, remedy=RATES)
         if latency_s is None or not 0 <= latency_s < math.inf:
-            raise ArgumentError(option="latency", value=latency, remedy=TIMES)
+            raise ArgumentError("is not a time", option="latency", value=latency, remedy=TIMES)
         return cls(bytes_s, latency_s)
 
     @property

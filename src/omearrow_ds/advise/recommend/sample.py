@@ -175,15 +175,15 @@ def take_sample(
     `AxesError` for an image that is smaller than the crop.
     """
     if len(source) == 0:
-        raise ArgumentError("holds no image, so there is nothing to measure", path=source.path)
+        raise ArgumentError("the collection is empty", path=source.path, remedy="pass a collection with images")
     shapes, lengths = source.shapes, image_bytes(source.shapes, source.dtypes)
     tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
     if crop_size is not None and cells is None:
         _refuse_small(source, crop_size)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
     if not whole_count:
-        problem = f"no image of {source.path} holds a tile of {tile} x {tile} pixels"
-        raise ArgumentError(problem, option="tile", value=tile)
+        problem = f"all images are smaller than {tile} x {tile} pixels"
+        raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy="pass a smaller number")
     if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=whole_count, size_bytes=whole_bytes)
     order = _spread(_candidates(source, cells), -(-limits.images * len(source) // whole_count))
@@ -195,7 +195,9 @@ def take_sample(
     if tile is not None:
         images = list(islice(tiles_of(images, tile), limits.images))
         if not images:
-            raise ArgumentError("all images of the sample are smaller than a tile", option="tile", value=tile)
+            raise ArgumentError(
+                "no image is as large as a tile", option="tile", value=tile, remedy="pass a smaller number"
+            )
         ids = [f"tile-{number:05d}" for number in range(len(images))]
         whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
         return Sample(images, ids, [{}] * len(images), None, indices, whole_count, whole_bytes, axes)
@@ -237,8 +239,9 @@ def _refuse_small(source: ImageSource, crop_size: tuple[int, int]) -> None:
     small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
     if len(small):
         height, width = source.shapes[small[0], 3:].tolist()
-        msg = f"{source.path}: image {small[0]} is {height} x {width}, smaller than the crop of {crop_size}; crop less"
-        raise AxesError(msg)
+        problem = f"image {small[0]} has only {height} x {width} pixels"
+        remedy = "lower crop_size"
+        raise AxesError(problem, path=source.path, option="crop_size", value=crop_size, remedy=remedy)
 
 
 def _spread(candidates: Array, number: int) -> Array:
