@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,12 +71,11 @@ def encode_tables(
     With a ``chunk_codec`` of Arrow, each chunk of encoding bytes is compressed separately, like in ome-arrow.
     """
     row, columns = 0, aligned(columns)
-    for group in _groups(
-        images, _GroupLimits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once, chunk_codec)
-    ):
+    new_group = partial(_Group, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once=written_at_once)
+    for group in _grouped(images, new_group):
         count = len(group.images)
         rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
-        yield beside(schema.COLUMN, group.encoded(), rest).combine_chunks()
+        yield beside(schema.COLUMN, group.encoded(chunk_codec), rest).combine_chunks()
         row += count
 
 
@@ -108,28 +108,16 @@ def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Tab
     return columns.append_column(schema.CHECKSUM_COLUMN, column)
 
 
-class _GroupLimits(NamedTuple):
-    encoding: str
-    max_rows: int
-    max_bytes: int
-    written_at_once: bool = False
-    chunk_codec: str | None = None
-
-    def hold(self, pixels: Array) -> int:
-        """Return how many images of the size of ``pixels`` fit one group, at least 1."""
-        return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
-
-
-def _groups(images: Iterable[Image], limits: _GroupLimits) -> Iterator[_Group]:
-    group = _Group(limits)
+def _grouped(images: Iterable[Image], new_group: Callable[[], _Group]) -> Iterator[_Group]:
+    group = new_group()
     for image in images:
-        if group.images and group.nbytes + image.pixels.nbytes > limits.max_bytes:
+        if group.images and group.nbytes + image.pixels.nbytes > group.max_bytes:
             yield group
-            group = _Group(limits)
+            group = new_group()
         group.add(image)
-        if len(group.images) == limits.max_rows or group.alone:
+        if len(group.images) == group.max_rows or group.alone:
             yield group
-            group = _Group(limits)
+            group = new_group()
     if group.images:
         yield group
 
@@ -141,43 +129,47 @@ class _Group:
     group and is not fleeting, or is written before the next is requested, is not copied; then ``alone`` is True.
     """
 
-    def __init__(self, limits: _GroupLimits) -> None:
+    def __init__(self, encoding: str, max_rows: int, max_bytes: int, *, written_at_once: bool) -> None:
+        self.max_rows, self.max_bytes = max_rows, max_bytes
         self.images: list[Image] = []
         self.nbytes = 0
         self.alone = False
-        self._limits = limits
-        self._dtype = np.dtype(np.uint8 if limits.encoding == "bytes" else np.uint16)
+        self._encoding, self._written_at_once = encoding, written_at_once
+        self._dtype = np.dtype(np.uint8 if encoding == "bytes" else np.uint16)
         self._buffer, self._used = np.empty(0, self._dtype), 0
 
     def add(self, image: Image) -> None:
-        stays = self._limits.written_at_once or not image.fleeting
-        self.alone = not self.images and stays and self._limits.hold(image.pixels) == 1
+        stays = self._written_at_once or not image.fleeting
+        self.alone = not self.images and stays and self._capacity(image.pixels) == 1
         if not self.alone:
             self._lay(image.pixels)
         self.images.append(image)
         self.nbytes += image.pixels.nbytes
 
+    def _capacity(self, pixels: Array) -> int:
+        """Return how many images of the size of ``pixels`` fit, at least 1."""
+        return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
+
     def _lay(self, pixels: Array) -> None:
         """Append pixels to the buffer, as bytes or widened to uint16."""
-        as_bytes = self._limits.encoding == "bytes"
+        as_bytes = self._encoding == "bytes"
         size = pixels.nbytes if as_bytes else pixels.size
         start, self._used = self._used, self._used + size
         if self._used > len(self._buffer):
-            likely = min(size * self._limits.hold(pixels), _RESERVED)
+            likely = min(size * self._capacity(pixels), _RESERVED)
             buffer = np.empty(max(self._used, 2 * len(self._buffer) or likely), self._dtype)
             buffer[:start] = self._buffer[:start]
             self._buffer = buffer
         target = self._buffer[start : self._used]
         (target.view(pixels.dtype) if as_bytes else target).reshape(pixels.shape)[...] = pixels
 
-    def encoded(self) -> pa.StructArray:
+    def encoded(self, chunk_codec: str | None) -> pa.StructArray:
         """Return the images as an OME-Arrow struct array, with one chunk per time point and channel."""
-        encoding = self._limits.encoding
         flat = self._buffer[: self._used]
         if self.alone:
             flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
-            flat = flat.view(self._dtype) if encoding == "bytes" else flat.astype(self._dtype, copy=False)
-        return _struct_array(self.images, encoding, flat, self._limits.chunk_codec)
+            flat = flat.view(self._dtype) if self._encoding == "bytes" else flat.astype(self._dtype, copy=False)
+        return _struct_array(self.images, self._encoding, flat, chunk_codec)
 
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:

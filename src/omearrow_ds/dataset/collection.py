@@ -32,8 +32,8 @@ from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Reader
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
-from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
@@ -214,7 +214,7 @@ class Collection:
         return self.image_ids
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> ColumnReader:
         """Object that provides the path, ids and columns of the samples: the source, or the rows of crops."""
         return self.source
 

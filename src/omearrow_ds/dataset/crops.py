@@ -19,9 +19,9 @@ from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._regions import PickedRegion, spans_of
 from omearrow_ds.storage.objects import CropRows
-from omearrow_ds.storage.protocol import Beside
 
 Array = np.ndarray[Any, Any]
 STAGES = {
@@ -97,7 +97,7 @@ class CropCollection(Collection):
         return self.image_ids if self.crop_rows is None else self.crop_rows.image_ids
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> ColumnReader:
         if self.crop_rows is None:
             return self.source
         if self.crop_rows.source is None:  # After unpickling.

@@ -28,8 +28,7 @@ import pyarrow.compute as pc
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.options import check_integer
-from omearrow_ds.storage.formats._columns import unknown_column
-from omearrow_ds.storage.protocol import Beside
+from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -84,7 +83,7 @@ def checked_seed(seed: int) -> int:
     return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
-def codes_of(columns: Beside | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
+def codes_of(columns: ColumnReader | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
     """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values.
 
     Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values

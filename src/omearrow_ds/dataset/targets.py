@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
-from omearrow_ds.storage.formats._columns import all_types, unknown_column
-from omearrow_ds.storage.protocol import Beside
+from omearrow_ds.storage.formats._columns import ColumnReader, all_types, unknown_column
 from omearrow_ds.text import nearest
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
@@ -39,7 +38,7 @@ class Targets:
 
     def __init__(
         self,
-        source: Beside,
+        source: ColumnReader,
         target: Target,
         classes: ChosenClasses | None = None,
         *,
@@ -131,7 +130,7 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
 
 
 def _column(
-    source: Beside, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
+    source: ColumnReader, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
 ) -> _Column:
     if name not in source.column_names:
         raise unknown_column(name, source.column_names, source.path, " for target")
@@ -187,7 +186,7 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
     return pa.int64() if kind == pa.uint64() and not in_list else kind
 
 
-def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
+def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
     """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
     error = partial(ArgumentError, path=source.path, column=name, option="classes")
     if not is_text(column.type) and column.null_count < len(column):

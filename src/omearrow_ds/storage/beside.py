@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -97,13 +96,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
         ids = f"several images of {source.path} have the id {keys.describe(equal[0], row=False)}"
         raise MetadataError(f"{joined.name}: {ids}, compared as numbers with {pairs[0][1]!r}; pass the ids as text")
-    twice = first_duplicate(keys.rows)
-    if twice is not None:
-        raise MetadataError(
-            f"{joined.name}: rows {twice[0]} and {twice[1]} have the same {keys.names}, "
-            f"{keys.describe(twice[1], row=True)}; aggregate the table, or pass on= with "
-            f"columns that distinguish its rows"
-        )
+    keys.refuse_duplicate_rows("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     rows = match_rows(keys.rows, keys.images)
     added = joined.table.drop_columns([right for _, right in pairs])
     row_or_null = pa.array(rows, mask=rows < 0)
@@ -116,7 +109,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
                 column=name,
             )
         added = added.drop_columns(name)
-    _warn_unmatched(source, joined.name, keys, rows)
+    _warn_unmatched(keys, rows)
     return WithColumns(source, added, joined.unread, row_or_null)
 
 
@@ -132,17 +125,13 @@ def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, rows: Array) -> bool:
     return bool(ours.type == theirs.type and ours.filter(is_matched).equals(theirs.filter(is_matched)))
 
 
-def _warn_unmatched(source: BaseSource, table: str, keys: JoinKeys, rows: Array) -> None:
+def _warn_unmatched(keys: JoinKeys, rows: Array) -> None:
     """Warn of images without a row, and of rows without an image; raise `MetadataError` if nothing matches."""
     without = np.flatnonzero(rows < 0)
     is_key = keys.rows >= 0
     unused = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images))
     if len(rows) and len(without) == len(rows):
-        raise MetadataError(
-            f"{table}: no row matches an image of {source.path} by {keys.names}: images have e.g. "
-            f"{keys.describe(0, row=False)}, rows {keys.examples(np.flatnonzero(is_key), row=True) or 'none'}; "
-            f"pass on= with columns whose values agree"
-        )
+        raise keys.no_match("row")
     notes = []
     if len(without):
         examples = keys.examples(without, row=False)
@@ -151,4 +140,4 @@ def _warn_unmatched(source: BaseSource, table: str, keys: JoinKeys, rows: Array)
         examples = keys.examples(unused, row=True)
         notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")
     if notes:
-        warnings.warn(f"{table}, joined by {keys.names}: {'; '.join(notes)}", UserWarning, stacklevel=2)
+        keys.warn("; ".join(notes))

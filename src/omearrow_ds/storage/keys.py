@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,13 @@ import pyarrow.parquet as pq
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
 from omearrow_ds.storage.byte_source import LocalFile
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema, refuse_extensions
+from omearrow_ds.storage.formats._columns import (
+    is_narrow,
+    plain_columns,
+    plain_schema,
+    refuse_extensions,
+    unknown_column,
+)
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
@@ -145,9 +152,7 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
     for left, right in pairs:
         for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
             if name not in known:
-                raise ColumnError(
-                    f"{table}: column {name!r} of on= does not exist; pass one of {known[:20]}", column=name
-                )
+                raise unknown_column(name, known, table, " for on=")
     return pairs
 
 
@@ -170,6 +175,7 @@ class JoinKeys:
     def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
         self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
+        self._paths = source.path, joined.name
         num_images = len(source)
         keys = np.zeros(num_images + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
@@ -188,10 +194,33 @@ class JoinKeys:
         keys[is_null] = -1
         self.images, self.rows = keys[:num_images], keys[num_images:]
 
-    def describe(self, index: int, *, row: bool) -> str:
+    def refuse_duplicate_rows(self, noun: str, remedy: str) -> None:
+        """Raise `MetadataError` if two rows, each of which is a ``noun``, have the same key."""
+        twice = first_duplicate(self.rows)
+        if twice is not None:
+            raise MetadataError(
+                f"{self._paths[1]}: {noun}s {twice[0]} and {twice[1]} have the same {self.names}, "
+                f"{self.describe(twice[1], row=True)}; {remedy}"
+            )
+
+    def no_match(self, noun: str) -> MetadataError:
+        """Return the error for a table where no row, each of which is a ``noun``, matches an image."""
+        of_images, of_rows = (
+            self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none"
+            for is_row, keys in enumerate((self.images, self.rows))
+        )
+        return MetadataError(
+            f"{self._paths[1]}: no {noun} matches an image of {self._paths[0]} by {self.names}: images have "
+            f"{of_images}, {noun}s have {of_rows}; pass on= with columns whose values agree"
+        )
+
+    def warn(self, problem: str) -> None:
+        warnings.warn(f"{self._paths[1]}, joined by {self.names}: {problem}", UserWarning, stacklevel=3)
+
+    def describe(self, index: int, *, row: bool | int) -> str:
         return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
 
-    def examples(self, indices: Array, *, row: bool) -> str:
+    def examples(self, indices: Array, *, row: bool | int) -> str:
         """Return the first few distinct keys of the given images or table rows as text, for messages."""
         first = np.sort(np.unique((self.rows if row else self.images)[indices], return_index=True)[1])
         keys = [self.describe(int(indices[position]), row=row) for position in first[:_NUM_EXAMPLES]]

@@ -20,7 +20,7 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
-from omearrow_ds.storage.keys import IMAGE_ID, InputTable, JoinKeys, first_duplicate, match_rows, refuse_contradiction
+from omearrow_ds.storage.keys import IMAGE_ID, InputTable, JoinKeys, match_rows, refuse_contradiction
 from omearrow_ds.storage.label_images import with_label_dtypes
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
@@ -137,21 +137,13 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
             f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
             f"masks={{'path': ..., 'on': ...}} with columns that both have, or file names with braces"
         ) from None
-    twice = first_duplicate(keys.rows)
-    if twice is not None:
-        raise MetadataError(
-            f"{masks.path}: masks {twice[0]} and {twice[1]} have the same {keys.names}, "
-            f"{keys.describe(twice[1], row=True)}; pass one mask per image"
-        )
+    keys.refuse_duplicate_rows("mask", "pass one mask per image")
     mask_of = match_rows(keys.rows, keys.images)
     if on is None:
         with_mask = np.flatnonzero(mask_of >= 0)
         refuse_contradiction(source, joined, with_mask, mask_of[with_mask])
     if len(mask_of) and (mask_of < 0).all():
-        raise MetadataError(
-            f"{masks.path}: no mask matches an image of {source.path} by {keys.names}: images have e.g. "
-            f"{keys.describe(0, row=False)}, masks have {keys.examples(np.arange(len(keys.rows)), row=True)}"
-        )
+        raise keys.no_match("mask")
     return mask_of
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._columns import ColumnReader
+from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
     InputTable,
@@ -210,7 +209,7 @@ class CropRows(ColumnReader):
         return rows
 
     @cached_property
-    def image_ids(self) -> Sequence[str]:
+    def image_ids(self) -> Sequence[str]:  # type: ignore[override]  # Named lazily.
         """One id per row."""
         return self._name_rows()
 
@@ -245,15 +244,10 @@ def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fie
     without = np.flatnonzero(fields < 0)
     if not len(without):
         return
-    examples = keys.examples(without, row=True)
     if len(without) == len(fields):
-        images = keys.examples(np.arange(len(source)), row=False) or "none"
-        raise MetadataError(
-            f"{joined.name}: no object matches an image of {source.path} by {keys.names}: objects have {examples}, "
-            f"images {images}; pass on= with columns whose values agree"
-        )
-    msg = f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}"
-    warnings.warn(f"{joined.name}, joined by {keys.names}: {msg}", UserWarning, stacklevel=2)
+        raise keys.no_match("object")
+    examples = keys.examples(without, row=True)
+    keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
 
 
 def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tuple[tuple[str, ...], Array]:
@@ -282,8 +276,7 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
 
 def _numbers(joined: InputTable, name: str) -> Array:
     if name not in joined.table.column_names:
-        names = joined.table.column_names[:40]
-        raise ColumnError(f"{joined.name}: column {name!r} does not exist; pass one of {names}", column=name)
+        raise unknown_column(name, joined.table.column_names, joined.name)
     column = joined.table[name]
     if joined.is_text and pa.types.is_string(column.type):
         column = parse_as("float", column, joined.name, name)

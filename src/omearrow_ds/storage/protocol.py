@@ -201,34 +201,6 @@ class ImageSource(Protocol):
     ) -> None: ...
 
 
-class Beside(Protocol):
-    """Ids and columns of samples, without their pixels."""
-
-    path: Path
-
-    @property
-    def image_ids(self) -> Sequence[str]:
-        """One id per sample."""
-
-    @property
-    def columns(self) -> pa.Table:
-        """Table with one row per sample."""
-
-    @property
-    def column_schema(self) -> pa.Schema:
-        """Names and types of the columns."""
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns."""
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return one column without reading the others."""
-
-    def column_table(self, names: Sequence[str]) -> pa.Table:
-        """Return some columns without reading the others."""
-
-
 class OpenOptions(TypedDict, total=False):
     """Typed dictionary of the keyword arguments of `open_images`.
 

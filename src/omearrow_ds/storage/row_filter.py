@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
 from omearrow_ds.storage.condition import Column, Condition, Operation, Value, columns_of, parse_condition
-from omearrow_ds.storage.protocol import Beside
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.text import nearest
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ class RowFilter:
             allowed = "a text or a pyarrow.compute.Expression"
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
-    def choose(self, rows: Beside) -> Array:
+    def choose(self, rows: ColumnReader) -> Array:
         """Return the sorted indices of the rows for which the condition is true; rows with null are not selected.
 
         Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one. Raises
@@ -83,11 +83,11 @@ class RowFilter:
         return chosen
 
 
-def _ids(rows: Beside) -> pa.ChunkedArray:
+def _ids(rows: ColumnReader) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
 
 
-def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.ChunkedArray], rows: Beside) -> Array:
+def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.ChunkedArray], rows: ColumnReader) -> Array:
     try:
         chosen = pa.table({**table, _ROW: np.arange(len(rows.image_ids))}).filter(expression)
     except pa.ArrowException as error:

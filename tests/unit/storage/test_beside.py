@@ -230,7 +230,7 @@ def test_the_commands_join_tables_and_say_what_does_not_match(path, tmp_path):
     words = ["convert", str(path), str(tmp_path / "out.arrow"), "--columns", str(tmp_path / "map.csv"), "--on", "well"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1
-    assert "column 'well' of --on" in done.stderr
+    assert "no column 'well' for --on" in done.stderr
     (tmp_path / "map.csv").write_text("Metadata_Well,dose\nb02,1\nB10,2\n")
     words[-1] = "Metadata_Well"
     done = CliRunner().invoke(main, words)

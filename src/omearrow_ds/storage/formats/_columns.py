@@ -38,12 +38,13 @@ _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_sh
 
 
 class ColumnReader:
-    """Base class of objects with columns that are read when they are requested.
+    """Base class of objects with ids and columns of samples, which are read when they are requested.
 
     A subclass either sets ``columns``, or sets ``column_schema`` and implements `_read_columns`.
     """
 
     path: Path
+    image_ids: Sequence[str]  # One id per row.
 
     @cached_property
     def columns(self) -> pa.Table:
