@@ -27,7 +27,7 @@ import psutil
 
 from omearrow_ds.storage.hashes import hash_of
 from omearrow_ds.storage.manifest import MANIFEST, Manifest
-from omearrow_ds.storage.part_fetches import _RANGED_BYTES
+from omearrow_ds.storage.part_fetches import RANGED_BYTES
 from tests.support.objects import ObjectServer, serving
 from tests.support.parts import publish
 from tests.support.programs import Program, Programs, forked_programs
@@ -103,8 +103,8 @@ class Host:
     def __init__(self, world: World, server: ObjectServer, folder: Path, programs: Programs) -> None:
         path = world.made(server.folder)
         self._programs, self.cache = programs, folder / f"cache-{world.name}"
-        sizes = [each.stat().st_size for each in (path / "parts").iterdir()]
-        assert world.name != "large" or min(sizes) > _RANGED_BYTES
+        sizes = [part.stat().st_size for part in (path / "parts").iterdir()]
+        assert world.name != "large" or min(sizes) > RANGED_BYTES
         self.limit_bytes = (path / "index.parquet").stat().st_size + world.room * max(sizes)
         self._url, self._shape = f"{server.url}/{path.name}", world.shape
         self._batch_size = 1 if world.name == "large" else 3

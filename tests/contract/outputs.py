@@ -59,7 +59,7 @@ def record_json(folder: Path) -> dict[str, Any]:
     planes = files.write_planes(folder / "planes", [f"r01c01f01p01-ch{channel}sk1fk1fl1.tiff" for channel in (1, 2)])
     cache = folder / "cache"
     cache.mkdir()
-    PartCache(cache, 10**6).hold(f"00000-{'a' * 32}.arrow", 1, lambda file: os.write(file, b"x")).close()
+    PartCache(cache, 10**6).acquire(f"00000-{'a' * 32}.arrow", 1, lambda file: os.write(file, b"x")).close()
     calls = {
         "info": ["info", images],
         "info of a folder with planes": ["info", planes],

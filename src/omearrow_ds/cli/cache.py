@@ -12,7 +12,7 @@ import click
 from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import echo_json, json_option, read_by, size_in_bytes
-from omearrow_ds.storage.part_cache import PARTIAL, Kept, PartCache, default_folder
+from omearrow_ds.storage.part_cache import PARTIAL, CacheEntry, PartCache, default_folder
 
 
 @click.command(short_help="List or evict cached parts of remote collections.")
@@ -40,12 +40,12 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     if clear and limit is not None:
         raise click.UsageError("--clear removes all parts, so --limit has no effect; pass only one of them")
     part_cache = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
-    before = part_cache.kept()
+    before = part_cache.entries()
     parts = before
     if before and (clear or limit is not None):
         part_cache.shrink()
-        parts = part_cache.kept()
-    used_bytes, num_bytes = _bytes([part for part in parts if part.held]), _bytes(parts)
+        parts = part_cache.entries()
+    used_bytes, num_bytes = _bytes([part for part in parts if part.is_pinned]), _bytes(parts)
     removed_bytes = max(0, _bytes(before) - num_bytes)
     used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
     if limit is not None and num_bytes > limit:
@@ -59,7 +59,7 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
                 "name": part.name,
                 "size_bytes": part.size_bytes,
                 "last_used": datetime.fromtimestamp(part.used_s, UTC).isoformat(timespec="seconds"),
-                "held": part.held,
+                "held": part.is_pinned,
             }
             for part in parts
         ]
@@ -78,12 +78,12 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
         click.echo("\n".join(text.table(lines)))
 
 
-def _bytes(parts: Sequence[Kept]) -> int:
+def _bytes(parts: Sequence[CacheEntry]) -> int:
     return sum(part.size_bytes for part in parts)
 
 
-def _use(part: Kept) -> str:
+def _use(part: CacheEntry) -> str:
     partial = part.name.endswith(PARTIAL)
-    if part.held:
+    if part.is_pinned:
         return "being fetched" if partial else "in use"
     return "left unfinished" if partial else ""

@@ -20,14 +20,14 @@ _BLOCK_BYTES = 2**20
 _SHORT = 2 * 16  # Number of hexadecimal digits.
 
 
-def new_hash(said: bytes = b"") -> hashlib.blake2b:
-    """Return a new hash object for small data, updated with the bytes ``said``."""
-    return hashlib.blake2b(said, digest_size=16)
+def new_hash(data: bytes | memoryview = b"") -> hashlib.blake2b:
+    """Return a new hash object for small data, updated with ``data``."""
+    return hashlib.blake2b(data, digest_size=16)
 
 
-def digest_of(said: bytes) -> str:
-    """Return the hash of a small bytes object as hexadecimal digits."""
-    return new_hash(said).hexdigest()
+def digest_of(data: bytes | memoryview) -> str:
+    """Return the hash of small data as hexadecimal digits."""
+    return new_hash(data).hexdigest()
 
 
 def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:

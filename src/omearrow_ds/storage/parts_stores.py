@@ -241,7 +241,7 @@ class BucketStore:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return self._objects.read(name)
+            return bytes(self._objects.read(name))
         except MissingPathError:
             return None
 

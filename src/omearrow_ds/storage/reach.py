@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import os
-import threading
+import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
-from omearrow_ds.storage import libraries
+from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError, StorageError
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ByteRange, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.part_cache import Held, PartCache, write_all
-from omearrow_ds.storage.remote import Remote, Seen, Storage
+from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
+from omearrow_ds.storage.prefetcher import Prefetcher
+from omearrow_ds.storage.remote import Patience, Remote, Seen, Storage, keys_of, settings_of_s3
 
-_AT_ONCE = 8  # Concurrent fetches of objects.
-_AHEAD, _AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
-_UNKNOWN_BYTES = 2**26  # Assumed size of an object until the first arrives.
-
-
+_MAX_RUNNING = 8  # Concurrent fetches of objects.
+_MAX_AHEAD, _MAX_AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
+_FIRST_AHEAD = 4  # Until the size of an object is known.
+_LANCE_SCHEMES = {"s3": "aws", "gs": "google", "az": "azure"}
+_LANCE_LIMITS = {  # Without a byte for 28 s, in four tries, a request fails.
+    "connect_timeout": "5s",
+    "read_timeout": "7s",
+    "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
+    "client_max_retries": "3",
+    "client_retry_timeout": "28",
+    "download_retry_count": "0",  # Retries of all tries above.
+}
+_SERVER_ERROR = re.compile(r"status code|Generic (S3|GCS|MicrosoftAzure) error|HTTP error|error sending request")
 Found = TypeVar("Found")
 Copies = tuple[str | os.PathLike[str] | None, int | None]
+
+
+class TransientError(StorageError):
+    """Error for a request to a server that failed, but may succeed if repeated."""
 
 
 class Reach:
@@ -43,7 +54,8 @@ class Reach:
     def __init__(self, storage: Storage, copies: Copies | None = None) -> None:
         self.storage, self.copies = storage, copies
         self._remotes: dict[str, Remote] = {}
-        self._coming: ProcessLocal[_Coming] = ProcessLocal(_Coming)
+        self._prefetcher = ProcessLocal(_new_prefetcher)
+        self._largest_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reach, (self.storage, self.copies)
@@ -64,31 +76,32 @@ class Reach:
         remote, name = self.remote(url)
         (head,), version = remote.ranges(name, [(0, HEAD_BYTES)])
 
-        def fetch(spans: Sequence[ByteRange]) -> list[memoryview]:
-            return remote.ranges(name, spans, version)[0]
+        def fetch(ranges: Sequence[ByteRange]) -> list[memoryview]:
+            return remote.ranges(name, ranges, version)[0]
 
         return ObjectFile(fetch, version, head, url)
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
         """Return the bytes of an object from ``start`` to ``stop``."""
         remote, name = self.remote(url)
-        found = bytearray()
-        remote.fetch(name, None, found.extend, span=(start, stop))
-        return memoryview(found)
+        return remote.read(name, span=(start, stop))
 
     def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
         """Return the bytes of a whole object, which may have been prefetched."""
-        return self._coming.get().taken(url, partial(self._read, url, version))
+        prefetcher = self._prefetcher.get()
+        future = prefetcher.take(url)
+        data = self._read(url, version) if future is None else future.result()
+        self._largest_bytes = max(self._largest_bytes, len(data), 1)
+        prefetcher.max_ahead = max(1, min(_MAX_AHEAD, _MAX_AHEAD_BYTES // self._largest_bytes))
+        return data
 
     def _read(self, url: str, version: tuple[int, str] | None) -> memoryview:
         remote, name = self.remote(url)
-        chunks = bytearray()
-        remote.fetch(name, None, chunks.extend, version=None if version is None else Seen(*version))
-        return memoryview(chunks)
+        return remote.read(name, version=None if version is None else Seen(*version))
 
-    def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
+    def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None:
         """Prefetch whole objects that will be read next."""
-        self._coming.get().expect({url: partial(self._read, url, seen) for url, seen in wanted.items()})
+        self._prefetcher.get().schedule({url: partial(self._read, url, version) for url, version in versions.items()})
 
     def inside(self, url: str) -> Mapping[str, Seen]:
         """Return the names and versions of all objects below a URL."""
@@ -100,9 +113,10 @@ class Reach:
 
     def forget(self) -> None:
         """Release prefetched objects."""
-        self._coming.close()
+        self._prefetcher.get().close()
+        self._prefetcher.close()
 
-    def copied(self, url: str) -> tuple[Held, Seen]:
+    def copied(self, url: str) -> tuple[PinnedFile, Seen]:
         """Return a cached copy of the current version of an object, which is fetched if missing, and that version.
 
         Raises
@@ -116,65 +130,60 @@ class Reach:
             raise FormatError(f"{url}: byte ranges are not supported")
         remote, name = self.remote(url)
         (_, version), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
-        which = repr((url, self.storage.endpoint, version_fingerprint(version))).encode()
+        identity = repr((url, self.storage.endpoint, version_fingerprint(version))).encode()
         suffix = "".join(Url(url).suffixes[-1:]) or ".copy"
 
         def fetch(descriptor: int) -> bool:
             remote.fetch(name, version.size_bytes, partial(write_all, descriptor), version=version)
             return True  # The name is a hash of its URL, not of its bytes.
 
-        return cache.hold(f"00000-{digest_of(which)}{suffix}", version.size_bytes, fetch), version
+        return cache.acquire(f"00000-{digest_of(identity)}{suffix}", version.size_bytes, fetch), version
 
     def settings(self, url: str) -> dict[str, str]:
-        """Return Lance's storage options for the server of a URL; see `omearrow_ds.storage.libraries`."""
-        remote, _ = self.remote(url)
-        remote.open()  # Raises the reason if the client cannot be opened.
-        return libraries.settings(url, self.storage)
+        """Return Lance's ``storage_options``; they may contain the secret keys of a profile and must not be stored.
+
+        Raises
+        ------
+        FormatError
+            If Lance does not support the URL scheme.
+        """
+        self.remote(url)[0].open()  # Raises the reason if the client cannot be opened.
+        kind = _LANCE_SCHEMES.get(url.partition(":")[0])
+        if kind is None:
+            raise FormatError(
+                f"{url}: Lance reads only {', '.join(f'{scheme}://' for scheme in _LANCE_SCHEMES)}; pass such a URL, "
+                f"or copy it to this machine"
+            )
+        options = dict(_LANCE_LIMITS)
+        if self.storage.anonymous:
+            options[f"{kind}_skip_signature"] = "true"
+        if kind == "aws":
+            config, provider = settings_of_s3(self.storage)
+            options |= {f"aws_{name}": str(config[name]) for name in ("endpoint", "region") if name in config}
+            options["allow_http"] = str(options.get("aws_endpoint", "").startswith("http:")).lower()
+            options |= {} if provider is None else {f"aws_{name}": value for name, value in keys_of(provider).items()}
+        return options
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return the server error that caused an error of Lance; None if no server error did."""
-        remote, _ = self.remote(url)
-        return libraries.failed(remote, url, error)
+        """Return the server error that caused an error of Lance, without secrets; None if no server error did."""
+        if not isinstance(error, Exception) or _SERVER_ERROR.search(str(error)) is None:
+            return None
+        try:
+            return TransientError(self.remote(url)[0].refuse_final(url, error))
+        except OMEArrowDSError as final:
+            return final
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, which uses Lance and is called again while the server does not answer."""
-        return libraries.again(url, read)
+        patience = Patience(url)
+        while True:
+            patience.begin()
+            try:
+                return read()
+            except TransientError as error:
+                problem = str(error)
+            patience.wait(problem, "no response")
 
 
-class _Coming:
-    """Prefetch queue of whole objects, in request order."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "omearrow-ds-object")
-        self._next: dict[str, Callable[[], memoryview]] = {}
-        self._begun: dict[str, Future[memoryview]] = {}
-        self._largest_bytes = _UNKNOWN_BYTES
-        self._known = False
-        self._looking = threading.Lock()  # Threads may share a source.
-
-    def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
-        """Start the fetches in order, and cancel previous fetches that are not among them."""
-        with self._looking:
-            if fetches.keys() <= self._begun.keys() | self._next.keys():  # All of them are already queued.
-                return
-            for url in self._begun.keys() - fetches.keys():
-                self._begun.pop(url).cancel()
-            self._next = {url: fetch for url, fetch in fetches.items() if url not in self._begun}
-            self._go_on()
-
-    def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
-        """Return a prefetched object, or fetch it now if its prefetch has not started."""
-        with self._looking:
-            self._next.pop(url, None)
-            begun = self._begun.pop(url, None)
-            self._go_on()
-        data = fetch() if begun is None else begun.result()
-        self._largest_bytes = max(self._largest_bytes, len(data)) if self._known else len(data) or 1
-        self._known = True
-        return data
-
-    def _go_on(self) -> None:
-        room = max(1, min(_AHEAD, _AHEAD_BYTES // self._largest_bytes))
-        while self._next and len(self._begun) < room:
-            url = next(iter(self._next))
-            self._begun[url] = self._pool.submit(self._next.pop(url))
+def _new_prefetcher() -> Prefetcher[str, memoryview]:
+    return Prefetcher("omearrow-ds-object", _FIRST_AHEAD, _MAX_RUNNING)

@@ -144,11 +144,11 @@ class Remote:
         """Open the client, which must exist before threads use it."""
         self._store.get()
 
-    def read(self, name: str) -> bytes:
-        """Return the bytes of a small object."""
-        found = bytearray()
-        self.fetch(name, None, found.extend)
-        return bytes(found)
+    def read(self, name: str, *, span: tuple[int, int | None] | None = None, version: Seen | None = None) -> memoryview:
+        """Return the bytes of an object; see `fetch`."""
+        data = bytearray()
+        self.fetch(name, None, data.extend, span=span, version=version)
+        return memoryview(data)
 
     def ranges(
         self, name: str, spans: Sequence[ByteRange], version: Seen | None = None, size_bytes: int | None = None

@@ -6,12 +6,14 @@ Without an explicit cache, single images are read by range requests until all im
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
@@ -26,17 +28,19 @@ from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedSource
-from omearrow_ds.storage.part_cache import Held, PartCache, write_all
-from omearrow_ds.storage.part_fetches import Ahead, Arrivals, fetching
+from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
+from omearrow_ds.storage.part_fetches import RANGED_BYTES, DownloadProgress, part_fetch, prefetch_part
 from omearrow_ds.storage.part_stacks import PartStacks
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.placed import Placed
 from omearrow_ds.storage.planning import PLATE
+from omearrow_ds.storage.prefetcher import FetchCancelledError, Prefetcher
 from omearrow_ds.storage.remote import Remote, Storage
 from omearrow_ds.storage.verified import VerifiedSource
 
 AHEAD = 4  # Parts that are prefetched concurrently.
-_FEWEST = 2  # Parts that a cache must have space for: one that is read, one that is fetched.
+_MAX_LARGE = 2  # Parts that are prefetched concurrently if each is fetched in ranges.
+_MIN_PARTS = 2  # Parts that a cache must have space for: one that is read, one that is fetched.
 _WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if images were shuffled when parts were made.
 
 
@@ -53,52 +57,58 @@ class RemoteParts(PublishedSource):
         Access to the server.
     cache
         Cache of fetched parts.
-    looking
+    open_ranged
         Opens a part by its URL to read a few images, if the format supports range requests, until `expect` requests
-        more; None if parts are always fetched whole.
+        more, or a part needs to be fetched whole; None if parts are always fetched whole.
     """
 
     def __init__(
-        self, path: Url, opening: Open, storage: Storage, cache: PartCache, looking: Open | None = None
+        self, path: Url, opening: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
     ) -> None:
         self._remote, self.cache = Remote(path, storage), cache
-        self._turn = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
-        self._held: dict[int, Held] = {}
-        self._index_held: Held | None = None
+        self._lock = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
+        self._pinned: dict[int, PinnedFile] = {}
+        self._pinned_index: PinnedFile | None = None
         super().__init__(path, opening)
         self._refuse_folders()
-        self._arrivals = Arrivals(self.manifest.parts)
-        self._looking = looking if self.format.by_ranges else None
-        if self._looking is None:
+        self._progress = DownloadProgress(self.manifest.parts)
+        self._prefetcher = ProcessLocal(self._new_prefetcher)
+        self._open_ranged = open_ranged if self.format.by_ranges else None
+        if self._open_ranged is None:
             self._fetch_whole()
 
     def _fetch_whole(self) -> None:
         """Fetch whole parts from now on."""
         self._close_parts()
-        self._looking = None
-        self._open_parts, ahead = self._room(_FEWEST)
-        self._ahead = ProcessLocal(partial(Ahead, self._remote, self.cache, self.manifest.parts, ahead, self._arrivals))
+        self._open_ranged = None
+        self._open_parts, self._max_ahead = self._room(_MIN_PARTS)
+
+    def _new_prefetcher(self) -> Prefetcher[int, None]:
+        is_large = any(part.size_bytes > RANGED_BYTES for part in self.manifest.parts)
+        max_running = min(self._max_ahead, _MAX_LARGE) if is_large else self._max_ahead
+        return Prefetcher("omearrow-ds-fetch", self._max_ahead, max_running, has_results=False)
 
     def _refuse_replaced(self) -> None:
         """Do nothing: a source keeps its manifest, and the hash of a part detects changes."""
 
     def _manifest_of(self) -> Manifest:
-        said = self._remote.read(MANIFEST)
-        digest, self._manifest_bytes = digest_of(said), len(said)
+        data = bytes(self._remote.read(MANIFEST))
+        digest, self._manifest_bytes = digest_of(data), len(data)
         self.stamp, self.variant = (0, int(digest, 16)), (digest,)
-        return Manifest.parse(said, self.path / MANIFEST)
+        return Manifest.parse(data, self.path / MANIFEST)
 
     def _index_of(self, manifest: Manifest) -> Path:
-        if self._index_held is None:
+        if self._pinned_index is None:
             name = f"00000-{manifest.index}.{INDEX}"
-            self._index_held = self.cache.there(name) or self._fetched_index(name, manifest)
-        return self._index_held.path
+            self._pinned_index = self.cache.get(name) or self._fetch_index(name, manifest)
+        return self._pinned_index.path
 
-    def _fetched_index(self, name: str, manifest: Manifest) -> Held:
-        data, path = self._remote.read(manifest.index_file), f"{self.path}/{manifest.index_file}"
+    def _fetch_index(self, name: str, manifest: Manifest) -> PinnedFile:
+        data = self._remote.read(manifest.index_file)
         if digest_of(data) != manifest.index:
+            path = f"{self.path}/{manifest.index_file}"
             raise FormatError(f"{path}: differs from the file that {MANIFEST} names; restore it")
-        return self.cache.hold(name, len(data), lambda descriptor: write_all(descriptor, memoryview(data)))
+        return self.cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
 
     def _refuse_folders(self) -> None:
         if self.format.in_folder:
@@ -122,63 +132,67 @@ class RemoteParts(PublishedSource):
                 value=self.cache.limit_bytes,
                 remedy="raise it, or pass a part_cache on a larger disk",
             )
-        ahead = min(AHEAD, slots // 2)
-        return min(OPEN_PARTS, slots - ahead), ahead
+        max_ahead = min(AHEAD, slots // 2)
+        return min(OPEN_PARTS, slots - max_ahead), max_ahead
 
     @cached_property
     def parted(self) -> Parted:
         layout = self.manifest.made.get("layout", {})
-        permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
-        alike = all(
+        is_permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
+        is_one_group = all(
             pc.count_distinct(self.column(name), "all").as_py() < 2 for name in groups if name in self.column_names
         )
-        return super().parted._replace(window=_MIXED_WINDOW if permuted else _WINDOW, mixed=permuted and alike)
+        window = _MIXED_WINDOW if is_permuted else _WINDOW
+        return super().parted._replace(window=window, mixed=is_permuted and is_one_group)
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
-        if self._looking is not None:
+        if self._open_ranged is not None:
             self._fetch_whole()
-        ahead = AHEAD if at_once > 1 else 1
-        self._room(min(at_once + ahead + (at_once > 1), len(self.manifest.parts)))
-        self._ahead.get().expect([number for number in parts if number not in self._held])
+        max_ahead = AHEAD if at_once > 1 else 1
+        self._room(min(at_once + max_ahead + (at_once > 1), len(self.manifest.parts)))
+        prefetcher, prefetch = self._prefetcher.get(), partial(prefetch_part, self._remote, self.cache, self._progress)
+        missing = [number for number in parts if number not in self._pinned]
+        prefetcher.schedule({number: partial(prefetch, number, weakref.proxy(prefetcher)) for number in missing})
 
     def reached(self, part: int) -> None:
-        if self._looking is None:
-            self._ahead.get().reached(part)
+        if self._open_ranged is None:
+            self._prefetcher.get().start(part)
 
     def _open_number(self, number: int) -> BaseSource:
-        part, looking = self.manifest.parts[number], self._looking
-        held = None if looking is None else self.cache.there(part.name)
-        if held is not None:
-            self._held[number] = held
-            return self._open_part(held.path)
-        if looking is not None and part.places and self.checksums is not None:
-            return self._placed(number, looking)
-        if looking is not None:
-            try:
-                source = looking(self.parts[number])
-            except FormatError:  # The compression needs whole parts; or it is damaged, which its hash detects.
-                self._fetch_whole()
-            else:
-                if source.stored_size()[1] == part.size_bytes:
-                    return source
-                source.close()
-                self._fetch_whole()
-        return super()._open_number(number)
+        return self._open_by_ranges(number) or super()._open_number(number)
 
-    def _placed(self, number: int, looking: Open) -> BaseSource:
+    def _open_by_ranges(self, number: int) -> BaseSource | None:
+        """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
+        part = self.manifest.parts[number]
+        if self._open_ranged is None:
+            return None
+        pinned = self.cache.get(part.name)
+        if pinned is not None:
+            self._pinned[number] = pinned
+            return self._open_part(pinned.path)
+        if part.places and self.checksums is not None:
+            return self._placed(number, self._open_ranged, self.checksums)
+        with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
+            source = self._open_ranged(self.parts[number])
+            if source.stored_size()[1] == part.size_bytes:
+                return source
+            source.close()
+        self._fetch_whole()
+        return None
+
+    def _placed(self, number: int, open_ranged: Open, checksums: pa.ChunkedArray) -> BaseSource:
         """Return a part whose images are fetched singly; checksums detect images of a replaced object."""
         part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
-        assert self.checksums is not None
-        known = self.image_ids[images], self.shapes[images], self.dtypes[images], self.checksums[images]
+        known = self.image_ids[images], self.shapes[images], self.dtypes[images], checksums[images]
 
-        def fetch(spans: Sequence[ByteRange]) -> list[memoryview]:
-            return self._remote.ranges(f"{PARTS}/{part.name}", spans, size_bytes=part.size_bytes)[0]
+        def fetch(ranges: Sequence[ByteRange]) -> list[memoryview]:
+            return self._remote.ranges(f"{PARTS}/{part.name}", ranges, size_bytes=part.size_bytes)[0]
 
         path = self.parts[number]
-        return VerifiedSource(Placed(path, self.format, part.size_bytes, part.places, known, fetch, looking))
+        return VerifiedSource(Placed(path, self.format, part.size_bytes, part.places, known, fetch, open_ranged))
 
     def stacked(self) -> Stacks | None:
-        if self._looking is not None:
+        if self._open_ranged is not None:
             return None
         if not self.manifest.outline:  # It was made by an older version.
             return super().stacked()
@@ -186,34 +200,37 @@ class RemoteParts(PublishedSource):
         return PartStacks(self) if in_place else None
 
     def _file_of(self, number: int) -> Path:
-        part = self.manifest.parts[number]
-        fetch = self._ahead.get().taken(number, fetching(self._remote, part, partial(self._arrivals.more, number)))
-        held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
-        self._held[number] = held
-        self._arrivals.more(number, part.size_bytes)  # It may have been cached, or fetched by another process.
-        return held.path
+        part, future = self.manifest.parts[number], self._prefetcher.get().take(number)
+        if future is not None and not future.done():  # After an earlier error, the part is fetched again.
+            with suppress(FetchCancelledError):
+                future.result()
+        fetch = part_fetch(self._remote, part, partial(self._progress.add_bytes, number))
+        pinned = self.cache.acquire(part.name, part.size_bytes, fetch, release=self._release_part)
+        self._pinned[number] = pinned
+        self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
+        return pinned.path
 
     def arriving(self, notify: Callable[[int], object] | None) -> int:
-        return self._arrivals.tell(notify)
+        return self._progress.start(notify)
 
-    def _let_go(self) -> bool:
-        some = bool(self._opened)
+    def _release_part(self) -> bool:
+        has_open_parts = bool(self._opened)
         self._close_oldest()
-        return some
+        return has_open_parts
 
     def _opened_part(self, number: int) -> BaseSource:
         try:
-            with self._telling():
+            with self._reading_alone():
                 return super()._opened_part(number)
         except BaseException:
             self._closed(number)
             raise
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Let one thread read at a time; report a part that is missing because the collection was replaced."""
+    def _reading_alone(self) -> Iterator[None]:
+        """Block other threads while parts are read; report a part that is missing because of a replaced collection."""
         try:
-            with self._turn.get():
+            with self._lock.get():
                 yield
         except MissingPathError:
             if digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
@@ -221,24 +238,24 @@ class RemoteParts(PublishedSource):
             raise
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        with self._telling():
+        with self._reading_alone():
             return super().views(indices)
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        with self._telling():
+        with self._reading_alone():
             return super().read_regions(rows, regions)
 
     def _closed(self, number: int) -> None:
-        held = self._held.pop(number, None)
-        if held is not None:
-            held.close()
+        pinned = self._pinned.pop(number, None)
+        if pinned is not None:
+            pinned.close()
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        beside_bytes = self._manifest_bytes + self._index_of(self.manifest).stat().st_size
-        size_bytes = sum(each.size_bytes for each in self.manifest.parts) + beside_bytes
+        own_bytes = self._manifest_bytes + self._index_of(self.manifest).stat().st_size
+        size_bytes = sum(part.size_bytes for part in self.manifest.parts) + own_bytes
         return len(self.parts) + 2, size_bytes, size_bytes
 
     def outline(self) -> Outline:
@@ -253,12 +270,12 @@ class RemoteParts(PublishedSource):
 
     def close(self) -> None:
         self._close_parts()
-        if self._looking is None:
-            self._ahead.get().close()
-            self._ahead.close()
-        if self._index_held is not None:
-            self._index_held.close()
-            self._index_held = None
+        if self._open_ranged is None:
+            self._prefetcher.get().close()
+            self._prefetcher.close()
+        if self._pinned_index is not None:
+            self._pinned_index.close()
+            self._pinned_index = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache, self._looking)
+        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache, self._open_ranged)

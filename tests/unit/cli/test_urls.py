@@ -282,7 +282,7 @@ def filled(folder, sizes=(40, 40, 40, 40)):
     folder.mkdir(exist_ok=True)
     cache = PartCache(folder, 10**6)
     for age, (name, size) in enumerate(zip(NAMES, sizes, strict=True)):
-        cache.hold(name, size, lambda descriptor, size=size: os.write(descriptor, b"x" * size)).close()
+        cache.acquire(name, size, lambda descriptor, size=size: os.write(descriptor, b"x" * size)).close()
         os.utime(folder / name, (time.time() - 1000 * (len(sizes) - age), (folder / name).stat().st_mtime))
     return cache
 
@@ -293,33 +293,33 @@ def listed(folder, *words, code=0):
 
 
 def test_cache_lists_what_is_there_and_what_is_used(tmp_path):
-    held = filled(tmp_path / "cache").there(NAMES[1])
-    found = listed(tmp_path / "cache")
-    assert (found["bytes"], found["held_bytes"], found["removed_bytes"]) == (160, 40, 0)
-    assert [(each["name"], each["held"]) for each in found["parts"]] == [
+    pinned = filled(tmp_path / "cache").get(NAMES[1])
+    listing = listed(tmp_path / "cache")
+    assert (listing["bytes"], listing["held_bytes"], listing["removed_bytes"]) == (160, 40, 0)
+    assert [(file["name"], file["held"]) for file in listing["parts"]] == [
         (NAMES[1], True), (NAMES[3], False), (NAMES[2], False), (NAMES[0], False)
     ]  # fmt: skip
-    held.close()
-    said = run("cache", tmp_path / "cache").stdout
-    assert "4 files, 160 bytes, 0 bytes of it in use" in said
-    assert f"{NAMES[0]}  40 bytes" in said
-    assert "used 66.7 min ago" in said
+    pinned.close()
+    output = run("cache", tmp_path / "cache").stdout
+    assert "4 files, 160 bytes, 0 bytes of it in use" in output
+    assert f"{NAMES[0]}  40 bytes" in output
+    assert "used 66.7 min ago" in output
 
 
 def test_cache_leaves_what_is_being_fetched(tmp_path):
-    cache, seen = filled(tmp_path / "cache"), []
+    cache, before = filled(tmp_path / "cache"), []
     name = f"00009-{'b' * 32}.arrow"
 
     def fetch(descriptor):
-        seen.append(listed(tmp_path / "cache", "--clear"))
-        seen.append(run("cache", tmp_path / "cache").stdout)
+        before.append(listed(tmp_path / "cache", "--clear"))
+        before.append(run("cache", tmp_path / "cache").stdout)
         os.write(descriptor, b"y" * 50)
 
-    held = cache.hold(name, 50, fetch)
-    assert held.path.read_bytes() == b"y" * 50
-    assert [(each["name"], each["held"]) for each in seen[0]["parts"]] == [(f".{name}.partial", True)]
-    assert seen[1].endswith("being fetched\n")
-    held.close()
+    pinned = cache.acquire(name, 50, fetch)
+    assert pinned.path.read_bytes() == b"y" * 50
+    assert [(file["name"], file["held"]) for file in before[0]["parts"]] == [(f".{name}.partial", True)]
+    assert before[1].endswith("being fetched\n")
+    pinned.close()
 
 
 def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
@@ -327,16 +327,16 @@ def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     (tmp_path / "cache" / "notes.txt").write_text("not ours")
     (tmp_path / "cache" / f".{NAMES[2]}.partial").write_bytes(b"x" * 7)  # Left by a killed process.
     assert listed(tmp_path / "cache", "--limit", "120")["removed_bytes"] == 47
-    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
-    held = cache.there(NAMES[1])
-    assert {each["name"] for each in listed(tmp_path / "cache", "--limit", "0.1kB")["parts"]} == {NAMES[1], NAMES[3]}
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
+    pinned = cache.get(NAMES[1])
+    assert {file["name"] for file in listed(tmp_path / "cache", "--limit", "0.1kB")["parts"]} == {NAMES[1], NAMES[3]}
     assert "local processes use 40 bytes" in listed(tmp_path / "cache", "--limit", "30", code=1)
     assert (tmp_path / "cache" / NAMES[1]).exists()
-    found = listed(tmp_path / "cache", "--clear")
-    assert [each["name"] for each in found["parts"]] == [NAMES[1]]
-    held.close()
-    found = listed(tmp_path / "cache", "--clear")
-    assert (found["bytes"], found["held_bytes"], found["removed_bytes"], found["parts"]) == (0, 0, 40, [])
+    listing = listed(tmp_path / "cache", "--clear")
+    assert [file["name"] for file in listing["parts"]] == [NAMES[1]]
+    pinned.close()
+    listing = listed(tmp_path / "cache", "--clear")
+    assert (listing["bytes"], listing["held_bytes"], listing["removed_bytes"], listing["parts"]) == (0, 0, 40, [])
     assert (tmp_path / "cache" / "notes.txt").read_text() == "not ours"
     assert "pass only one of them" in run("cache", tmp_path / "cache", "--clear", "--limit", "1", code=2).stderr
 

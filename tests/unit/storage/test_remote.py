@@ -214,7 +214,7 @@ def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path,
 
 @pytest.mark.parametrize("faults", [0.0, 0.3])
 def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images, monkeypatch, faults):
-    monkeypatch.setattr(part_fetches, "_RANGED_BYTES", 2**12)
+    monkeypatch.setattr(part_fetches, "RANGED_BYTES", 2**12)
     monkeypatch.setattr(part_fetches, "_RANGE_BYTES", 1000)
     server.faults = faults
     with opened() as source:
@@ -226,7 +226,7 @@ def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images
 
 
 def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server, url, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(part_fetches, "_RANGED_BYTES", 2**12)
+    monkeypatch.setattr(part_fetches, "RANGED_BYTES", 2**12)
     monkeypatch.setattr(part_fetches, "_RANGE_BYTES", 1000)
     first, *_, last = sorted((server.folder / "a.parts" / PARTS).iterdir())
     first.write_bytes(first.read_bytes()[:-1] + b"x")
@@ -236,8 +236,8 @@ def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server,
             source.read(0)
         with raises(MissingPathError, path=last.name):
             source.read(16)
-        assert not [each for each in in_cache(tmp_path) if first.name in each or last.name in each]
-    assert not [each for each in threading.enumerate() if "range" in each.name]
+        assert not [item for item in in_cache(tmp_path) if first.name in item or last.name in item]
+    assert not [item for item in threading.enumerate() if "range" in item.name]
 
 
 def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server, url, opened, tmp_path, monkeypatch):
@@ -382,12 +382,12 @@ def test_what_is_held_does_not_go(tmp_path):
     def fetch(descriptor):
         os.write(descriptor, b"x" * 40)
 
-    held = [cache.hold(name, 40, fetch) for name in names[:2]]
-    assert cache.hold_if_room(names[2], 40, fetch) is None
-    held[0].close()
-    assert cache.hold(names[2], 40, fetch).path.read_bytes() == b"x" * 40
-    assert not held[0].path.exists()
-    assert held[1].path.exists()
+    pinned = [cache.acquire(name, 40, fetch) for name in names[:2]]
+    assert cache.try_acquire(names[2], 40, fetch) is None
+    pinned[0].close()
+    assert cache.acquire(names[2], 40, fetch).path.read_bytes() == b"x" * 40
+    assert not pinned[0].path.exists()
+    assert pinned[1].path.exists()
     assert (tmp_path / "notes.txt").exists()
 
 
@@ -651,5 +651,5 @@ def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_
         waited.append(given)
 
     monkeypatch.setattr(part_cache.os, "utime", looked_at)
-    cache.hold(name, 1, lambda descriptor: os.write(descriptor, b"x"))
+    cache.acquire(name, 1, lambda descriptor: os.write(descriptor, b"x"))
     assert waited
