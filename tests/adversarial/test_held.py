@@ -51,7 +51,7 @@ HOLDS = {  # Ways to keep a part of a batch.
 @pytest.fixture(autouse=True)
 def _small_batches_too(monkeypatch):
     """Reuse the memory of batches of any size, not only of those over 32 MiB."""
-    monkeypatch.setattr(batch_memory.BatchBufferPool, "from_bytes", 0)
+    monkeypatch.setattr(batch_memory, "_POOLED_BYTES", 0)
 
 
 @pytest.fixture

@@ -53,33 +53,27 @@ def collate_padded(samples: Sequence[Any]) -> Any:
     The last item of the batch is ``valid``, bool (B, H, W), True for pixels of the sample. For samples that are only
     images, the batch is ``(images, valid)``.
     """
-    whole = _whole(samples)
-    if whole is not None:
-        first = whole[0] if isinstance(whole, Sequence) else whole
-        valid = torch.ones((len(first), *first.shape[-2:]), dtype=torch.bool)
-        return [*whole, valid] if isinstance(whole, Sequence) else [whole, valid]
-    rows = [sample if isinstance(sample, tuple | list) else (sample,) for sample in samples]
-    images = [row[0] for row in rows]
-    valid = _padded([torch.ones(image.shape[-2:], dtype=torch.bool) for image in images])
-    parts = [_padded(part) if _are_planes(part) else collate(part) for part in map(list, zip(*rows, strict=True))]
-    return [*parts, valid]
+    if isinstance(samples[0], CollatedBatch):
+        items = _items(samples[0].batch)
+        return [*items, torch.ones((len(items[0]), *items[0].shape[-2:]), dtype=torch.bool)]
+    columns = list(map(list, zip(*map(_items, samples), strict=True)))
+    valid = _padded([torch.ones(image.shape[-2:], dtype=torch.bool) for image in columns[0]])
+    return [*(_padded(column) if _are_planes(column) else collate(column) for column in columns), valid]
 
 
 def collate_listed(samples: Sequence[Any]) -> Any:
     """Collate samples that differ in height and width into lists of images and masks."""
-    whole = _whole(samples)
-    if whole is not None:
-        parts = whole if isinstance(whole, Sequence) else [whole]
-        listed = [list(part.unbind(0)) if _are_planes([part]) else part for part in parts]
-        return listed if isinstance(whole, Sequence) else listed[0]
+    if isinstance(samples[0], CollatedBatch):
+        batch = samples[0].batch
+        columns = [list(item.unbind(0)) if _are_planes([item]) else item for item in _items(batch)]
+        return columns if isinstance(batch, tuple | list) else columns[0]
     if not isinstance(samples[0], tuple | list):
         return list(samples)
-    return [part if _are_planes(part) else collate(part) for part in map(list, zip(*samples, strict=True))]
+    return [column if _are_planes(column) else collate(column) for column in map(list, zip(*samples, strict=True))]
 
 
-def _whole(samples: Sequence[Any]) -> Any:
-    """Return the stacked batch, or None if there are separate samples."""
-    return samples[0].batch if isinstance(samples[0], CollatedBatch) else None
+def _items(sample: Any) -> Sequence[Any]:
+    return sample if isinstance(sample, tuple | list) else (sample,)
 
 
 def _are_planes(part: Sequence[Any]) -> bool:
@@ -94,44 +88,37 @@ def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
         raise AxesError(
             f"collate='pad': samples differ in more than height and width (largest {shape}); use collate='list'"
         )
-    memory = batch_array((len(images), *shape, first.element_size()), np.dtype(np.uint8))
-    out = torch.from_numpy(memory).view(first.dtype).view(len(images), *shape).zero_()
-    for index, image in zip(out, images, strict=True):
-        index[..., : image.shape[-2], : image.shape[-1]] = image
+    out = _empty_batch((len(images), *shape), first).zero_()
+    for padded, image in zip(out, images, strict=True):
+        padded[..., : image.shape[-2], : image.shape[-1]] = image
     return out
 
 
-def _collated(samples: Sequence[CollatedBatch], **_: Any) -> Any:
-    return samples[0].batch
+def _empty_batch(shape: Sequence[int], sample: torch.Tensor) -> torch.Tensor:
+    memory = batch_array((*shape, sample.element_size()), np.dtype(np.uint8))
+    return torch.from_numpy(memory).view(sample.dtype).view(*shape)
 
 
-def _listed(samples: Sequence[str], **_: Any) -> list[str]:
-    return list(samples)
-
-
-def _stack(
-    samples: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
-) -> torch.Tensor:
+def _stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Stack tensors like torch, in a worker in memory that is transferred without a copy."""
     first = samples[0]
-    if get_worker_info() is None or not all(_like(first, item) for item in samples):
-        if len({item.shape for item in samples}) > 1:
-            shapes = ", ".join(str(tuple(item.shape)) for item in samples[:_SHOWN])
-            raise AxesError(
-                f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader, or "
-                f"crop_size= to the dataset (with box=, pad_to= or resize=)"
-            )
-        collated: torch.Tensor = _TORCHS_OWN(samples, collate_fn_map=collate_fn_map)
-        return collated
-    memory = batch_array((len(samples), *first.shape, first.element_size()), np.dtype(np.uint8))
-    out = torch.from_numpy(memory).view(first.dtype).view(len(samples), *first.shape)
-    return torch.stack(list(samples), out=out)
+    if get_worker_info() is not None and all(_has_equal_layout(first, sample) for sample in samples):
+        return torch.stack(list(samples), out=_empty_batch((len(samples), *first.shape), first))
+    if len({sample.shape for sample in samples}) > 1:
+        shapes = ", ".join(str(tuple(sample.shape)) for sample in samples[:_SHOWN])
+        raise AxesError(
+            f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader, or "
+            f"crop_size= to the dataset (with box=, pad_to= or resize=)"
+        )
+    stacked: torch.Tensor = _TORCH_STACK(samples, collate_fn_map=collate_fn_map)
+    return stacked
 
 
-def _like(first: torch.Tensor, other: torch.Tensor) -> bool:
+def _has_equal_layout(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether both are ordinary tensors of one shape and dtype, with values to copy."""
-    ordinary = type(other) is torch.Tensor and other.layout == torch.strided and other.device.type == "cpu"
-    alike = ordinary and other.shape == first.shape and other.dtype == first.dtype
-    return alike and other.numel() > 0 and not other.requires_grad and not other.is_quantized
+    is_plain = type(other) is torch.Tensor and other.layout == torch.strided and other.device.type == "cpu"
+    is_equal = is_plain and other.shape == first.shape and other.dtype == first.dtype
+    return is_equal and other.numel() > 0 and not other.requires_grad and not other.is_quantized
 
 
 COLLATES = (default_collate, collate, collate_padded, collate_listed)  # They do not expose samples.
@@ -139,11 +126,11 @@ _FETCH = _MapDatasetFetcher.fetch.__code__
 _SUBSET = Subset.__getitems__.__code__
 ASKERS = frozenset((_FETCH, _SUBSET))  # Torch code that requests batches of ``self.dataset``.
 _CLOCK = "omearrow_ds.advise.profile.recorder"  # Wraps timed functions.
-_TORCHS_OWN = default_collate_fn_map[torch.Tensor]
+_TORCH_STACK = default_collate_fn_map[torch.Tensor]
 _COLLATE: dict[Any, Callable[..., Any]] = {
     **default_collate_fn_map,
     torch.Tensor: _stack,
-    CollatedBatch: _collated,
-    str: _listed,
+    CollatedBatch: lambda samples, **_: samples[0].batch,
+    str: lambda samples, **_: list(samples),
 }
-default_collate_fn_map.setdefault(CollatedBatch, _collated)
+default_collate_fn_map.setdefault(CollatedBatch, _COLLATE[CollatedBatch])

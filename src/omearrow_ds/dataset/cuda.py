@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import Cut
-from omearrow_ds.dataset.handover import BatchBufferPool, PinnedBufferPool, batch_array
+from omearrow_ds.dataset.handover import BatchBufferPool, batch_array
 from omearrow_ds.dataset.window_maker import DeviceCropper
 from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
@@ -156,7 +156,7 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
     """
     native = dtype.newbyteorder("=")
     device_pixels = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, native)).dtype, device=device)
-    pool = PinnedBufferPool() if device.type == "cuda" else BatchBufferPool()
+    pool = BatchBufferPool.pinned() if device.type == "cuda" else BatchBufferPool()
     step = max(1, _PIECE_BYTES // max(1, device_pixels[:1].nbytes))
     for start, images in blocks:
         for first in range(0, len(images), step):
@@ -166,8 +166,8 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
                 target[...] = image
             tensor = torch.from_numpy(piece)
             device_pixels[start + first : start + first + len(part)].copy_(tensor, non_blocking=True)
-            if isinstance(pool, PinnedBufferPool):
-                pool.note(tensor, functools.partial(recorded, device))
+            if device.type == "cuda":
+                pool.record_copy(tensor, functools.partial(recorded, device))
     return device_pixels
 
 

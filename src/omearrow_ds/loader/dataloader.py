@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,22 +18,13 @@ from omearrow_ds.dataset.concat import batched
 from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import IN_ORDER, RawTransfer, pixel_device, with_device_indices
+from omearrow_ds.loader.checkpoint import EpochProgress
+from omearrow_ds.loader.device import IN_ORDER, RawTransfer, on_device, pixel_device, unwrap, with_device_indices
 from omearrow_ds.loader.division import SharedBatches
-from omearrow_ds.loader.epoch import Epoch
-from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
+from omearrow_ds.loader.epoch_batches import EpochBatchSampler, count_batches
+from omearrow_ds.loader.epoch_iterator import EpochIterator
 from omearrow_ds.loader.parts_order import PartsSampler, Ranks
-from omearrow_ds.loader.read_ahead import ReadAhead, unwrap
-from omearrow_ds.loader.resume import (
-    EpochBatchSampler,
-    EpochProgress,
-    LoaderPosition,
-    check,
-    count_batches,
-    resumed,
-    state_of,
-)
-from omearrow_ds.loader.seeds import EpochSeeds
+from omearrow_ds.loader.position import LoaderPosition
 from omearrow_ds.loader.settings import Setting, may_draw_random, rank_and_world_size, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
@@ -119,15 +112,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._raw_transfer: RawTransfer | None = None
         self._draws = may_draw_random(dataset, self.collate_fn)
         self._ranks = rank_and_world_size()[1]
-        self._position = LoaderPosition()
         self._beginning = threading.RLock()
-        self._epoch: weakref.ref[Epoch] | None = None
+        self._epoch: weakref.ref[EpochIterator] | None = None
         self._own_parts: PartsSampler | None = None
         shares = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
         if shares and self._ranks > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
             vars(self)["batch_sampler"] = batches  # Torch refuses `setattr`.
-        self._choice = EpochChoice(self._position, self._samplers, shares=shares)
+        self._position = LoaderPosition(sets_epochs=shares)
+        self._position.watch(self._samplers)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -147,13 +140,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
         elif self.batch_size is not None and (isinstance(sampler, SharedBatches) or own is not self.sampler):
             sampler = BatchSampler(own, self.batch_size, self.drop_last)
         sampler = with_device_indices(sampler, self.dataset)
-        drawing = EpochSeeds(int(self.generator is not None), rank_and_world_size()[0]) if self._draws else None
-        seeds = None if parts is None else parts.seeds
         distance = self.num_workers or _NUM_AHEAD
-        ahead = ReadAhead(self.dataset, distance) if _can_read_ahead(sampler, self.dataset) else None
-        position, generators, workers = self._position, self._generators, self.num_workers > 0
         return EpochBatchSampler(
-            sampler, position, generators, drawing=drawing, workers=workers, seeds=seeds, ahead=ahead
+            sampler,
+            self._position,
+            self._generators,
+            workers=self.num_workers > 0,
+            rank=rank_and_world_size()[0] if self._draws else None,
+            seed_source=itemgetter(int(self.generator is not None)) if parts is None else parts.seed_source,
+            read_ahead=(self.dataset, distance) if _can_read_ahead(sampler, self.dataset) else None,
         )
 
     @property
@@ -175,16 +170,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
         If raw pixels are sent to the device, the dataset has raw pixels.
         """
         dataset = batched(self.dataset)
-        transfer = self._settings.get("transfer", Setting("normalized", "")).value
+        transfer = self._settings["transfer"].value if "transfer" in self._settings else "normalized"
         if transfer != "normalized":
             assert self.device is not None
-            self._raw_transfer = self._raw_transfer or RawTransfer(
-                dataset, self.device, pinned=transfer == "raw-pinned"
-            )
+            is_pinned = transfer == "raw-pinned"
+            self._raw_transfer = self._raw_transfer or RawTransfer(dataset, self.device, pinned=is_pinned)
             dataset = self._raw_transfer.dataset
-        if dataset is self.dataset:
-            return super()._get_iterator()
-        loader = copy_with(self, dataset=dataset)
+        loader = self if dataset is self.dataset else copy_with(self, dataset=dataset)
         return DataLoader._get_iterator(loader)  # noqa: SLF001  # The overridden method.
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
@@ -192,15 +184,20 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if self.num_workers:
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
-            return Epoch(super().__iter__(), self.device, EpochProgress())
+            return EpochIterator(super().__iter__(), EpochProgress(), functools.partial(on_device, device=self.device))
         with self._beginning:  # One thread at a time: two would share progress and persistent workers.
             self._warn_of_other_ranks()
-            progress = self._choice.next(self._discard)
+            progress, discarded = self._position.pop_next(self._samplers)
+            if discarded is not None:
+                self._discard(discarded, progress.epoch)
             batches = self._begin(progress)
-            is_on_device = pixel_device(self.dataset) is not None
-            epoch = Epoch(
-                batches, self.device, progress, self._raw_transfer, is_on_device=is_on_device, prepare=self._prepare
+            move = functools.partial(
+                on_device,
+                device=self.device,
+                raw_transfer=self._raw_transfer,
+                is_on_device=pixel_device(self.dataset) is not None,
             )
+            epoch = EpochIterator(batches, progress, move, self._prepare)
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
             return epoch
@@ -221,7 +218,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if parts is not None:
             parts.set_epoch(progress.epoch)
             parts.consumed = progress.consumed
-        self._choice.set_samplers(progress.epoch, always=progress.resumed)
+        self._position.set_samplers(progress.epoch, self._samplers, always=progress.resumed)
         if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
             self._iterator = None  # A worker was killed: start new ones.
         # Persistent workers serve one epoch at a time, so an earlier iterator that continues starts new ones.
@@ -240,32 +237,32 @@ class OMEArrowDataLoader(DataLoader[Any]):
         progress.begun = True
         return batches
 
-    def _prepare(self, epoch: Epoch) -> None:
+    def _prepare(self, epoch: EpochIterator) -> None:
         """Begin another epoch if one was chosen after ``iter``, or start new workers, before the next batch."""
         with self._beginning:
             progress = epoch.progress
             if epoch.is_released:
                 # The seed that torch draws for these workers must not come from the generator of the next epochs.
-                loader = copy_with(self, _position=LoaderPosition(progress), generator=torch.Generator())
+                loader = copy_with(self, _position=LoaderPosition(progress=progress), generator=torch.Generator())
                 epoch.use(loader._get_iterator())  # noqa: SLF001  # Same class.
                 return
             if progress is not self._position.progress:
                 return
-            chosen = self._choice.chosen()
+            chosen = self._position.pop_chosen(self._samplers)
             is_saved = progress.resumed or progress.consumed > 0
             if chosen is None or chosen == progress.epoch or (is_saved and chosen < progress.epoch):
                 return
-            if not is_saved and not self._choice.orders_differ:
+            if not is_saved and self._position.sampler_epoch is None:  # Each epoch has the next order.
                 progress.epoch = chosen
                 return
             if is_saved:
-                warn_of_discarded(progress, chosen)
+                _warn_of_discarded(progress, chosen)
             following = EpochProgress(chosen)
             epoch.start(self._begin(following), following)
 
     def _discard(self, saved: EpochProgress, epoch: int) -> None:
         """Skip the rest of a saved epoch, as ``epoch`` comes next."""
-        warn_of_discarded(saved, epoch)
+        _warn_of_discarded(saved, epoch)
         self._index_sampler.pass_over(saved)
 
     def set_epoch(self, epoch: int) -> None:
@@ -275,7 +272,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         several ranks changes after each complete epoch. If the epoch differs from the one in a loaded state, the rest
         of that epoch is discarded with a warning.
         """
-        self._choice.set(epoch, self._discard)
+        saved = self._position.saved
+        if saved is not None and saved.epoch != epoch:
+            self._discard(saved, epoch)
+        self._position.set_epoch(epoch, self._samplers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loader, to save it with ``torch.save`` and resume the epoch later.
@@ -293,7 +293,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         progress = self._position.following() if saved is None else saved
         if self._parts is not None:
             return self._parts.state(progress, self.batch_size)
-        return state_of(progress, self._generators, self._identity)
+        return progress.state(self._generators, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume an epoch from a state of `state_dict`: the next iteration starts after the last delivered batch.
@@ -311,8 +311,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             saved = parts.resumed(state, self.batch_size)
             parts.consumed = saved.consumed
         else:
-            check(state, self._identity)
-            saved = resumed(state, self._generators)
+            saved = EpochProgress.from_state(state, self._generators, self._identity)
         order = self._index_sampler
         length = count_batches(order)
         saved.total = None if length is None else saved.first + length
@@ -353,7 +352,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self.__dict__.update(state, _beginning=threading.RLock())
 
     def __repr__(self) -> str:
-        lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]
+        lines = [
+            f"  {name}={getattr(value, '__name__', None) or repr(value)}: {why}"
+            for name, (value, why) in self.settings.items()
+        ]
         return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
 
 
@@ -368,5 +370,13 @@ def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
     return of_parts or type(sampler.sampler) in IN_ORDER
 
 
-def _shown(value: Any) -> str:
-    return getattr(value, "__name__", None) or repr(value)
+def _warn_of_discarded(saved: EpochProgress, epoch: int) -> None:
+    """Warn that the rest of a saved epoch is skipped, if only some of its batches were delivered."""
+    delivered = saved.batches - saved.first + len(saved.ahead) + bool(saved.consumed)
+    if delivered and saved.batches != saved.total:
+        total = "" if saved.total is None else f" of {saved.total}"
+        msg = (
+            f"set_epoch({epoch}): skips the rest of epoch {saved.epoch}, which the loaded state left after batch "
+            f"{saved.batches}{total}; call set_epoch({saved.epoch}) to continue it"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=4)

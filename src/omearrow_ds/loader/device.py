@@ -24,11 +24,11 @@ from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.handover import PinnedBufferPool
+from omearrow_ds.dataset.handover import BatchBufferPool
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.windows import DeviceCropBoxes
 
-Numbered = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
+NumberedBatch = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
 STAGES = {"map_tensors": "transfer"}
 IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw the whole order at the beginning.
 
@@ -57,10 +57,10 @@ class RawTransfer:
     """
 
     def __init__(self, dataset: Any, device: torch.device, *, pinned: bool) -> None:
-        samples = _inner(dataset)
+        samples, _ = unwrap(dataset)
         collection: Collection = samples._collection
         stored = collection.as_stored()
-        self._device, self._pool = device, PinnedBufferPool() if pinned else None
+        self._device, self._pool = device, BatchBufferPool.pinned() if pinned else None
         if self._pool is not None:
             stored.pool = self._pool
         raw_samples = samples._with_reader(stored)
@@ -73,7 +73,7 @@ class RawTransfer:
     def sent(self, batch: Any) -> None:
         """Record that a copy of a batch was enqueued in the current stream."""
         if self._pool is not None:
-            self._pool.note(_image(batch), functools.partial(recorded, self._device))
+            self._pool.record_copy(_image(batch), functools.partial(recorded, self._device))
 
     def scaled(self, batch: Any) -> Any:
         """Replace the raw pixels of a batch on the device by scaled pixels."""
@@ -82,8 +82,9 @@ class RawTransfer:
         return samples if batch is pixels else type(batch)([samples, *batch[1:]])
 
 
-def _inner(dataset: Any) -> Any:
-    return dataset.dataset if type(dataset) is Subset else dataset
+def unwrap(dataset: Any) -> tuple[Any, Sequence[int] | None]:
+    """Return the dataset below a ``Subset`` and its indices, or the dataset itself and None."""
+    return (dataset.dataset, dataset.indices) if type(dataset) is Subset else (dataset, None)
 
 
 def _image(batch: Any) -> torch.Tensor:
@@ -93,7 +94,7 @@ def _image(batch: Any) -> torch.Tensor:
 
 def stored_transfer_blocker(dataset: Any, collate_fn: Any) -> str | None:
     """Return why a dataset cannot send raw pixels to the device, or None if it can."""
-    samples = _inner(dataset)
+    samples, _ = unwrap(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
         return "the dataset is not an OMEArrowDataset, or its pixels are on a device"
     if collate_fn not in (default_collate, collate):
@@ -133,28 +134,27 @@ def with_device_indices(sampler: Any, dataset: Any) -> Any:
 
 
 def on_device(
-    batches: Iterator[Numbered],
-    device: torch.device,
+    batches: Iterator[NumberedBatch],
+    device: torch.device | None,
     raw_transfer: RawTransfer | None = None,
     *,
     is_on_device: bool = False,
-) -> Iterator[Numbered]:
+) -> Iterator[NumberedBatch]:
     """Yield batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
 
     ``is_on_device``: whether images are created on a device, so that only other items may have to be copied.
     """
+    if device is None or (device.type == "cpu" and raw_transfer is None and not is_on_device):
+        return batches
     if device.type == "cuda" and not is_on_device:
         return _CopyPrefetcher(batches, device, raw_transfer)
-    if device.type == "cpu" and raw_transfer is None and not is_on_device:
-        return batches
-    move = functools.partial(_moved, device, raw_transfer)
+
+    def move(numbered: NumberedBatch) -> NumberedBatch:
+        number, batch = numbered
+        moved = map_tensors(batch, lambda tensor: tensor.to(device))
+        return number, moved if raw_transfer is None else raw_transfer.scaled(moved)
+
     return map(move, batches)  # Unlike a generator, continues after an error.
-
-
-def _moved(device: torch.device, raw_transfer: RawTransfer | None, numbered: Numbered) -> Numbered:
-    number, batch = numbered
-    moved = map_tensors(batch, lambda tensor: tensor.to(device))
-    return number, moved if raw_transfer is None else raw_transfer.scaled(moved)
 
 
 class _CopyPrefetcher:
@@ -164,15 +164,17 @@ class _CopyPrefetcher:
     side stream. So a program that synchronizes its own stream does not wait for the next copy.
     """
 
-    def __init__(self, batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None) -> None:
+    def __init__(
+        self, batches: Iterator[NumberedBatch], device: torch.device, raw_transfer: RawTransfer | None
+    ) -> None:
         self._batches, self._device, self._raw_transfer = batches, device, raw_transfer
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
 
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[NumberedBatch]:
         return self
 
-    def __next__(self) -> Numbered:
+    def __next__(self) -> NumberedBatch:
         # The first call starts two copies, later calls one: the copy of the next batch, before this one is returned.
         if not self._ahead:
             self._copy()

@@ -26,8 +26,8 @@ from torch.utils.data import DistributedSampler
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.resume import EpochProgress
-from omearrow_ds.loader.shuffling import same_group_rate
+from omearrow_ds.loader.checkpoint import EpochProgress
+from omearrow_ds.loader.shuffling import describe_mixing
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -49,17 +49,14 @@ class Ranks(NamedTuple):
 
         Raises `ArgumentError` if hosts differ in their number of ranks: ranks would then disagree about the order.
         """
-        names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
-        local_world_size, hosts, world_size = (
-            int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names
-        )
-        if local_world_size and hosts and world_size == ranks != hosts * local_world_size:
+        texts = (environment.get(name, "") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE"))
+        per_host, hosts, world_size = (int(text) if text.isdigit() else 0 for text in texts)
+        if per_host and hosts and world_size == ranks != hosts * per_host:
             raise ArgumentError(
-                f"LOCAL_WORLD_SIZE={local_world_size}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not "
-                f"equally distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the "
-                f"environment"
+                f"LOCAL_WORLD_SIZE={per_host}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not equally "
+                f"distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the environment"
             )
-        return cls(rank, ranks, ranks // local_world_size if local_world_size and ranks % local_world_size == 0 else 1)
+        return cls(rank, ranks, ranks // per_host if per_host and ranks % per_host == 0 else 1)
 
 
 class OrderSpec(NamedTuple):
@@ -83,18 +80,8 @@ class OrderSpec(NamedTuple):
 class PartsSampler(DistributedSampler[Any]):
     """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
-    It is a ``DistributedSampler`` so that frameworks do not divide its samples again.
-
-    Parameters
-    ----------
-    dataset
-        Images of a collection in parts, crops of these images, or a view of either.
-    plan
-        Seed, window and nodes of the order.
-    ranks
-        Rank, world size and hosts, which select the share.
-    drop_last
-        Whether to drop the samples that do not divide evenly among ranks; otherwise the last samples are repeated.
+    It is a ``DistributedSampler`` so that frameworks do not divide its samples again. With ``drop_last``, samples that
+    do not divide evenly among ranks are dropped; otherwise the last samples are repeated.
 
     Attributes
     ----------
@@ -127,11 +114,10 @@ class PartsSampler(DistributedSampler[Any]):
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
-        self._idle: list[np.random.RandomState] = []
-        self._fetched: tuple[StoredSamples, Array] | None = None
-        if parted.window is not None and not dataset.preloaded:
-            self._fetched = dataset, part_of
-            dataset._collection.source.expect([], self._at_once)
+        self._part_of = part_of
+        self._fetched = None if parted.window is None or dataset.preloaded else dataset
+        if self._fetched is not None:
+            self._fetched._collection.source.expect([], self._at_once)
         self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
@@ -161,45 +147,22 @@ class PartsSampler(DistributedSampler[Any]):
         if self.local_seed:
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
-    def resume_order(self, plan: OrderSpec) -> None:
-        """Replace the plan of this sampler by the plan of the run that saved a state.
-
-        Raises `ArgumentError` if its nodes cannot be divided among these hosts.
-        """
-        hosts = self.ranks.hosts
-        if plan.nodes % hosts and hosts % plan.nodes:
-            raise ArgumentError(
-                f"is from {count(plan.nodes, 'host')}, neither a multiple nor a divisor of the {hosts} of this run",
-                option="state",
-                remedy=f"use {plan.nodes} hosts, or a multiple or divisor",
-            )
-        self.plan, self.local_seed = plan, False
-
     def __iter__(self) -> Iterator[int]:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._agree()
         order = self.share()
-        for samples in (
-            np.split(order, range(_AT_ONCE, len(order), _AT_ONCE))
-            if self._fetched is None
-            else self._announce_parts(order)
-        ):
-            yield from samples.tolist()
-
-    def _announce_parts(self, order: Array) -> Iterator[Array]:
-        """Yield an order in pieces, and notify the source of each part before its first sample."""
-        assert self._fetched is not None
-        dataset, part_of = self._fetched
-        source = dataset._collection.source
-        parts, firsts = np.unique(part_of[order], return_index=True)
-        begins = dict(sorted(zip(firsts.tolist(), parts.tolist(), strict=True)))
-        source.expect(list(begins.values()), self._at_once)
+        source = None if self._fetched is None else self._fetched._collection.source
+        begins: dict[int, int] = {}  # Parts by the index of their first sample.
+        if source is not None:
+            parts, firsts = np.unique(self._part_of[order], return_index=True)
+            begins = dict(sorted(zip(firsts.tolist(), parts.tolist(), strict=True)))
+            source.expect(list(begins.values()), self._at_once)
         bounds = sorted({*begins, *range(0, len(order), _AT_ONCE)})
         for first, stop in pairwise([*bounds, len(order)]):
-            if first in begins:
+            if source is not None and first in begins:
                 source.reached(begins[first])
-            yield order[first:stop]
+            yield from order[first:stop].tolist()
 
     @property
     def _at_once(self) -> int:
@@ -208,19 +171,16 @@ class PartsSampler(DistributedSampler[Any]):
         own_nodes = max(1, nodes // self.ranks.hosts)
         if not self.plan.shuffle:
             return min(own_nodes, len(self._sizes))
-        parts_per_stretch = -(-len(self._sizes) // nodes) + 1  # Parts per stretch.
-        windowed = self.plan.grows or parts_per_stretch > 2 * self.plan.window
-        return min(
-            own_nodes * (min(parts_per_stretch, self.plan.window + 2) if windowed else parts_per_stretch),
-            len(self._sizes),
-        )
+        per_stretch = -(-len(self._sizes) // nodes) + 1
+        if self.plan.grows or per_stretch > 2 * self.plan.window:
+            per_stretch = min(per_stretch, self.plan.window + 2)
+        return min(own_nodes * per_stretch, len(self._sizes))
 
     def of_one_part(self) -> Array | None:
         """Return all samples in the part of this rank's first sample, or None if parts are not fetched from a URL."""
         if self._fetched is None or not self.samples:
             return None
-        part_of = self._fetched[1]
-        return np.flatnonzero(part_of == part_of[self.share()[0]])
+        return np.flatnonzero(self._part_of == self._part_of[self.share()[0]])
 
     def share(self) -> Array:
         """Return the samples of this rank, (n,) int64, from `consumed` on."""
@@ -228,13 +188,13 @@ class PartsSampler(DistributedSampler[Any]):
         return indices if self._sample is None else self._sample[indices]
 
     def _numbers(self) -> Array:
-        rank, ranks, hosts = self.ranks
-        apart = min(self.plan.nodes, hosts)  # One divides the other.
-        of_class, beside = ranks // apart, ranks // hosts
-        host, local = divmod(rank, beside)
-        first = self.consumed + (host % apart - self.consumed) % apart
-        turns = host // apart * beside + local + of_class * np.arange(len(self))
-        return self._at(first + apart * turns)
+        """Return the samples of this rank, numbered part by part."""
+        rank, world_size, hosts = self.ranks
+        stride = min(self.plan.nodes, hosts)  # Between positions of a host; one number divides the other.
+        host, local_rank = divmod(rank, world_size // hosts)
+        first = self.consumed + (host % stride - self.consumed) % stride
+        turns = host // stride * (world_size // hosts) + local_rank + world_size // stride * np.arange(len(self))
+        return self._at(first + stride * turns)
 
     def _at(self, positions: Array) -> Array:
         """Return the samples at positions of the global order; positions beyond its end repeat its last samples."""
@@ -242,38 +202,31 @@ class PartsSampler(DistributedSampler[Any]):
         if len(positions) and positions[-1] >= total:
             beyond = np.maximum(-(-(positions - total + 1) // nodes), 0)
             positions = (positions - nodes * beyond) % max(total, 1)
-        samples = np.empty(len(positions), np.int64)
-        parts = np.arange(len(self._sizes))
-        try:  # Seeding an existing generator takes 0.01 ms, creating one 0.07 ms.
-            random = self._idle.pop()
-        except IndexError:  # First use, or another thread uses the generator.
-            random = np.random.RandomState(0)
-        parts = self._seeded(random).permutation(parts) if self.plan.shuffle else parts
+        num_parts = len(self._sizes)
+        parts = self._random().permutation(num_parts) if self.plan.shuffle else np.arange(num_parts)
         sizes = self._sizes[parts]
         stops = np.cumsum(sizes)
         moves = self._starts[parts] - (stops - sizes)
+        samples = np.empty(len(positions), np.int64)
         for node in [0] if nodes == 1 else np.unique(positions % nodes).tolist():
             of_node = slice(None) if nodes == 1 else positions % nodes == node
-            stretch = self._stretch(node, stops, random)[positions[of_node] // nodes]
+            stretch = self._stretch(node, stops)[positions[of_node] // nodes]
             samples[of_node] = stretch + moves[np.searchsorted(stops, stretch, side="right")]
-        self._idle.append(random)
         return samples
 
-    def _stretch(self, node: int, stops: Array, random: np.random.RandomState) -> Array:
+    def _stretch(self, node: int, stops: Array) -> Array:
         """Return the order of a node's samples, as indices into the concatenated parts."""
-        nodes, total = self.plan.nodes, self.samples
-        length, more = divmod(total, nodes)
+        length, more = divmod(self.samples, self.plan.nodes)
         first = node * length + min(node, more)
         length += node < more
         if not self.plan.shuffle or not length:
             return np.arange(first, first + length)
-        self._seeded(random, node)
+        random = self._random(node + 1)
         ends = np.searchsorted(stops, [first, first + length - 1], side="right")
         parts = int(ends[1] - ends[0]) + 1
         if self.plan.grows:
-            moved = self._growing(
-                np.clip(np.append(first, stops[ends[0] : ends[1] + 1]), first, first + length), random
-            )
+            bounds = np.clip(np.append(first, stops[ends[0] : ends[1] + 1]), first, first + length)
+            moved = self._growing(bounds, random)
         elif parts <= 2 * self.plan.window:
             return first + random.permutation(length)
         else:
@@ -293,12 +246,14 @@ class PartsSampler(DistributedSampler[Any]):
         moved: Array = begins + random.random_sample(len(begins)) * np.repeat(ways, sizes)
         return moved
 
-    def _seeded(self, random: np.random.RandomState, *more: int) -> np.random.RandomState:
-        random.seed([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
-        return random
+    def _random(self, *stream: int) -> np.random.RandomState:
+        return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *stream])
 
     def describe(self, batch_size: int | None) -> str:
-        """Describe the order of samples, and compare it with a full shuffle."""
+        """Describe the order of samples, compare it with a full shuffle, and state the wait for fetched parts."""
+        return "; ".join(filter(None, (self._describe_order(batch_size), self._describe_wait(batch_size))))
+
+    def _describe_order(self, batch_size: int | None) -> str:
         plan, parts = self.plan, count(len(self._sizes), "part")
         rank, ranks, hosts = self.ranks
         share = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
@@ -307,27 +262,23 @@ class PartsSampler(DistributedSampler[Any]):
         source = f"by the seed {plan.seed} and the epoch"
         if len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
             return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}{share}"
+        text = f"random over {plan.window} of {parts} at a time, {source}"
         groups = np.searchsorted(self._starts, self._numbers(), side="right")
-        mixed = ""
         if batch_size is not None and min(batch_size, len(groups)) > 1:
-            same, uniform = same_group_rate(groups, batch_size)
-            mixed = (
-                f"two samples of a batch come from one part in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
-            )
-        return f"random over {plan.window} of {parts} at a time, {source}: {mixed}{share}"
+            text += f": {describe_mixing(groups, batch_size, 'part')}"
+        return f"{text}{share}"
 
-    def describe_first_batch(self, batch_size: int | None) -> str:
-        """Return how many parts the first batch waits for, as a text, or "" if parts are not fetched from a URL."""
+    def _describe_wait(self, batch_size: int | None) -> str:
         if self._fetched is None:
             return ""
-        first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
+        first = len(np.unique(self._part_of[self.share()[: batch_size or 1]]))
         text = f"whole parts are prefetched in this order, and the first batch waits for {first} of them"
         if self.plan.grows:
             return f"{text}, because shuffle_seed= already permuted the images"
         permuted = "; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else ""
         return f"{text}{permuted}"
 
-    def seeds(self) -> torch.Tensor:
+    def seed_source(self, _: object = None) -> torch.Tensor:
         """Return a tensor of seed and epoch, from which the random numbers of the epoch are derived."""
         return torch.tensor([self.plan.seed, self.epoch])
 
@@ -350,22 +301,25 @@ class PartsSampler(DistributedSampler[Any]):
         differences = ", ".join(
             f"{name} was {saved.get(name)}, is {now}" for name, now in own.items() if saved.get(name) != now
         )
+        problem, remedy, step = "", "", self._step(batch_size)
         if differences:
-            raise ArgumentError(
-                f"is from other samples or parts: {differences}", option="state", remedy="create the loader as before"
+            problem, remedy = f"is from other samples or parts: {differences}", "create the loader as before"
+        elif state.get("ahead") and state["step"] != step:
+            problem = f"has unordered batches of {state['step']} samples over all ranks, but batches now have {step}"
+            remedy = f"use {state['step']}, or save states with in_order=True"
+        elif state["nodes"] % self.ranks.hosts and self.ranks.hosts % state["nodes"]:
+            problem = (
+                f"is from {count(state['nodes'], 'host')}, neither a multiple nor a divisor of the {self.ranks.hosts} "
+                f"of this run"
             )
-        step = self._step(batch_size)
-        if state.get("ahead") and state["step"] != step:
-            raise ArgumentError(
-                f"has unordered batches of {state['step']} samples over all ranks, but batches now have {step}",
-                option="state",
-                remedy=f"use {state['step']}, or save states with in_order=True",
-            )
-        seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
-        self.resume_order(OrderSpec(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))
-        first = -(-int(state["consumed"]) // step)
-        ahead = set(state.get("ahead", ()))
-        return EpochProgress(int(state["epoch"]), first, ahead, first=first, consumed=int(state["consumed"]))
+            remedy = f"use {state['nodes']} hosts, or a multiple or divisor"
+        if problem:
+            raise ArgumentError(problem, option="state", remedy=remedy)
+        seed, nodes, window, consumed = (int(state[name]) for name in ("seed", "nodes", "window", "consumed"))
+        self.plan = OrderSpec(seed, nodes, window, self.plan.shuffle, bool(state.get("grows")))
+        self.local_seed = False
+        first = -(-consumed // step)
+        return EpochProgress(int(state["epoch"]), first, set(state.get("ahead", ())), first=first, consumed=consumed)
 
     def _step(self, batch_size: int | None) -> int:
         return self.ranks.ranks * (batch_size or 1)

@@ -60,41 +60,44 @@ def resolve(
 ) -> Settings:
     """Return every setting and its reason, as passed or derived from dataset, machine and ranks.
 
-    ``given`` are the keywords for torch; all other parameters are those of `OMEArrowDataLoader`.
+    ``keywords`` are passed to torch; all other parameters are those of `OMEArrowDataLoader`.
     """
     refuse_mixed_classes(dataset)
     settings = {name: Setting(value, _GIVEN) for name, value in keywords.items()}
-    settings["batch_size"] = Setting(batch_size, _GIVEN)
-    settings["device"] = _device(device)
-    windowed = shuffle_fields is not None
-    settings |= (
-        _windowed(dataset, shuffle_fields, batch_size, keywords)
-        if windowed
-        else _sampler(dataset, batch_size, keywords)
-    )
+    settings |= {"batch_size": Setting(batch_size, _GIVEN), "device": _device(device)}
+    passed = {name: value for name, value in keywords.items() if value is not None}
+    if shuffle_fields is None:
+        settings |= _sampler(dataset, batch_size, passed)
+    else:
+        settings |= _windowed(dataset, shuffle_fields, batch_size, passed)
+    has_batches = batch_size is not None or "batch_sampler" in passed
     if collate is not None:
-        settings["collate_fn"] = _collate_fn(collate, batch_size, keywords)
-    elif keywords.get("collate_fn") is None and (batch_size is not None or keywords.get("batch_sampler") is not None):
+        settings["collate_fn"] = _collate_fn(collate, passed, has_batches=has_batches)
+    elif "collate_fn" not in passed and has_batches:
         settings["collate_fn"] = Setting(collate_alike, "as torch's default_collate, without copying stacked samples")
-    sampler = settings.get("sampler", Setting(None, "")).value
+    sampler = _value(settings, "sampler")
     candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
-    settings["num_workers"] = _workers(dataset, batch_size, num_workers, keywords, candidates)
-    settings |= _with_workers(settings) if settings["num_workers"].value else _without(keywords, num_workers)
-    settings |= _transfer_settings(dataset, settings, keywords)
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, passed, candidates)
+    settings |= _with_workers(passed) if settings["num_workers"].value else _without(passed, num_workers)
+    settings |= _transfer_settings(dataset, settings, passed)
     _warn_of_little_shared_memory(dataset, settings)
     return settings
 
 
-def _collate_fn(collate: Any, batch_size: int | None, keywords: Mapping[str, Any]) -> Setting:
-    known = {"pad": collate_padded, "list": collate_listed}
-    if collate not in known:
-        raise ArgumentError(option="collate", value=collate, allowed=f"one of {', '.join(map(repr, known))}, or None")
-    if keywords.get("collate_fn") is not None or (batch_size is None and keywords.get("batch_sampler") is None):
-        problem = (
-            "batch_size=None creates no batches" if keywords.get("collate_fn") is None else "conflicts with collate_fn="
+def _value(settings: Settings, name: str) -> Any:
+    return settings[name].value if name in settings else None
+
+
+def _collate_fn(collate: Any, passed: Mapping[str, Any], *, has_batches: bool) -> Setting:
+    functions = {"pad": collate_padded, "list": collate_listed}
+    if collate not in functions:
+        raise ArgumentError(
+            option="collate", value=collate, allowed=f"one of {', '.join(map(repr, functions))}, or None"
         )
+    if "collate_fn" in passed or not has_batches:
+        problem = "conflicts with collate_fn=" if "collate_fn" in passed else "batch_size=None creates no batches"
         raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
-    return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
+    return Setting(functions[collate], f"collate={collate!r}: samples may differ in height and width")
 
 
 def _device(device: Any) -> Setting:
@@ -118,24 +121,23 @@ def copied_to(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
-def _transfer_settings(dataset: Any, settings: Settings, keywords: Mapping[str, Any]) -> Settings:
+def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, Any]) -> Settings:
     target, device = settings["device"].value, pixel_device(dataset)
     if device is not None or not copied_to(target):
         why = "the target is not a CUDA device" if device is None else f"batches are created on {device}"
-        return {} if keywords.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
-    why_scaled = stored_transfer_blocker(dataset, settings.get("collate_fn", Setting(None, "")).value)
-    if why_scaled is not None:
-        chosen = {"transfer": Setting("normalized", f"pixels are normalized before the transfer: {why_scaled}")}
+        chosen = {"pin_memory": Setting(False, why)}
     else:
-        chosen = {"transfer": Setting("raw", "stored pixels are transferred and normalized on the device")}
-    if keywords.get("pin_memory") is not None:
-        return chosen
-    if why_scaled is None and not settings["num_workers"].value:
-        return chosen | {
-            "transfer": chosen["transfer"]._replace(value="raw-pinned"),
-            "pin_memory": Setting(False, "batches are created in alternating pinned buffers"),
-        }
-    return chosen | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
+        chosen = {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
+        why_scaled = stored_transfer_blocker(dataset, _value(settings, "collate_fn"))
+        if why_scaled is not None:
+            transfer = "normalized", f"pixels are normalized before the transfer: {why_scaled}"
+        else:
+            transfer = "raw", "stored pixels are transferred and normalized on the device"
+            if not settings["num_workers"].value and "pin_memory" not in passed:
+                transfer = "raw-pinned", transfer[1]
+                chosen = {"pin_memory": Setting(False, "batches are created in alternating pinned buffers")}
+        chosen["transfer"] = Setting(*transfer)
+    return {name: setting for name, setting in chosen.items() if name not in passed}
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -145,179 +147,172 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-def _sampler(dataset: Dataset[Any], batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
-    rank, count = rank_and_world_size()
-    if keywords.get("sampler") is not None or keywords.get("batch_sampler") is not None:
-        return _given_sampler(keywords)
+def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
+    rank, world_size = rank_and_world_size()
+    if "sampler" in passed or "batch_sampler" in passed:
+        return _given_sampler(passed)
+    shuffle = bool(passed.get("shuffle"))
     if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.parted is not None:
-        return _of_parts(dataset, batch_size, keywords)
-    if count == 1 or isinstance(dataset, IterableDataset):
-        if keywords.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
+        return _of_parts(dataset, batch_size, passed)
+    if world_size == 1 or isinstance(dataset, IterableDataset):
+        if shuffle and isinstance(dataset, StoredSamples) and not len(dataset):
             raise ArgumentError(
                 f"{dataset!r} is empty",
                 option="shuffle",
                 value=True,
                 remedy="pass a dataset with samples, or leave it out",
             )
-        return _not_of_parts(dataset, keywords)
-    generator, shuffle = keywords.get("generator"), bool(keywords.get("shuffle"))
-    seed = _seed(generator)
-    drop_last = bool(keywords.get("drop_last"))
-    sharded: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        return _not_of_parts(dataset, passed)
+    drop_last = bool(passed.get("drop_last"))
+    sharded: Any = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
     tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
-    why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
+    why = f"rank {rank} of {world_size} ranks takes every {world_size}th sample; {tail}"
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
-def _given_sampler(keywords: Mapping[str, Any]) -> Settings:
-    (rank, count), sampler = rank_and_world_size(), keywords.get("sampler")
-    name = "sampler" if sampler is not None else "batch_sampler"
-    why = _GIVEN if count == 1 else f"{_GIVEN} on each of {count} ranks: it must divide the samples itself"
-    if sampler is None:
-        share_batches(keywords[name], count)
-        return {name: Setting(keywords[name], why)}
-    inner = within(sampler, (DistributedSampler, WindowedSampler), count)
+def _given_sampler(passed: Mapping[str, Any]) -> Settings:
+    rank, world_size = rank_and_world_size()
+    why = _GIVEN if world_size == 1 else f"{_GIVEN} on each of {world_size} ranks: it must divide the samples itself"
+    if "sampler" not in passed:
+        share_batches(passed["batch_sampler"], world_size)
+        return {"batch_sampler": Setting(passed["batch_sampler"], why)}
+    outer = sampler = passed["sampler"]
+    inner = within(outer, (DistributedSampler, WindowedSampler), world_size)
     if isinstance(inner, WindowedSampler):
-        seed, drop_last = _seed(keywords.get("generator")), bool(keywords.get("drop_last"))
-        sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=seed, drop_last=drop_last)
+        drop_last = bool(passed.get("drop_last"))
+        sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=_seed(passed), drop_last=drop_last)
     elif isinstance(inner, PartsSampler):
-        sampler = inner.divided(Ranks.of(rank, count))
-    elif inner is not None and divides(inner, count):
+        sampler = inner.divided(Ranks.of(rank, world_size))
+    elif inner is not None and divides(inner, world_size):
         sampler = inner
-    if sampler is not keywords["sampler"]:
-        why = f"inner sampler of {type(keywords['sampler']).__name__}: it already divides the samples"
-        if divides(inner, count):
-            warn_of_division(keywords["sampler"])
+    if sampler is not outer:
+        why = f"inner sampler of {type(outer).__name__}: it already divides the samples"
+        if divides(inner, world_size):
+            warn_of_division(outer)
     return {"sampler": Setting(sampler, why)}
 
 
-def _seed(generator: torch.Generator | None) -> int:
+def _seed(passed: Mapping[str, Any]) -> int:
+    generator = passed.get("generator")
     return 0 if generator is None else generator.initial_seed() % 2**32
 
 
-def _of_parts(dataset: StoredSamples, batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
-    ranks, generator = Ranks.of(*rank_and_world_size()), keywords.get("generator")
-    shuffle = bool(keywords.get("shuffle"))
-    alone = generator is None and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
-    seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
+def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
     parted = dataset._collection.parted
-    window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
-    plan = OrderSpec(seed, ranks.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
-    sampler = PartsSampler(dataset, plan, ranks, drop_last=bool(keywords.get("drop_last")))
-    sampler.local_seed = alone
+    assert parted is not None
+    ranks, shuffle = Ranks.of(*rank_and_world_size()), bool(passed.get("shuffle"))
+    is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
+    seed = torch.initial_seed() % 2**32 if is_local else _seed(passed)
+    grows = parted.mixed and parted.window is not None
+    plan = OrderSpec(seed, ranks.hosts, parted.window or WINDOW, shuffle, grows)
+    sampler = PartsSampler(dataset, plan, ranks, drop_last=bool(passed.get("drop_last")))
+    sampler.local_seed = is_local
     return {
-        "sampler": Setting(
-            sampler, "; ".join(filter(None, (sampler.describe(batch_size), sampler.describe_first_batch(batch_size))))
-        ),
+        "sampler": Setting(sampler, sampler.describe(batch_size)),
         "shuffle": Setting(None, f"by the sampler: {shuffle}"),
     }
 
 
-def _not_of_parts(dataset: Dataset[Any], keywords: Mapping[str, Any]) -> Settings:
+def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
     """Return the setting that explains torch's order for collections in parts below ``Subset`` or ``ConcatDataset``."""
-    if "shuffle" not in keywords or every_part(dataset, lambda part: part._collection.parted is None):
-        return {}
-    if not every_part(dataset, lambda _: True):
+    is_ours = every_part(dataset, lambda _: True)
+    if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
     why = f"{_GIVEN}, by torch: no parts are known below Subset and ConcatDataset; use dataset.split() instead"
-    return {"shuffle": Setting(keywords["shuffle"], why)}
+    return {"shuffle": Setting(passed["shuffle"], why)}
 
 
-def _windowed(dataset: Any, window: Any, batch_size: int | None, keywords: Mapping[str, Any]) -> Settings:
-    taken = next((name for name in ("sampler", "batch_sampler") if keywords.get(name) is not None), None)
-    if taken is not None:
+def _windowed(dataset: Any, window: Any, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
+    conflicts = [f"the order of {name}=" for name in ("sampler", "batch_sampler") if name in passed]
+    conflicts += ["shuffle=False"] if passed.get("shuffle") is False else []
+    if conflicts:
         raise ArgumentError(
-            f"conflicts with the order of {taken}=",
-            option="shuffle_fields",
-            value=window,
-            remedy="leave out one of them",
+            f"conflicts with {conflicts[0]}", option="shuffle_fields", value=window, remedy="leave out one of them"
         )
-    if keywords.get("shuffle") is False:
-        raise ArgumentError(
-            "conflicts with shuffle=False",
-            option="shuffle_fields",
-            value=window,
-            remedy="leave out one of them",
-        )
-    samples, (rank, count) = check_shuffle_fields(dataset, window), rank_and_world_size()
-    generator = keywords.get("generator")
-    if count == 1:
-        sampler: Any = WindowedSampler(samples, window, generator)
-        why = describe_shuffle(samples, window, batch_size)
+    samples, (rank, world_size) = check_shuffle_fields(dataset, window), rank_and_world_size()
+    why = describe_shuffle(samples, window, batch_size)
+    if world_size == 1:
+        sampler: Any = WindowedSampler(samples, window, passed.get("generator"))
     else:
-        seed = _seed(generator)
-        sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(keywords.get("drop_last")))
-        why = (
-            f"{describe_shuffle(samples, window, batch_size)}; rank {rank} of {count} ranks reads a part of the windows"
-        )
+        drop_last = bool(passed.get("drop_last"))
+        sampler = SharedWindowedSampler(samples, window, seed=_seed(passed), drop_last=drop_last)
+        why = f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}
 
 
-def _with_workers(settings: Settings) -> Settings:
-    defaults: Settings = {}
-    if settings.get("persistent_workers") is None:
-        defaults["persistent_workers"] = Setting(True, "workers start once, not in each epoch")
-    if settings.get("prefetch_factor") is None or settings["prefetch_factor"].value is None:
-        defaults["prefetch_factor"] = Setting(2, "one batch is created while another waits")
-    chosen = settings.get("multiprocessing_context")
-    if chosen is None or chosen.value is None:
+def _with_workers(passed: Mapping[str, Any]) -> Settings:
+    defaults = {
+        "persistent_workers": Setting(True, "workers start once, not in each epoch"),
+        "prefetch_factor": Setting(2, "one batch is created while another waits"),
+    }
+    context = passed.get("multiprocessing_context")
+    if context is None:
         why = f"{START_METHOD}: workers inherit no threads or handles, and need no imports"
         defaults["multiprocessing_context"] = Setting(worker_context(), why)
     else:
-        warn_of_fork(chosen.value if isinstance(chosen.value, str) else chosen.value.get_start_method())
-    return defaults
+        warn_of_fork(context if isinstance(context, str) else context.get_start_method())
+    return {name: setting for name, setting in defaults.items() if name not in passed}
 
 
-def _without(keywords: Mapping[str, Any], num_workers: Any) -> Settings:
+def _without(passed: Mapping[str, Any], num_workers: Any) -> Settings:
     """Return defaults of worker settings, which torch refuses without workers, if ``"auto"`` chose no workers."""
-    if num_workers != "auto":
-        return {}
-    aside = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
-    return {name: Setting(value, "no workers") for name, value in aside.items() if keywords.get(name)}
+    defaults = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
+    return {
+        name: Setting(value, "no workers")
+        for name, value in defaults.items()
+        if num_workers == "auto" and passed.get(name)
+    }
 
 
 def _workers(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, keywords: Mapping[str, Any], among: Any
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Mapping[str, Any], candidates: Any
 ) -> Setting:
     device = pixel_device(dataset)
-    if num_workers != "auto":
-        check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
-        if num_workers and device is not None:
-            raise ArgumentError(
-                f"the pixels are on {device}, and each worker process would copy them",
-                option="num_workers",
-                value=num_workers,
-                remedy="leave it out, or pass 0",
-            )
-        if num_workers:
-            refuse_in_daemon(int(num_workers))
-        return Setting(int(num_workers), _GIVEN)
-    if device is not None:
-        return Setting(0, f"auto: the pixels are on {device}, which creates the samples")
-    if isinstance(dataset, IterableDataset):
-        return Setting(0, "auto: each worker would repeat the samples of an iterable dataset")
-    if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
-        return Setting(0, "auto: copying pixels in memory is faster than transfer from a worker")
-    if current_process().daemon:
-        return Setting(0, "auto: this process is daemonic and cannot start workers")
-    cores = available_cores()
-    if cores == 1:
-        return Setting(0, "auto: only one core is available")
-    collate_fn = keywords.get("collate_fn") or collate_alike
-    try:
-        tried = (
-            copy_for_trial(dataset, collate_fn, keywords.get("worker_init_fn"))
-            if may_draw_random(dataset, collate_fn)
-            else dataset
+    if num_workers == "auto":
+        reason = _reason_for_no_workers(dataset, device)
+        return Setting(0, f"auto: {reason}") if reason else _measured_workers(dataset, batch_size, passed, candidates)
+    check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
+    if num_workers and device is not None:
+        raise ArgumentError(
+            f"the pixels are on {device}, and each worker process would copy them",
+            option="num_workers",
+            value=num_workers,
+            remedy="leave it out, or pass 0",
         )
+    if num_workers:
+        refuse_in_daemon(int(num_workers))
+    return Setting(int(num_workers), _GIVEN)
+
+
+def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -> str | None:
+    """Return why batches need no measurement, or None if workers may be faster."""
+    if device is not None:
+        return f"the pixels are on {device}, which creates the samples"
+    if isinstance(dataset, IterableDataset):
+        return "each worker would repeat the samples of an iterable dataset"
+    if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
+        return "copying pixels in memory is faster than transfer from a worker"
+    if current_process().daemon:
+        return "this process is daemonic and cannot start workers"
+    return "only one core is available" if available_cores() == 1 else None
+
+
+def _measured_workers(
+    dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any], candidates: Any
+) -> Setting:
+    cores, collate_fn, init = available_cores(), passed.get("collate_fn", collate_alike), passed.get("worker_init_fn")
+    tried = dataset
+    try:
+        if may_draw_random(dataset, collate_fn):
+            tried = copy_for_trial(dataset, collate_fn, init)
     except CopyError as problem:
         return Setting(0, f"auto: {problem}")
-    if keywords.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
+    if init is not None and not every_part(dataset, lambda _: True):
         why = "auto: not measured, as worker_init_fn may prepare the dataset; one per core, at most 4"
         return Setting(min(cores, 4), why)
-    size = batch_size or getattr(keywords.get("batch_sampler"), "batch_size", None) or 1
-    cost = measure_batch_cost(batched(tried), size if keywords.get("batch_sampler") is None else min(size, 16), among)
-    return _choose_num_workers(cost, cores)
+    size = batch_size or getattr(passed.get("batch_sampler"), "batch_size", None) or 1
+    size = min(size, 16) if "batch_sampler" in passed else size
+    return _choose_num_workers(measure_batch_cost(batched(tried), size, candidates), cores)
 
 
 _PLAIN = (*COLLATES, default_convert)
@@ -366,7 +361,7 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     Our collate functions do not use it: it only contains tensors that torch shares.
     """
     workers = settings["num_workers"].value
-    own = settings.get("collate_fn", Setting(None, "")).value in (None, *COLLATES)
+    own = _value(settings, "collate_fn") in (None, *COLLATES)
     if not workers or own or sys.platform != "linux" or not _SHARED_MEMORY.is_dir():
         return
     shape, batch_size = getattr(dataset, "shape", None), settings["batch_size"].value

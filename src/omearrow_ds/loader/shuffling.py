@@ -92,24 +92,20 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
 
 
 def describe_shuffle(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
-    """Describe a windowed order by the probability that two samples of a batch come from one image."""
-    fields, size = dataset.fields, batch_size or 1
-    if size < 2 or len(fields) < 2:
-        return f"random over {window} images at a time"
-    same, uniform = same_group_rate(fields[windowed_order(fields, window, torch.Generator().manual_seed(0))], size)
-    return (
-        f"random over {window} images at a time: two samples of a batch come from one image in {same:.2%} of cases "
-        f"({uniform:.2%} in a full shuffle)"
-    )
+    """Describe a windowed order, and compare it with a full shuffle."""
+    text = f"random over {window} images at a time"
+    if batch_size is None or min(batch_size, len(dataset)) < 2:
+        return text
+    order = windowed_order(dataset.fields, window, torch.Generator().manual_seed(0))
+    return f"{text}: {describe_mixing(dataset.fields[order], batch_size, 'image')}"
 
 
-def same_group_rate(groups: Array, size: int) -> tuple[float, float]:
-    """Return the probabilities that two samples of a batch share a group, in this order and in a full shuffle."""
-    counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
-    size = min(size, len(groups))
-    batches = groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size)
-    ordered = np.sort(batches, axis=1)
-    changes = np.diff(ordered, axis=1) != 0
-    runs = [np.diff(np.flatnonzero(np.concatenate([[True], row, [True]]))) for row in changes]
-    same = np.mean([(run * (run - 1)).sum() for run in runs]) / (ordered.shape[1] * (ordered.shape[1] - 1))
-    return float(same), float((counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1)))
+def describe_mixing(groups: Array, batch_size: int, group_name: str) -> str:
+    """Return the rate at which two samples of a batch share a group, in this order and in a full shuffle."""
+    size = min(batch_size, len(groups))
+    batches = np.sort(groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size), axis=1)
+    _, batch_counts = np.unique(np.arange(len(batches))[:, None] * (groups.max() + 1) + batches, return_counts=True)
+    _, counts = np.unique(groups, return_counts=True)
+    same = (batch_counts * (batch_counts - 1)).sum() / (batches.size * (size - 1))
+    uniform = (counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1))
+    return f"two samples of a batch come from one {group_name} in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
 import random
 import sys
@@ -14,12 +15,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Targets
-from omearrow_ds.loader.seeds import BorrowedGenerators
+from omearrow_ds.loader.seeding import borrowed_generators
 from omearrow_ds.loader.workers import UNPICKLABLE
 
 _TRIAL_S = 0.15
@@ -124,42 +124,38 @@ def _shared(value: Any) -> bool:
     return str(type(value).__module__).partition(".")[0] in _OF_PACKAGES
 
 
-def measure_batch_cost(dataset: Dataset[Any], batch_size: int, among: Any = None) -> BatchCost:
+def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) -> BatchCost:
     """Time a few random batches without changing global random states; for slow batches, time single samples.
 
-    ``among`` are the indices to choose from; None is all.
+    ``candidates`` are the indices to choose from; None is all.
     """
-    count = len(dataset if among is None else among)  # type: ignore[arg-type]  # Map-style, so it has a length.
-    if count == 0:
+    candidates = np.arange(len(dataset)) if candidates is None else candidates
+    if len(candidates) == 0:
         return BatchCost(0.0, 0.0, 0)
-    order = np.random.default_rng(0).permutation(count if among is None else among).tolist() * (
-        1 + _TRIALS * batch_size // count
-    )
-    borrowed = BorrowedGenerators()
-    borrowed.borrow(bytes(32))
-    threads = torch.get_num_threads()
+    order = np.random.default_rng(0).permutation(candidates).tolist() * (1 + _TRIALS * batch_size // len(candidates))
+    generators, threads = borrowed_generators(os.getpid()), torch.get_num_threads()
+    generators.borrow(bytes(32))
     try:
         _fetch(dataset, order[:1])  # Opens files and connections.
-        part = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
-        batch_s, size_bytes = _best(dataset, order, part)
+        size = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
+        batch_s, size_bytes = _best(dataset, order, size)
         worker_s = batch_s
         if threads > 1:
             torch.set_num_threads(1)
-            worker_s = _best(dataset, order, part)[0]
+            worker_s = _best(dataset, order, size)[0]
     except Exception as error:
         error.add_note("It was raised while measuring batches for num_workers='auto'; pass a number to skip this")
         raise
     finally:
         torch.set_num_threads(threads)
-        borrowed.restore()
-    whole = batch_size / part
-    return BatchCost(batch_s * whole, worker_s * whole, int(size_bytes * whole))
+        generators.restore()
+    scale = batch_size / size
+    return BatchCost(batch_s * scale, worker_s * scale, int(size_bytes * scale))
 
 
 def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
     """Return the shortest time of some batches in seconds, and their bytes."""
-    start = perf_counter()
-    trials = []
+    start, trials = perf_counter(), []
     repeats = getattr(dataset, "cache_info", None) is None  # Measures the cost with open files.
     for trial in range(_TRIALS):
         first = (trial % 2 if repeats else trial) * size
@@ -173,13 +169,11 @@ def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
     start = perf_counter()
     fetch = getattr(dataset, "__getitems__", None)
     samples = [dataset[index] for index in indices] if fetch is None else fetch(indices)
-    seconds = perf_counter() - start
-    return seconds, sum(map(_bytes, samples))
+    return perf_counter() - start, sum(map(_count_bytes, samples))
 
 
-def _bytes(sample: Any) -> int:
+def _count_bytes(sample: Any) -> int:
     if isinstance(sample, torch.Tensor | np.ndarray):
         return int(sample.nbytes)
-    if isinstance(sample, Mapping):
-        return sum(map(_bytes, sample.values()))
-    return sum(map(_bytes, sample)) if isinstance(sample, tuple | list) else 0
+    items = sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple | list) else ()
+    return sum(map(_count_bytes, items))

@@ -111,7 +111,7 @@ class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
     def __init__(self, maxsize: int, *, ctx: BaseContext) -> None:
         super().__init__(maxsize, ctx=ctx)
         ends = self._reader, self._writer  # type: ignore[attr-defined]  # Not in its stubs.
-        weakref.finalize(self, _outlived, *ends).atexit = False  # Its arguments are never garbage.
+        weakref.finalize(self, tuple, ends).atexit = False  # Its arguments are never garbage.
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         if get_worker_info() is None:
@@ -120,10 +120,6 @@ class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
         raised = (type(error), error, error.__traceback__)
         origin = "in a DataLoader worker, sending what collate_fn returned"
         self.put((item[0], ExceptionWrapper(raised, origin)))  # type: ignore[no-untyped-call]
-
-
-def _outlived(*ends: connection.Connection) -> None:
-    """Do nothing; the finalizer that calls this function keeps ``ends`` open as long as the queue exists."""
 
 
 class _WorkerContext(ForkServerContext):
@@ -184,7 +180,7 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     process.environment = dict(os.environ)
-    process.main_objects = _MainModuleState(pickler.main_objects)
+    process.main_objects = PickledCall(dict, pickler.main_objects)  # The last attribute, so it is pickled last.
     try:
         pickler.dump(process)
     except UNPICKLABLE as error:
@@ -193,16 +189,18 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
             option="num_workers",
             remedy="remove locks, open files and handles from their attributes, or pass num_workers=0",
         ) from error
-    pickle.dump(_PendingProcess(pickled.getvalue()), buffer)
+    pickle.dump(PickledCall(_rebuild_process, pickled.getvalue()), buffer)
     return pickler
 
 
-class _PendingProcess:
-    def __init__(self, pickled: bytes) -> None:
-        self._pickled = pickled
+class PickledCall:
+    """An object that is unpickled by calling ``function(*arguments)``."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = function, arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_process, (self._pickled,)
+        return self._call
 
 
 def _rebuild_process(pickled: bytes) -> _Process:
@@ -232,13 +230,3 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
                 self.main_objects[name] = value
         reduce: Callable[[Any], Any] | None = self._reducers.get(type(value))
         return super().reducer_override(value) if reduce is None else reduce(value)
-
-
-class _MainModuleState:
-    """Names and objects of the main script, collected while the rest was pickled; pickled last."""
-
-    def __init__(self, objects: dict[str, Any]) -> None:
-        self._objects = objects
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self._objects),)

@@ -49,7 +49,7 @@ _LARGE_BYTES = 32 * 2**20
 def _small_too():
     """Reuse the memory of batches of any size."""
     with (
-        mock.patch.object(batch_memory.BatchBufferPool, "from_bytes", 0),
+        mock.patch.object(batch_memory, "_POOLED_BYTES", 0),
         mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0),
     ):
         yield

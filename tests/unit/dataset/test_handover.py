@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.handover import BatchBufferPool, _BufferPool, _SharedBuffer, batch_array
+from omearrow_ds.dataset.handover import BatchBufferPool, _allocate_private, _allocate_shared, batch_array
 from tests.support.strategies import image_of
 
 pytestmark = [
@@ -173,13 +173,13 @@ KEPT = [
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(KEPT)), min_size=1, max_size=30),
-    st.sampled_from([_SharedBuffer, BatchBufferPool]),
+    st.sampled_from([_allocate_private, _allocate_shared]),
 )
-def test_no_two_arrays_in_use_share_memory(requests, kind):
-    blocks = BatchBufferPool() if kind is BatchBufferPool else _BufferPool(kind)
+def test_no_two_arrays_in_use_share_memory(requests, allocate):
+    pool = BatchBufferPool(allocate)
     retained = []
     for number, (size, keep) in enumerate(requests):
-        array = blocks.take(size)
+        array = pool.take(size)
         array[:] = number % 251
         assert len(array) == size
         retained.append((number, keep(array)))
@@ -189,21 +189,20 @@ def test_no_two_arrays_in_use_share_memory(requests, kind):
         assert all((item == value % 251).all() for value, item in retained)
 
 
-def test_a_block_is_not_free_while_another_process_has_it():
-    block = _SharedBuffer(100)
-    array = block.take(100)
-    number = block.next_release_flag()
-    again = block.next_release_flag()
+def test_buffer_is_free_only_after_each_receiver_has_released_it():
+    buffer = _allocate_shared(100)
+    array = buffer.take(100)
+    first, second = buffer.add_transfer(), buffer.add_transfer()
     del array
-    assert not block.free
-    block._marks[number] = 1
-    assert not block.free
-    block._marks[again] = 1
-    assert block.free
-    block.take(50)
-    assert block.free
-    assert block.next_release_flag() == 0
-    assert not block.free
+    assert not buffer.is_free
+    buffer._release_flags[first] = 1
+    assert not buffer.is_free
+    buffer._release_flags[second] = 1
+    assert buffer.is_free
+    buffer.take(50)
+    assert buffer.is_free
+    assert buffer.add_transfer() == 0
+    assert not buffer.is_free
 
 
 def test_outside_a_worker_a_batch_is_plain_memory():

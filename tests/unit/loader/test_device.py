@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.dataset import handover
 from omearrow_ds.dataset.cuda import recorded
-from omearrow_ds.dataset.handover import PinnedBufferPool, batch_array
+from omearrow_ds.dataset.handover import BatchBufferPool, batch_array
 from omearrow_ds.loader.device import on_device
 from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
@@ -28,7 +28,7 @@ SHAPE, COUNT = (1, 3, 1, 9, 12), 7
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
     if request.param == "stand-in":  # torch cannot pin memory without a driver.
-        monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
+        monkeypatch.setattr(handover, "_allocate_pinned", handover._allocate_private)
     return stand_in(monkeypatch, request.param)
 
 
@@ -184,25 +184,27 @@ class Event:
 
 
 def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
-    monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
-    pool, event = PinnedBufferPool(), Event()
+    monkeypatch.setattr(handover, "_allocate_pinned", handover._allocate_private)
+    pool, event = BatchBufferPool.pinned(), Event()
     array = batch_array((100_000,), np.dtype(np.uint16), pool)
     address = array.ctypes.data
-    pool.note(torch.from_numpy(array), lambda before: event)
+    pool.record_copy(torch.from_numpy(array), lambda before: event)
     del array
     other = batch_array((100_000,), np.dtype(np.uint16), pool)
     assert other.ctypes.data != address
     event.done = True
     assert batch_array((100_000,), np.dtype(np.uint16), pool).ctypes.data == address
-    pool.note(torch.zeros(3), lambda before: pytest.fail("it is none of the pool's"))
+    pool.record_copy(torch.zeros(3), lambda before: pytest.fail("it is none of the pool's"))
 
 
 def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
-    monkeypatch.setattr(handover._PinnedBuffer, "_map", handover._ReusableBuffer._map)
-    pool, events = PinnedBufferPool(), [Event() for _ in range(20)]
+    monkeypatch.setattr(handover, "_allocate_pinned", handover._allocate_private)
+    pool, events = BatchBufferPool.pinned(), [Event() for _ in range(20)]
     for event in events:
-        pool.note(torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now)
-        assert len(pool.blocks) <= handover._PINNED_BLOCKS
+        pool.record_copy(
+            torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now
+        )
+        assert len(pool.buffers) <= handover._MAX_PENDING_COPIES
     assert [event.done for event in events] == [number < 16 for number in range(20)]
 
 

@@ -14,7 +14,7 @@ import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.loader.settings import BatchCost, _choose_num_workers
 from tests.support.errors import raises, warns
-from tests.unit.loader.test_resume import drawn
+from tests.unit.loader.test_checkpoint import drawn
 
 
 class Slow(Dataset):

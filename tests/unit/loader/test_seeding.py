@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import time
 
 import numpy as np
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.loader.resume import EpochBatchSampler, EpochProgress, LoaderPosition
-from omearrow_ds.loader.seeds import BorrowedGenerators, EpochSeeds
+from omearrow_ds.loader.checkpoint import EpochProgress
+from omearrow_ds.loader.epoch_batches import EpochBatchSampler
+from omearrow_ds.loader.position import LoaderPosition
+from omearrow_ds.loader.seeding import BorrowedGenerators
 from tests.unit.loader.conftest import COUNT
 from tests.unit.loader.test_trial import Own, draw, states
 
@@ -158,7 +161,6 @@ def test_lent_generators_go_on(seed, normals, within):
             generators.borrow(seed.to_bytes(32, "little"))
             np.random.randn(within)
             generators.restore()
-            generators.restore()
         return [*drawn, *np.random.randn(3), np.random.rand()]
 
     assert stream(lend=True) == stream(lend=False)
@@ -166,25 +168,26 @@ def test_lent_generators_go_on(seed, normals, within):
 
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
+def test_generators_of_the_program_are_restored_after_the_last_of_several_threads(data):
     """In any order of beginnings and ends of batches."""
     before, generator = states(), np.random.get_bit_generator()
-    waiting = [BorrowedGenerators() for _ in range(data.draw(st.integers(1, 4)))]
-    out = []
-    while waiting or out:
-        if waiting and (not out or data.draw(st.booleans())):
-            out.append(waiting.pop())
-            out[-1].borrow(bytes(32))
+    borrowed, num_begun, num_restored = BorrowedGenerators(), 0, 0
+    count = data.draw(st.integers(1, 4))
+    while num_restored < count:
+        if num_begun < count and (num_begun == num_restored or data.draw(st.booleans())):
+            borrowed.borrow(bytes(32))
+            num_begun += 1
             draw()
         else:
-            out.pop(data.draw(st.integers(0, len(out) - 1))).restore()
+            borrowed.restore()
+            num_restored += 1
     assert np.random.get_bit_generator() is generator
     assert states() == before
 
 
-def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
+def test_loader_does_not_seed_batches_without_random_numbers(path, monkeypatch):
     """Seeding takes time."""
-    monkeypatch.setattr(EpochSeeds, "of_epoch", None)
+    monkeypatch.setattr("omearrow_ds.loader.epoch_batches.epoch_seed", None)
     for dataset in (OMEArrowDataset(path), OMEArrowDataset(path, preload=False, target="number")):
         for size in (4, None):
             assert len(list(OMEArrowDataLoader(Subset(dataset, range(8)), size, num_workers=0))) == 8 // (size or 1)
@@ -195,11 +198,12 @@ def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), count=st.integers(0, 9))
-def test_what_was_not_delivered_is_left(data, count):
+def test_epoch_resumes_with_the_batches_that_were_not_delivered(data, count):
     """Delivered in any order, over any number of resumptions."""
     progress, delivered = EpochProgress(), []
     while True:
-        order = EpochBatchSampler(range(count), LoaderPosition(progress), [], drawing=None, workers=True)
+        position = LoaderPosition(progress=progress)
+        order = EpochBatchSampler(range(count), position, [], workers=True, seed_source=operator.itemgetter(0))
         left = list(order)
         assert sorted([*delivered, *left]) == [*range(count)]
         assert left == sorted(left)

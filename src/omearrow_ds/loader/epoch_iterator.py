@@ -1,27 +1,28 @@
-"""`Epoch`: iterator over a loader's batches, counted and on the requested device."""
+"""`EpochIterator`: iterator over a loader's batches, counted and on the requested device."""
 
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from os import getpid
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from omearrow_ds.loader.device import Numbered, RawTransfer, on_device
-from omearrow_ds.loader.resume import EpochProgress
+from omearrow_ds.loader.checkpoint import EpochProgress
+from omearrow_ds.loader.device import NumberedBatch
+from omearrow_ds.loader.seeding import borrowed_generators
 
 _INDICES_SHOWN = 16
 
 
-class Epoch:
+class EpochIterator:
     """Iterator over the batches of one epoch.
 
-    It has the attributes of torch's iterator, ``batches``. Batches are delivered on ``device``, or unchanged if it is
-    None, and counted in ``progress``. ``raw_transfer`` normalizes pixels that are sent as stored; ``is_on_device`` is
-    whether images are created on a device.
+    It has the attributes of torch's iterator, ``batches``. Batches are counted in ``progress``, and moved to a device
+    by ``move``.
 
     ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
@@ -29,31 +30,19 @@ class Epoch:
     def __init__(
         self,
         batches: Iterator[Any],
-        device: torch.device | None,
         progress: EpochProgress,
-        raw_transfer: RawTransfer | None = None,
-        *,
-        is_on_device: bool = False,
-        prepare: Callable[[Epoch], None] | None = None,
+        move: Callable[[Iterator[NumberedBatch]], Iterator[NumberedBatch]],
+        prepare: Callable[[EpochIterator], None] | None = None,
     ) -> None:
-        self._device, self._raw_transfer, self._is_on_device, self._prepare = (
-            device,
-            raw_transfer,
-            is_on_device,
-            prepare,
-        )
-        self._in_use = threading.RLock()
+        self._move, self._prepare, self._in_use = move, prepare, threading.RLock()
         self.start(batches, progress)
         self._is_ready = prepare is None
 
     def start(self, batches: Iterator[Any], progress: EpochProgress) -> None:
         self.progress = progress
-        self._numbered = numbered = _NumberedBatches(progress)
+        self._numbered = _NumberedBatches(progress)
         self.use(batches)
-        if self._device is None:
-            self._next = numbered.__next__
-        else:
-            self._next = on_device(numbered, self._device, self._raw_transfer, is_on_device=self._is_on_device).__next__
+        self._next = self._move(self._numbered).__next__
 
     def use(self, batches: Iterator[Any]) -> None:
         self._batches, self._is_ready, self.is_released = batches, True, False
@@ -66,14 +55,12 @@ class Epoch:
         """
         if not self._in_use.acquire(blocking=False):
             return False
-        try:
-            if self.progress.ended:
-                self._next = iter(()).__next__
-            else:
-                self.progress.take_back()
-                self._is_ready, self.is_released = False, True
-        finally:
-            self._in_use.release()
+        if self.progress.ended:
+            self._next = iter(()).__next__
+        else:
+            self.progress.take_back()
+            self._is_ready, self.is_released = False, True
+        self._in_use.release()
         return True
 
     def __iter__(self) -> Iterator[Any]:
@@ -92,9 +79,8 @@ class Epoch:
                 self._next = iter(()).__next__  # With persistent workers, torch's iterator would start the next epoch.
                 self.progress.ended = self.progress.begun
                 raise
-            except BaseException as error:
-                self.progress.failed |= isinstance(error, RuntimeError)  # A worker may have been killed.
-                _out_of_its_cycle(error)
+            except RuntimeError:
+                self.progress.failed = True  # A worker may have been killed.
                 raise
             if number is not None:
                 self.progress.deliver(number)
@@ -109,18 +95,6 @@ class Epoch:
         return getattr(self._batches, name)
 
 
-def _out_of_its_cycle(error: BaseException) -> None:
-    """Clear the frame in which torch raised a worker's error, to break the reference cycle of frame and error.
-
-    The outer frames reference torch's iterator, workers and pipes, which would remain until garbage collection.
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
-            trace.tb_frame.clear()
-        trace = trace.tb_next
-
-
 class _NumberedBatches:
     """Torch's batches with their numbers; the program's global generators are restored after each."""
 
@@ -129,14 +103,14 @@ class _NumberedBatches:
 
     def use(self, batches: Any) -> None:
         self._batches = batches
-        self._by_workers = hasattr(batches, "_task_info")
-        plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
-        self._unmarked = batches._next_data if plain else batches.__next__  # noqa: SLF001
+        self._has_workers = hasattr(batches, "_task_info")
+        is_plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
+        self._unmarked = batches._next_data if is_plain else batches.__next__  # noqa: SLF001
 
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[NumberedBatch]:
         return self
 
-    def __next__(self) -> Numbered:
+    def __next__(self) -> NumberedBatch:
         try:
             # `__next__` only adds a profiler record, which took a tenth of the time of a batch of 16 at 100 x 100.
             profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -144,18 +118,22 @@ class _NumberedBatches:
         except StopIteration as error:
             if not self._progress.waiting:
                 raise
-            raise _not_the_end(self._made()[1]) from error
-        except BaseException:
-            self._made()  # The failed batch is not delivered.
+            raise _not_the_end(self._pop_finished()[1]) from error
+        except BaseException as error:
+            self._pop_finished()  # The failed batch is not delivered.
+            if self._has_workers:
+                # Torch's frames and the error reference each other, and workers would remain until garbage collection.
+                traceback.clear_frames(error.__traceback__)
             raise
-        return self._made()[0], batch
+        return self._pop_finished()[0], batch
 
-    def _made(self) -> tuple[int | None, Any]:
+    def _pop_finished(self) -> tuple[int | None, Any]:
         """Return number and indices of the batch that torch returned, which may be out of order."""
         progress = self._progress
-        if not self._by_workers:
-            if progress.borrowed is not None:
-                progress.borrowed.restore()
+        if progress.has_borrowed:
+            borrowed_generators(getpid()).restore()
+            progress.has_borrowed = False
+        if not self._has_workers:
             return progress.waiting.pop(0, (None, None))
         # Torch does not return the number of a batch, but removes the batch from its pending tasks. So it is the
         # waiting batch that is not pending.
