@@ -89,16 +89,21 @@ def rates(runs: Sequence[Run]) -> list[Table]:
 
 def _suites(runs: Sequence[Run]) -> Table:
     lines = []
-    for kind, said in (("unchanged", "no change"), ("loaded", "no change, the core 40 % busy")):
-        of = [run for run in runs if run["kind"] == kind]
-        if of:
+    for kind, label in (("unchanged", "no change"), ("loaded", "no change, the core 40 % busy")):
+        of_kind = [run for run in runs if run["kind"] == kind]
+        if of_kind:
             lines.append(
-                (f"{said}: whole gates", *(rate(sum(run["exit"] == each for run in of), len(of)) for each in _EXITS))
+                (
+                    f"{label}: whole gates",
+                    *(rate(sum(run["exit"] == outcome for run in of_kind), len(of_kind)) for outcome in _EXITS),
+                )
             )
     unslowed = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if not row["level"]]
     if unslowed:
-        shares = (rate(sum(row["verdict"] == each for row in unslowed), len(unslowed)) for each in ("ok", "regression"))
-        lines.append(("unslowed benchmarks beside slowed ones", *shares, "-"))
+        shares = (
+            rate(sum(row["verdict"] == outcome for row in unslowed), len(unslowed)) for outcome in ("ok", "regression")
+        )
+        lines.append(("unslowed benchmarks in gates with slowdowns", *shares, "-"))
     return ("", *_EXITS.values()), lines
 
 

@@ -49,9 +49,7 @@ def a_model(folder):
 
 
 def three_commands(folder):
-    pages.plate_of_images(folder / "plate1.arrow")
-    omearrow_ds.convert(folder / "plate1.arrow", folder / "plate1", "tiff")
-    (folder / "plate1.arrow").unlink()
+    pages.plate_of_files(folder / "plate")
     a_model(folder)
 
 
