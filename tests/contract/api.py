@@ -15,9 +15,9 @@ import torch
 
 import omearrow_ds
 from omearrow_ds.advise.recommend import Recommendation
-from omearrow_ds.dataset.image_cache import CacheInfo
 from omearrow_ds.dataset.samples import DatasetOptions
 from omearrow_ds.dataset.show import Shown
+from omearrow_ds.dataset.stored_images import CacheInfo
 from omearrow_ds.loader.settings import Setting
 
 # Types that signatures and results of the public names contain.

@@ -56,20 +56,10 @@ def open_or_build(
 ) -> SharedBlock:
     """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
 
-    Raises `WriteError` if the folder is not writable or full; `FormatError` if the collection changed.
-
-    Parameters
-    ----------
-    folder
-        Created if missing. Pixels of earlier versions of the same collection are removed.
-    source
-        The collection.
-    seen
-        Result of `collection_fingerprint` before ``source`` was opened.
-    size_bytes
-        Bytes that ``build`` fills.
-    build
-        Called with a zeroed block to fill, in only one process.
+    The folder is created if missing, and pixels of earlier versions of the collection are removed. ``fingerprint`` is
+    the result of `collection_fingerprint` before ``source`` was opened. ``build`` is called in only one process, with a
+    zeroed block of ``size_bytes`` to fill. Raises `WriteError` if the folder is not writable or full; `FormatError` if
+    the collection changed.
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
@@ -91,11 +81,10 @@ def open_or_build(
                             other.unlink(missing_ok=True)
                     block = _mapped(file, size_bytes, digest)
     except OSError as error:
-        within = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(folder)
-        if isinstance(error, WriteError) or not within:
+        is_below = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(folder)
+        if isinstance(error, WriteError) or not is_below:
             raise
-        msg = f"{folder}: cache_dir is not writable: {error.strerror}; pass another folder"
-        raise WriteError(msg) from error
+        raise WriteError(f"{folder}: cache_dir is not writable: {error.strerror}; pass another folder") from error
     if block is None:
         raise FormatError(f"{file}: another process removed or changed the new file; pass another cache_dir")
     _refuse_changed(source, fingerprint)
@@ -139,8 +128,7 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
     try:
         with os.fdopen(os.open(file, _READ), "rb") as stream:
             status = os.fstat(stream.fileno())
-            own = is_private_file(status)
-            if not own or status.st_size != size_bytes + _DIGEST_BYTES:
+            if not is_private_file(status) or status.st_size != size_bytes + _DIGEST_BYTES:
                 return None
             if os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) != digest:
                 return None

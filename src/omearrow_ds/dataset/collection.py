@@ -1,11 +1,10 @@
-"""`Collection`: stored images as samples by index: opened, preloaded, cut and scaled. Datasets share it."""
+"""`Collection`: samples of stored images, whole or cropped, scaled one at a time or in batches."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -13,132 +12,222 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint
-from omearrow_ds.dataset.copies import copy_with
-from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
-from omearrow_ds.dataset.dark_images import warn_of_dark_images
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
+from omearrow_ds.dataset.crops import PlacedBox, PlaneSelection, place_box, write_boxes
+from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, check_room, device_of
 from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
 from omearrow_ds.dataset.handover import BatchBufferPool
-from omearrow_ds.dataset.image_cache import ImageCache
-from omearrow_ds.dataset.preload import PixelCache, PreloadProgressBar, decoded_bytes, group_into_kinds
-from omearrow_ds.dataset.scaling import Scalings
-from omearrow_ds.dataset.shared_block import SharedBlock
-from omearrow_ds.dataset.window_maker import DeviceCropper
+from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
+from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
+from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages
 from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
-from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
+from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
+from omearrow_ds.kernels.crops import assemble
 from omearrow_ds.kernels.page_requests import request_files
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
-from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
-from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Reader
+from omearrow_ds.storage.formats._base import BaseSource, Reader
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
-from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
-# Attributes that are recomputed after unpickling:
-_MADE_ANEW = (
-    *("rows", "_reader", "page_requests", "_in_memory", "_even"),
-    *("recent", "pool", "cuts", "kinds", "_divisors"),
-)
-STAGES = {"Collection._fetch": "read", "scale": "normalize", "fill_in_threads": "normalize"}
+STAGES = {
+    "Collection._read_from_source": "read",
+    "assemble": "normalize",
+    "scale": "normalize",
+    "fill_in_threads": "normalize",
+}
 
 
-class PreloadOptions(NamedTuple):
-    """Settings for caching, preloading and verifying decoded pixels."""
+class SamplePlan(NamedTuple):
+    """Region and scaling of each image.
 
-    # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
-    cache_bytes: int = 0
-    cache_dir: Path | None = None
-    progress: bool | None = None
-    verify: bool | None = None
-    fingerprint: Fingerprint | None = None  # `collection_fingerprint` before opening.
+    Attributes
+    ----------
+    kinds
+        Groups of similar images.
+    cuts, divisors
+        Region of each image that samples may show, with all axes for crops, and its scaling.
+    selections
+        For crops, the T, C and Z of each image.
+    sample_kind
+        Shape and dtype of all samples, or None if they differ. For crops, the shape along T, C and Z.
+    is_stored_alike, is_scaled_alike
+        Whether all images have one shape and dtype, and whether all have one scaling.
+    """
+
+    kinds: ImageKinds
+    cuts: list[Cut]
+    divisors: list[Divisor]
+    selections: list[PlaneSelection]
+    sample_kind: tuple[tuple[int, ...], np.dtype[Any]] | None
+    is_stored_alike: bool
+    is_scaled_alike: bool
 
 
-class Collection:
+class Collection(StoredImages):
     """Samples created from the images of an open source by cropping, selecting and scaling.
 
-    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. ``held`` has the settings
-    of pixels in memory.
+    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. With ``crops``, each sample
+    is a box in an image; `shapes`, `dtypes`, `image` and `nbytes` are per image, which is called a field. Raises an
+    error before any pixel is read if these do not fit the images.
     """
 
     def __init__(
-        self, source: BaseSource, axes: SampleAxes, options: PreloadOptions, *, normalize: Any, illumination: Any = None
+        self,
+        source: BaseSource,
+        axes: SampleAxes,
+        options: PreloadOptions,
+        *,
+        normalize: Any,
+        illumination: Any = None,
+        crops: CropWindows | None = None,
     ) -> None:
-        self._axes, self.held = axes, options
-        self._source: BaseSource | None = source
-        self._opening = b""  # Pickled source, to open in a process that unpickled this.
-        self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
-        self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
-        self.parted = source.parted
-        self.cache: PixelCache | None = None
-        self.on_device: DeviceSamples | None = None
-        self._scalings = Scalings(source, normalize, illumination)
-        self._plan()
+        super().__init__(source, options)
+        self.sample_axes, self.crops = axes, crops
+        self._normalizer = Normalizer(source, normalize, illumination)
+        if crops is not None and not {"Y", "X"} <= set(axes.axes):
+            raise AxesError(f"axes={axes.axes!r}: crops need Y and X; add both axes")
+        if crops is not None and {"Y", "X"} & set(axes.select or {}):
+            raise AxesError(f"select={dict(axes.select or {})!r}: crops need whole planes; leave out Y and X")
+        self.plan  # noqa: B018  # Raises errors.
 
-    def _plan(self) -> None:
-        """Compute the cut of every distinct image shape; raise errors before any pixel is read."""
-        self.kinds = group_into_kinds(self.shapes, self.dtypes, *self._scalings.apart)
-        cuts: dict[tuple[int, ...], Cut] = {}
-        made_divisors: dict[Any, Divisor] = {}
-        divisors: list[Divisor] = []
-        shapes = [tuple(self.shapes[index].tolist()) for index in self.kinds.first]
-        for index, shape in zip(self.kinds.first, shapes, strict=True):
-            if shape not in cuts:
-                cuts[shape] = self._cut_axes.cut(shape, f"{self.path}: image {index}")
-        for index, shape in zip(self.kinds.first, shapes, strict=True):
-            key, make = self._scalings.of(index, self.dtypes[index], shape, cuts[shape])
-            if key not in made_divisors:
-                made_divisors[key] = make()
-            divisors.append(made_divisors[key])
-        self.cuts: list[Cut] = self.kinds.spread([cuts[shape] for shape in shapes])
-        self._divisors: list[Divisor] = self.kinds.spread(divisors)
-        dtypes = [self.dtypes[index] for index in self.kinds.first]
-        kinds = {(cuts[shape].shape, self._sample_dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)}
-        self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
-        self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made_divisors) == 1
+    @cached_property
+    def plan(self) -> SamplePlan:
+        """Region and scaling of each image, and properties that all have."""
+        kinds, is_cropped = group_into_kinds(self.shapes, self.dtypes, *self._normalizer.group_codes), bool(self.crops)
+        shapes = [tuple(self.shapes[index].tolist()) for index in kinds.first]
+        dtypes = [self.dtypes[index] for index in kinds.first]
+        axes = self._all_axes if is_cropped else self.sample_axes
+        by_shape: dict[tuple[int, ...], Cut] = {}
+        for index, shape in zip(kinds.first, shapes, strict=True):
+            if shape not in by_shape:
+                by_shape[shape] = axes.cut(shape, f"{self.path}: image {index}")
+        cuts = [by_shape[shape] for shape in shapes]
+        divisors = self._normalizer.divisors(zip(kinds.first, dtypes, shapes, cuts, strict=True))
+        selections = [PlaneSelection.of(cut, shape) for cut, shape in zip(cuts, shapes, strict=True) if is_cropped]
+        sample_kinds = {
+            (cut.shape[:3] if is_cropped else cut.shape, self._sample_dtype(dtype))
+            for cut, dtype in zip(cuts, dtypes, strict=True)
+        }
+        return SamplePlan(
+            kinds,
+            kinds.spread(cuts),
+            kinds.spread(divisors),
+            kinds.spread(selections) if is_cropped else [],
+            sample_kinds.pop() if len(sample_kinds) == 1 else None,
+            len({*zip(shapes, dtypes, strict=True)}) == 1,
+            len({*map(id, divisors)}) == 1,
+        )
+
+    @property
+    def _all_axes(self) -> SampleAxes:
+        return SampleAxes(AXES, self.sample_axes.select, self.sample_axes.crop_size)
+
+    def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return FLOAT32 if self._normalizer.is_float32 else dtype
+
+    @property
+    def axes(self) -> str:
+        return self.sample_axes.axes
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether samples are always float32, for any stored dtype."""
+        return self._normalizer.is_float32
+
+    @property
+    def is_random(self) -> bool:
+        """Whether samples depend on random numbers from torch's global generator."""
+        return self.crops is not None and self.crops.ranges is not None
+
+    @property
+    def groups_samples_by_image(self) -> bool:
+        """Whether several samples may share an image, so that a split must not separate them."""
+        return self.crops is not None and self.crops.rows is not None
+
+    @property
+    def nbytes(self) -> int:
+        return decoded_bytes(self.shapes, self.dtypes, self.plan.kinds)
+
+    @property
+    def noun(self) -> str:
+        if self.crops is None:
+            return "images"
+        dropped = f" ({self.crops.num_dropped} left out)" if self.crops.num_dropped else ""
+        return f"crops{dropped} of {len(self.shapes)} images"
+
+    def __len__(self) -> int:
+        return len(self.shapes if self.crops is None else self.crops)
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        rows = None if self.crops is None else self.crops.rows
+        return self.image_ids if rows is None else rows.image_ids
+
+    @property
+    def column_source(self) -> ColumnReader:
+        """Object that provides the path, ids and columns of the samples: the source, or the rows of crops."""
+        rows = None if self.crops is None else self.crops.rows
+        if rows is None:
+            return self.source
+        if rows.source is None:  # After unpickling.
+            rows.source = self.source
+        return rows
+
+    def fields_of(self, positions: Array) -> Array:
+        """Return the image index of each sample."""
+        return positions if self.crops is None else self.crops.boxes.fields[positions]
+
+    def samples_of(self, count: int) -> Array:
+        """Return the sorted positions of the samples of the first ``count`` images."""
+        return np.arange(count) if self.crops is None else np.flatnonzero(self.crops.boxes.fields < count)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of all samples, or None if shapes differ or `shape_of` has to be called per sample."""
+        return None if self.crops is not None or self.plan.sample_kind is None else self.plan.sample_kind[0]
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        if self.crops is None:
+            return self.plan.cuts[position].shape
+        planes = self.plan.cuts[int(self.crops.boxes.fields[position])].shape[:3]
+        return self._crop_shape(planes, self.crops.size or self.crops.size_of(position))
+
+    def _crop_shape(self, planes: Sequence[int], size: tuple[int, int]) -> tuple[int, ...]:
+        lengths = dict(zip(AXES, (*planes, *size), strict=True))
+        return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
         if not preload:
             return
         device = device_of(preload)
+        limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if device is not None and len(self.shapes):
             self._load_on(device, max_bytes)
-            self._warn_if_dark()
-            self.source.close()
+        elif self.nbytes <= limit:
+            self._load(self.options.fingerprint)
+        elif preload == "auto":
             return
-        limit = preload_limit_bytes() if max_bytes is None else max_bytes
-        if self.nbytes <= limit:
-            self._load(self.held.fingerprint)
-            self._warn_if_dark()
-            self.source.close()
-        elif preload != "auto":
-            msg = (
+        else:
+            raise MemoryLimitError(
                 f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} "
                 f"({'max_bytes' if max_bytes is not None else 'half of the available memory'}); "
                 f"raise max_bytes, or pass preload=False or 'auto'"
             )
-            raise MemoryLimitError(msg)
-
-    def _warn_if_dark(self) -> None:
-        """Warn if ``normalize=True`` makes preloaded images nearly black."""
-        if self._scalings.by_dtype:
+        if self._normalizer.by_dtype:
             first = enumerate(self.dtypes[:MAX_IMAGES])
             warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
-
-    def _load(self, fingerprint: Fingerprint | None) -> None:
-        worth(self.nbytes)  # Starts an epoch of many images with compiled loops.
-        options = self.held
-        self.cache = PixelCache.load(self.verified_source, options.cache_dir, fingerprint, progress=options.progress)
+        self.source.close()
 
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
-        if not self._stored_alike:
+        if not self.plan.is_stored_alike:
             raise ArgumentError(
                 "images differ in shape or dtype",
                 path=self.path,
@@ -146,132 +235,65 @@ class Collection:
                 value=str(device),
                 remedy="pass preload=True, and device='cuda' to the loader",
             )
-        (cut, divisors, groups), (window, pad, boxes) = self.uncut(), self._windowed()
-        box_bytes = 0 if boxes is None else boxes.nbytes
-        check_room(self.path, device, self.nbytes + box_bytes, max_bytes)
+        crops, boxes = self.crops, None
+        if crops is not None and (crops.resize is not None or crops.box_size is None):
+            raise ArgumentError(
+                "crops on a device need one size but boxes differ in size",
+                path=self.path,
+                option="preload",
+                remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
+            )
+        if crops is not None and not self.is_random:
+            boxes = np.stack(crops.boxes[:3], axis=1).astype(np.int64)
+        check_room(self.path, device, self.nbytes + (0 if boxes is None else boxes.nbytes), max_bytes)
         pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
+        cut, divisors, groups = self.full_image_layout()
         self.on_device = DeviceSamples(
-            pixels, cut, self.axes, divisors, groups, floating=self.floating, window=window, pad=pad, boxes=boxes
+            pixels,
+            cut,
+            self.axes,
+            divisors,
+            groups,
+            is_float32=self.is_float32,
+            window=None if crops is None else crops.box_size,
+            pad="constant" if crops is None else crops.pad,
+            boxes=boxes,
         )
 
-    def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
-        options, source = self.held, self.verified_source
-        if options.cache_dir is not None:
-            cache = PixelCache.load(source, options.cache_dir, options.fingerprint, progress=options.progress)
-            stack = cache.stack()
-            assert stack is not None
-            return sent([(0, stack)], shape, self.dtypes[0], device)
-        with PreloadProgressBar(source, options.progress) as bar:
-            return sent(_told(source.blocks(), bar.done), shape, self.dtypes[0], device)
-
-    def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
-        """Return (height, width) of windows, padding, and (M, 3) image, top and left; None for whole images.
-
-        Raises `ArgumentError` if windows differ in size.
-        """
-        return None, "constant", None
-
-    def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return FLOAT32 if self._scalings.floating else dtype
-
-    @property
-    def source(self) -> BaseSource:
-        """Source of the images; a process that unpickled the collection opens the source at first use."""
-        if self._source is None:
-            source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # Pickled by this class.
-            # Also for equal shapes: changed images would get the targets of the previous ones.
-            if source.stamp != self._stamp:
-                raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
-            self._source = source
-        return self._source
-
-    @property
-    def verified_source(self) -> BaseSource:
-        """Source for preloading: with ``verify=None``, images with a stored checksum are verified."""
-        return verified_where_stored(self.source) if self.held.verify is None else self.source
-
-    @property
-    def image_bytes(self) -> Array:
-        return image_bytes(self.shapes, self.dtypes)
-
-    @property
-    def nbytes(self) -> int:
-        return decoded_bytes(self.shapes, self.dtypes, self.kinds)
-
-    @property
-    def axes(self) -> str:
-        return self._axes.axes
-
-    @property
-    def _cut_axes(self) -> SampleAxes:
-        return self._axes
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    @property
-    def sample_ids(self) -> Sequence[str]:
-        return self.image_ids
-
-    @property
-    def beside(self) -> ColumnReader:
-        """Object that provides the path, ids and columns of the samples: the source, or the rows of crops."""
-        return self.source
-
-    @property
-    def noun(self) -> str:
-        return "images"
-
-    @property
-    def together(self) -> bool:
-        """Whether several samples may share an image, so that a split must not separate them."""
-        return False
-
-    @property
-    def random(self) -> bool:
-        """Whether samples depend on random numbers from torch's global generator."""
-        return False
-
-    @property
-    def floating(self) -> bool:
-        """Whether samples are always float32, for any stored dtype."""
-        return self._scalings.floating
-
-    def fields_of(self, positions: Array) -> Array:
-        return positions
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Shape of all samples, or None if shapes differ or `shape_of` has to be called per sample."""
-        return None if self._one_kind is None else self._one_kind[0]
-
-    def shape_of(self, position: int) -> tuple[int, ...]:
-        return self.cuts[position].shape
-
     def sample(self, position: int) -> Array:
+        """Return one sample."""
+        if self.crops is not None:
+            return self._crop(self.crops.take([position]), np.empty)[0]
         rows = self.rows
         if rows is not None:
             return rows.sample(position)
         return self._scaled(self._images([position])[0], position)
 
-    def image(self, position: int) -> Array:
-        """Return one whole image (T, C, Z, Y, X), read-only."""
-        return self._images([position])[0]
-
     def unscaled(self, image: Array, position: int) -> Array:
         """Return the region of ``image`` that a sample shows, with all five axes and without scaling."""
-        return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
+        if self.crops is None:
+            return to_tczyx(self.plan.cuts[position](image), self.axes, f"{self.path}: image {position}")
+        field, *box = (int(values[0]) for values in self.crops.take([position]))
+        placed = place_box((field, *box), self.shapes[field], self.crops.pad)
+        y0, x0, y1, x1 = placed.sides
+        selection = self.plan.selections[field]
+        region = image[(*selection.slices, slice(y0, y1), slice(x0, x1))]
+        crop = np.empty((*self.plan.cuts[field].shape[:3], *box[2:]), image.dtype)
+        placed.write(region, selection, None, crop)
+        return crop
 
-    def windows(self, positions: list[int]) -> Any:
-        """Return the locations of samples for `at`; for whole images, these are the ``positions`` themselves."""
-        return positions
+    def batch(self, positions: list[int], allocate: Allocate, boxes: CropBoxes | None = None) -> Array | list[Array]:
+        """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype.
 
-    def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
-        """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype."""
-        if self._one_kind is None or not positions:
+        ``boxes`` are used instead of the boxes of crops, so that a mask has the box of its image.
+        """
+        if self.crops is not None:
+            return self._crop(self.crops.take(positions) if boxes is None else boxes, allocate)
+        plan = self.plan
+        if plan.sample_kind is None or not positions:
             images = self._distinct(positions)
             return [self._scaled(images[position], position) for position in positions]
-        shape, dtype = self._one_kind
+        shape, dtype = plan.sample_kind
         samples = allocate((len(positions), *shape), dtype)
         threads = torch.get_num_threads()
         if self.rows is not None:
@@ -288,50 +310,125 @@ class Collection:
             block = None if read is None else new_image(tuple(self.shapes[0].tolist()), self.dtypes[0], str(self.path))
             for position, sample in zip(positions[share], samples[share], strict=True):
                 image = images[position] if read is None or block is None else read(position, block)
-                scale(self.cuts[position](image), self._divisors[position], sample)
+                scale(plan.cuts[position](image), plan.divisors[position], sample)
 
         fill_in_threads(fill, samples, threads)
         return samples
 
-    @property
-    def _is_read_once(self) -> bool:
-        """Whether each access to an image reads it from the source."""
-        return self.cache is None and self.on_device is None and self.recent is None
-
     @cached_property
     def _reader(self) -> Reader | None:
         """Function that reads images into one reused block of memory; None if images differ or are in memory."""
-        return self.source.reader() if self._is_read_once and self._stored_alike else None
-
-    def at(self, locations: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the samples at locations that `windows` returned, stacked or as a list like `batch`."""
-        return self.batch(locations, allocate)
-
-    def _distinct(self, positions: list[int]) -> dict[int, Array]:
-        distinct = sorted(set(positions))
-        return dict(zip(distinct, self._images(distinct), strict=True))
+        return self.source.reader() if self._is_read_once and self.plan.is_stored_alike else None
 
     def _scaled(self, image: Array, position: int) -> Array:
-        view = self.cuts[position](image)
+        view = self.plan.cuts[position](image)
         sample = np.empty(view.shape, self._sample_dtype(view.dtype))
-        scale(view, self._divisors[position], sample)
+        scale(view, self.plan.divisors[position], sample)
         return sample
 
-    def _images(self, positions: list[int]) -> Sequence[Array]:
-        """Return whole images of sorted, distinct ``positions``, from memory or the source; read-only."""
-        if self.on_device is not None:
-            return self.on_device.images(positions)
-        if self.cache is not None:
-            return [self.cache[position] for position in positions]
-        return self._fetch(positions) if self.recent is None else self.recent.get(positions, self._fetch)
+    def _crop(self, boxes: CropBoxes, allocate: Allocate) -> Array | list[Array]:
+        """Return crops at boxes, stacked or as a list like `batch`."""
+        plan, crops = self.plan, self.crops
+        assert crops is not None
+        samples: Array | list[Array] | None = None
+        if plan.sample_kind is not None and crops.size is not None:
+            planes, dtype = plan.sample_kind
+            samples = allocate((len(boxes.fields), *self._crop_shape(planes, crops.size)), dtype)
+            if crops.resize is None:
+                self._fill(boxes, samples)
+                return samples
+        unsized = []
+        for field, height, width in zip(*(values.tolist() for values in (boxes.fields, *boxes[3:])), strict=True):
+            shape = self._crop_shape(plan.cuts[field].shape[:3], (height, width))
+            unsized.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
+        self._fill(boxes, unsized)
+        if crops.resize is None:
+            return unsized
+        if samples is None:
+            shapes = [self._crop_shape(self.tczyx(crop).shape[:3], crops.resize.size) for crop in unsized]
+            samples = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, unsized, strict=True)]
+        for crop, sample in zip(unsized, samples, strict=True):
+            crops.resize(self.tczyx(crop), self.tczyx(sample), smooth=self.is_float32)
+        return samples
 
-    def _fetch(self, positions: list[int]) -> Sequence[Array]:
-        return self.source.views(positions)
+    def _fill(self, boxes: CropBoxes, samples: Array | list[Array]) -> None:
+        """Write crops into samples, which are one array if they have one shape."""
+        crops, plan = self.crops, self.plan
+        assert crops is not None
+        stacked = samples if isinstance(samples, np.ndarray) else None
+        if stacked is not None and self.rows is not None:
+            self.rows.crop(boxes, self._all_tczyx(stacked), crops.pad, torch.get_num_threads())
+            return
+        targets = list(map(self.tczyx, samples)) if stacked is None else self._all_tczyx(stacked)
+        # The source reads the part of each box that is in its field, and this pads the pixels outside.
+        all_boxes = zip(*[values.tolist() for values in boxes], strict=True)
+        placed = [place_box(box, self.shapes[box[0]], crops.pad) for box in all_boxes]
+        regions = self._read(placed)
+        fill = partial(write_boxes, placed, regions, plan.selections, plan.divisors, targets)
+        positions = range(len(samples))
+        if stacked is None:
+            fill(positions)
+        elif self._plane_divisor is not None:  # One loop writes the boxes that are inside.
+            inside = [n for n, (_, _, (y, _), target) in enumerate(placed) if target is None and isinstance(y, slice)]
+            order, divisor = plan.selections[0].order, self._plane_divisor[0]
+            assemble([regions[position][order] for position in inside], inside, np.asarray(targets), divisor)
+            fill(sorted({*positions} - {*inside}))
+        else:
+            fill_in_threads(lambda share: fill(positions[share]), stacked, torch.get_num_threads())
 
     @cached_property
-    def recent(self) -> ImageCache | None:
-        """Cache of recently used images, or None without ``cache_bytes``."""
-        return ImageCache(self.held.cache_bytes) if self.held.cache_bytes else None
+    def _plane_divisor(self) -> tuple[Divisor] | None:
+        """Divisor of all crops if it is equal for all pixels of a plane, or None."""
+        plan, crops = self.plan, self.crops
+        are_alike = plan.is_stored_alike and plan.is_scaled_alike and not plan.cuts[0].picks
+        if not are_alike or crops is None or crops.box_size is None:
+            return None
+        divisor = plan.divisors[0]
+        if isinstance(divisor, Scaling):
+            divisor = divisor.at(slice(0, 1), slice(0, 1))
+            return None if divisor.has_illumination else (divisor,)
+        return (divisor,)
+
+    def _read(self, placed: Sequence[PlacedBox]) -> Sequence[Array]:
+        """Return regions of images (t, c, z, y, x), from memory or the source; read-only."""
+        images: Any = self.cache
+        if images is None:
+            if self.image_cache is None and self.on_device is None:
+                return self._read_from_source(placed)
+            images = self._distinct([box.field for box in placed])
+        selections = self.plan.selections
+        return [
+            images[field][(*selections[field].slices, slice(y0, y1), slice(x0, x1))]
+            for field, (y0, x0, y1, x1), *_ in placed
+        ]
+
+    def _read_from_source(self, placed: Sequence[PlacedBox]) -> list[Array]:
+        parts = [self.plan.selections[box.field].picked for box in placed]
+        rows, regions = [], []
+        for part, (field, (y0, x0, y1, x1), *_) in zip(parts, placed, strict=True):
+            for t0, c0, z0, t1, c1, z1 in part.regions:
+                rows.append(field)
+                regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
+        arrays = self.source.read_regions(rows, regions)
+        if len(arrays) == len(placed):
+            return arrays
+        remaining = iter(arrays)
+        return [part.join(list(islice(remaining, len(part.regions)))) for part in parts]
+
+    @cached_property
+    def _order(self) -> tuple[list[int], tuple[slice | None, ...]]:
+        """Axes of a sample in the order (T, C, Z, Y, X), and an index that adds the missing ones."""
+        present = tuple(slice(None) if axis in self.axes else None for axis in AXES)
+        return [self.axes.index(axis) for axis in AXES if axis in self.axes], present
+
+    def _all_tczyx(self, samples: Array) -> Array:
+        order, present = self._order
+        return samples.transpose([0, *[axis + 1 for axis in order]])[(slice(None), *present)]
+
+    def tczyx(self, sample: Array) -> Array:
+        """Return a sample as a view with the axes (T, C, Z, Y, X)."""
+        order, present = self._order
+        return sample.transpose(order)[present]
 
     @cached_property
     def pool(self) -> BatchBufferPool:
@@ -340,98 +437,48 @@ class Collection:
 
     @cached_property
     def rows(self) -> DecodedRows | None:
-        """All samples as views of decoded memory, or None if images are not decoded or samples differ in shape."""
-        if self._one_kind is None or not self._stored_alike:
-            return None
-        cut, stacks = self.cuts[0], self.stacked()
-        if cut.picks or stacks is None:
-            return None
-        divisors = self._divisors[:1] if self._scaled_alike else self._divisors
-        return DecodedRows(stacks.cut(cut), divisors, self._one_kind[1])
+        """All images as views of decoded memory, cut to the region of samples, or None.
 
-    def stacked(self) -> Stacks | None:
-        """Return all images if their pixels are preloaded or memory-mapped, otherwise None."""
-        if self.on_device is not None:
+        None if images are not decoded or samples differ in shape, also crops in scaling.
+        """
+        plan = self.plan
+        if plan.sample_kind is None or not plan.is_stored_alike or plan.cuts[0].picks:
             return None
-        if self.cache is None:
-            stacks = self.source.stacked()
-        else:
-            stack = self.cache.stack()
-            stacks = None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
-        if stacks is not None and stacks.requests is not None:
-            stacks.requests = self.page_requests
-        return stacks
-
-    @property
-    def is_read(self) -> bool:
-        """Whether samples are read from files, including a memory-mapped file with preloaded pixels."""
-        return self.on_device is None and (self.cache is None or not self.cache.block.writable)
-
-    @cached_property
-    def page_requests(self) -> PageRequests:
-        """Rule that decides for which batches to request pages or files in advance."""
-        return PageRequests()
+        if self.crops is not None and not plan.is_scaled_alike:
+            return None
+        stacks = self.stacked()
+        divisors = plan.divisors[:1] if plan.is_scaled_alike else plan.divisors
+        return None if stacks is None else DecodedRows(stacks.cut(plan.cuts[0]), divisors, plan.sample_kind[1])
 
     def request_ahead(self, positions: list[int]) -> None:
         """Ask Linux to read the memory-mapped pages or the files of the samples of a batch."""
-        if self.rows is not None:
-            self.rows.stacks.request(np.array(positions))
+        rows, crops = self.rows, self.crops
+        if crops is not None:
+            if rows is not None and crops.box_size is not None and not self.is_random:
+                boxes = crops.take(positions)
+                rows.stacks.request(boxes.fields, (boxes.tops, crops.box_size[0]))
+        elif rows is not None:
+            rows.stacks.request(np.array(positions))
         elif self._is_read_once:
             dtypes = [self.dtypes[position] for position in positions]
             max_bytes = 2 * int(image_bytes(self.shapes[positions], dtypes).max())
             request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
 
-    def samples_of(self, count: int) -> Array:
-        """Return the sorted positions of the samples of the first ``count`` images."""
-        return np.arange(count)
-
-    def on_demand(self, source: BaseSource | None = None) -> Self:
-        """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
-        opening: dict[str, Any] = {}
-        if source is not None:
-            opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": source.path}
-        return self._remade(cache=(False, None), **opening)
-
-    def preloaded(self, folder: Path | None, *, progress: bool) -> Self:
-        """Return a copy with all pixels decoded, into memory or a memory-mapped file in ``folder``."""
-        return self._remade(folder, progress=progress, cache=(True, None))
-
-    def first(self, count: int, block: SharedBlock) -> Self:
-        """Return a collection of the first ``count`` images, with decoded pixels from ``block``."""
-        alone: dict[str, Any] = {
-            "shapes": self.shapes[:count],
-            "dtypes": self.dtypes[:count],
-            "image_ids": self.image_ids[:count],
-        }
-        return self._remade(cache=(True, block), **alone)
-
-    def _remade(self, folder: Path | None = None, *, progress: bool = False, **changed: Any) -> Self:
-        """Return a collection from the pickled state of this one, with some attributes changed."""
-        state = self.__getstate__()
-        held = state["held"]._replace(cache_dir=folder, progress=progress)
-        made = object.__new__(type(self))
-        made.__setstate__({**state, "held": held, **changed})
-        return made
-
-    def uncut(self) -> tuple[Cut, list[Divisor], Array | None]:
+    def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
         """Return how images are cut and scaled, for all axes (T, C, Z, Y, X); all images must have one shape.
 
         These are the cut, the distinct scalings, and (N,) the index of each image's scaling; None if there is one.
         """
-        axes, shape = self._cut_axes, tuple(self.shapes[0].tolist())
-        cut = SampleAxes(AXES, axes.select, axes.crop_size).cut(shape, str(self.path))
-        divisors: dict[Any, Divisor] = {}
-        keys = []
-        for index in self.kinds.first:
-            key, make = self._scalings.of(index, self.dtypes[index], shape, cut)
-            if key not in divisors:
-                divisors[key] = make()
-            keys.append([*divisors].index(key))
-        return cut, [*divisors.values()], None if len(divisors) == 1 else np.asarray(self.kinds.spread(keys))
+        kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
+        cut = self._all_axes.cut(shape, str(self.path))
+        divisors = self._normalizer.divisors((index, self.dtypes[index], shape, cut) for index in kinds.first)
+        distinct = {id(divisor): divisor for divisor in divisors}
+        keys = [list(distinct).index(id(divisor)) for divisor in divisors]
+        return cut, [*distinct.values()], None if len(distinct) == 1 else np.asarray(kinds.spread(keys))
 
     def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
         """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
-        _, (divisor,), _ = self.uncut()
+        _, (divisor,), _ = self.full_image_layout()
         if isinstance(divisor, Scaling) and not divisor.has_illumination:
             divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
         layout = SampleLayout.of_samples(shape, self.axes)
@@ -442,60 +489,24 @@ class Collection:
 
         ``cleared``: whether pixels of samples may be set to 0.
         """
-        if not self.floating or not (self._stored_alike and self._scaled_alike):
-            return "images differ in shape, dtype or scaling" if self.floating else "samples are of the stored dtype"
+        plan, crops = self.plan, self.crops
+        is_alike, divisor = plan.is_stored_alike and plan.is_scaled_alike, plan.divisors[0] if plan.divisors else None
+        if crops is not None:
+            if crops.resize is not None or crops.box_size is None:
+                return "crops differ in size, or are fitted to one size"
+            if isinstance(divisor, Scaling) and divisor.has_illumination:
+                return "the illumination correction depends on the position of a crop"
+            is_plain = is_alike and not plan.cuts[0].picks
+            cleared = cleared or (crops.pad == "constant" and is_plain and not crops.are_inside(plan.cuts[0].shape[3:]))
+        if not self.is_float32 or not is_alike:
+            return "images differ in shape, dtype or scaling" if self.is_float32 else "samples are of the stored dtype"
         if self.dtypes[0].kind not in "iu" or self.dtypes[0].itemsize >= FLOAT32.itemsize:
             return f"{self.dtypes[0]} is no smaller than float32"
         if not self.dtypes[0].isnative:
             return "pixels are stored in another byte order"
-        return "some pixels are set to 0 after scaling" if cleared and isinstance(self._divisors[0], Scaling) else None
+        return "some pixels are set to 0 after scaling" if cleared and isinstance(divisor, Scaling) else None
 
-    def as_stored(self) -> Collection:
+    def as_stored(self) -> Self:
         """Return a copy whose samples are not scaled."""
-        scalings = Scalings(self.source, normalize=False, illumination=None)
-        stored = copy_with(self, _MADE_ANEW, recent=self.recent, _scalings=scalings)
-        stored._plan()  # noqa: SLF001  # Same class.
-        return stored
-
-    def apart(self) -> Collection:
-        """Return a copy with a separate cache of images."""
-        return copy_with(self, ("recent",))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the pickled source and the handle of the shared block, without pixels or connections.
-
-        Raises `ArgumentError` if the pixels are on a device: another process would copy them there.
-        """
-        if self.on_device is not None:
-            raise ArgumentError(
-                f"the pixels are on {self.on_device.device}, and each worker process would copy them",
-                path=self.path,
-                option="num_workers",
-                remedy="leave out num_workers, or create the dataset in the process that uses it",
-            )
-        state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
-        cache = (False, None) if self.cache is None else (True, self.cache.block)
-        options = self.held._replace(progress=False, fingerprint=None)
-        opening = self._opening if self._source is None else pickle.dumps(self._source)
-        if not any(self.shapes.strides):  # One broadcast row, which NumPy would pickle N times.
-            state["shapes"] = self.shapes[:1], len(self.shapes)
-        return {**state, "_source": None, "_opening": opening, "cache": cache, "held": options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        preloaded, block = state["cache"]
-        vars(self).update(state, cache=None)
-        if isinstance(self.shapes, tuple):
-            self.shapes = np.broadcast_to(self.shapes[0], (self.shapes[1], self.shapes[0].shape[1]))
-        self._plan()
-        if preloaded and block is None:  # The process of the block has ended.
-            self._load(None if self.held.cache_dir is None else collection_fingerprint(self.path))
-        elif preloaded:
-            self.cache = PixelCache(self.shapes, self.dtypes, block)
-
-
-def _told(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:
-    """Yield blocks, and call ``done`` after each."""
-    for start, images in blocks:
-        yield start, images
-        if done is not None:
-            done(start, start + len(images))
+        normalizer = Normalizer(self.source, normalize=False, illumination=None)
+        return self._copy(_normalizer=normalizer, image_cache=self.image_cache, on_device=self.on_device)

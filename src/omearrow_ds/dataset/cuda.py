@@ -7,6 +7,8 @@ in pieces through pinned buffers, so CPU memory never holds all of them.
 from __future__ import annotations
 
 import functools
+import subprocess
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +17,9 @@ import torch
 
 from omearrow_ds.axes import Cut
 from omearrow_ds.dataset.handover import BatchBufferPool, batch_array
-from omearrow_ds.dataset.window_maker import DeviceCropper
-from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, to
+from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
+from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import Divisor
 from omearrow_ds.storage.formats._base import Block
 
@@ -89,23 +91,48 @@ class DeviceIndices(Sequence[int]):
         return self._indices[index]
 
 
+class DeviceCropper:
+    def __init__(self, layout: SampleLayout, scales: DeviceScaling, device: torch.device) -> None:
+        self.layout, self.scales, self._device = layout, scales, device
+        self._fused = fused(layout, device) if triton_kernel_works(device) else None
+
+    def __call__(self, source: torch.Tensor, count: int, windows: DeviceCropBoxes) -> torch.Tensor:
+        out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
+        if not out.numel():
+            return out
+        if self._fused is None:
+            crop_with_torch(source, out, self.layout, self.scales, windows)
+        else:
+            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton is optional.
+
+            launch(source, out, self.layout, self._fused, self.scales, windows, PADS.index(windows.pad))
+        return out
+
+
+@functools.cache
+def triton_kernel_works(device: torch.device) -> bool:
+    """Whether the Triton kernel works on a device, which requires a driver and a C compiler; tested once per device."""
+    if device.type != "cuda":
+        return False
+    try:
+        from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
+
+        why = None if works(device) else "its kernel returned other pixels than torch"
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why is not None:
+        msg = f"{device}: Triton is unusable, so torch creates samples, which is slower: {why}"
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    return why is None
+
+
 class DeviceSamples:
     """Samples of images in device memory.
 
-    Parameters
-    ----------
-    pixels
-        (N, T, C, Z, Y, X), contiguous stored pixels on the device.
-    cut, axes
-        Region of an image that samples may show, with all axes, and the axes of a sample in its order.
-    divisors, groups
-        The distinct scalings, and (N,) the index of each image's scaling, or None if there is one.
-    floating
-        Whether samples are float32 for every stored dtype.
-    window, pad
-        (height, width) of samples that are windows of images, and the padding beyond an edge.
-    boxes
-        (M, 3) int64: image, top and left of each window; None for whole images and for random windows.
+    ``pixels`` (N, T, C, Z, Y, X) are the contiguous stored pixels on the device. ``cut`` is the region of an image that
+    samples may show, with all axes, and ``groups`` (N,) has the index in ``divisors`` of each image's scaling, or is
+    None for one. ``window`` is the (height, width) of samples that are windows of images, and ``boxes`` (M, 3) int64
+    has image, top and left of each; None for whole images and for random windows.
     """
 
     def __init__(
@@ -116,14 +143,14 @@ class DeviceSamples:
         divisors: Sequence[Divisor],
         groups: Array | None,
         *,
-        floating: bool,
+        is_float32: bool,
         window: tuple[int, int] | None = None,
         pad: str = "constant",
         boxes: Array | None = None,
     ) -> None:
         self.device, self._pixels, self._flat, self._pad = pixels.device, pixels, pixels.reshape(-1), pad
         layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
-        dtype = torch.float32 if floating else pixels.dtype
+        dtype = torch.float32 if is_float32 else pixels.dtype
         self._make = DeviceCropper(
             layout, DeviceScaling.of(divisors, groups, cut.kept, dtype, self.device), self.device
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -81,15 +82,15 @@ def write_embeddings(
     >>> pq.read_table("profiles.parquet").column_names
     ['image_id', 'Embedding_0000', 'Embedding_0001', 'Embedding_0002']
     """
-    target = Path(path)
+    target, subject = Path(path), str(path)
     check_target(target, overwrite=overwrite)
     if target.is_dir():
         raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
     if not isinstance(prefix, str):
         raise ArgumentError(option="prefix", value=prefix, allowed="a string")
-    whole = isinstance(embeddings, np.ndarray | torch.Tensor)
-    batches = _checked([embeddings] if whole else embeddings, str(target))
-    tables = _tables(batches, _flat(image_ids, str(target)), _by_id(columns, str(target)), prefix, str(target))
+    is_one_batch = isinstance(embeddings, np.ndarray | torch.Tensor)
+    batches = _float_batches([embeddings] if is_one_batch else embeddings, subject)
+    tables = _tables(batches, _flat_ids(image_ids, subject), _columns_by_id(columns, subject), prefix, subject)
 
     def fill(temporary: Path) -> None:
         first = next(tables)
@@ -106,36 +107,39 @@ def write_embeddings(
     publish(target, fill, overwrite=overwrite)
 
 
-class _Rows(NamedTuple):
-    columns: pa.Table
-    of_id: dict[str, int]
+class _Columns(NamedTuple):
+    """Columns of images, and the row of each id."""
 
-    def of(self, image_ids: Sequence[str], path: str) -> pa.Table:
-        absent = next((image_id for image_id in image_ids if image_id not in self.of_id), None)
+    table: pa.Table
+    row_of: dict[str, int]
+
+    def take(self, image_ids: Sequence[str], subject: str) -> pa.Table:
+        absent = next((image_id for image_id in image_ids if image_id not in self.row_of), None)
         if absent is not None:
-            raise MetadataError(f"{path}: columns= has no row with the id {absent!r}; pass the rows of all images")
-        return self.columns.take([self.of_id[image_id] for image_id in image_ids])
+            raise MetadataError(f"{subject}: columns= has no row with the id {absent!r}; pass the rows of all images")
+        return self.table.take([self.row_of[image_id] for image_id in image_ids])
 
 
-def _by_id(columns: Any, path: str) -> _Rows | None:
+def _columns_by_id(columns: Any, subject: str) -> _Columns | None:
     if columns is None:
         return None
     if isinstance(columns, StoredSamples):
-        names = [_OF_IMAGE if name == _IDS else name for name in columns.columns.column_names]  # For objects.
-        table, ids = as_table(columns.columns.rename_columns(names), path), list(columns.image_ids)
+        # Datasets of objects have a column with the ids of images.
+        names = [_OF_IMAGE if name == _IDS else name for name in columns.column_names]
+        table, ids = as_table(columns.columns.rename_columns(names), subject), list(columns.image_ids)
     else:
-        table = as_table(columns, path)
+        table = as_table(columns, subject)
         if table is None or _IDS not in table.column_names:
             raise MetadataError(
-                f"{path}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
+                f"{subject}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
                 column=_IDS,
             )
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
-    of_id = dict(zip(ids, range(len(ids)), strict=True))
-    if len(of_id) < len(ids):
-        twice = next(image_id for image_id, row in zip(ids, range(len(ids)), strict=True) if of_id[image_id] != row)
-        raise MetadataError(f"{path}: columns= has several rows with the id {twice!r}; remove duplicates")
-    return _Rows(pa.table({}) if table is None else table, of_id)
+    row_of = {image_id: row for row, image_id in enumerate(ids)}
+    if len(row_of) < len(ids):
+        duplicate = next(image_id for row, image_id in enumerate(ids) if row_of[image_id] != row)
+        raise MetadataError(f"{subject}: columns= has several rows with the id {duplicate!r}; remove duplicates")
+    return _Columns(pa.table({}) if table is None else table, row_of)
 
 
 @contextmanager
@@ -147,24 +151,23 @@ def _translate_errors(target: Path) -> Iterator[None]:
         raise WriteError(f"{target}: writing failed and left no file: {error}") from error
 
 
-def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
+def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
     """Yield batches as float arrays (n, D) with equal D and dtype."""
     first: Array | None = None
-    error = partial(ArgumentError, path=path, option="embeddings")
+    error = partial(ArgumentError, path=subject, option="embeddings")
     if not isinstance(embeddings, Iterable):
         raise error(f"is {type(embeddings).__name__}", remedy="pass an array of shape (N, D), or batches of them")
-    for number, batch_data in enumerate(embeddings):
-        if isinstance(batch_data, torch.Tensor):
-            batch_data = batch_data.detach().cpu()  # noqa: PLW2901
-            batch_data = batch_data.float() if batch_data.dtype == torch.bfloat16 else batch_data  # noqa: PLW2901  # NumPy has no bfloat16.
-        batch = np.asarray(batch_data)
+    for number, values in enumerate(embeddings):
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()  # noqa: PLW2901
+            values = values.float() if values.dtype == torch.bfloat16 else values  # noqa: PLW2901  # NumPy has no bfloat16.
+        batch = np.asarray(values)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
-            problem = f"{batch.dtype} of shape {batch.shape}"
-            raise error(f"batch {number} is {problem}", remedy="pass numbers of shape (N, D)")
-        kind = np.float64 if batch.dtype.kind != "f" else np.float32 if batch.dtype.itemsize < 4 else batch.dtype
-        batch = batch.astype(kind, copy=False)
-        if first is None:
-            first = batch[:0]
+            problem = f"batch {number} is {batch.dtype} of shape {batch.shape}"
+            raise error(problem, remedy="pass numbers of shape (N, D)")
+        dtype = np.promote_types(batch.dtype, np.float32 if batch.dtype.kind == "f" else np.float64)
+        batch = batch.astype(dtype, copy=False)
+        first = batch[:0] if first is None else first
         if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
             problem = f"batch {number} has {batch.shape[1]} features of {batch.dtype}"
             earlier = f"earlier batches have {first.shape[1]} of {first.dtype}"
@@ -174,50 +177,54 @@ def _checked(embeddings: Iterable[Any], path: str) -> Iterator[Array]:
         raise error("is empty", remedy="pass an array of shape (0, D) for an empty table")
 
 
-def _flat(image_ids: Any, path: str) -> Iterator[str]:
+def _flat_ids(image_ids: Any, subject: str) -> Iterator[str]:
     if isinstance(image_ids, str) or not isinstance(image_ids, Iterable):
-        raise MetadataError(f"{path}: image_ids is {image_ids!r}; pass a sequence of strings, one per embedding")
+        raise MetadataError(f"{subject}: image_ids is {image_ids!r}; pass a sequence of strings, one per embedding")
     for ids in image_ids:
         for image_id in [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else ids:
             if not isinstance(image_id, str):
-                raise MetadataError(f"{path}: image_ids has {image_id!r}; pass strings, or batches of strings")
+                raise MetadataError(f"{subject}: image_ids has {image_id!r}; pass strings, or batches of strings")
             yield image_id
 
 
 def _tables(
-    batches: Iterator[Array], ids: Iterator[str], columns: _Rows | None, prefix: str, path: str
+    batches: Iterator[Array], ids: Iterator[str], columns: _Columns | None, prefix: str, subject: str
 ) -> Iterator[pa.Table]:
-    done, waiting = 0, []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(map(len, waiting)) >= _GROUP_ROWS:
-            yield _table(waiting, ids, columns, done, prefix, path)
-            done += sum(map(len, waiting))
+    """Yield tables of a few thousand rows, at least one."""
+    num_rows, waiting, is_last = 0, list[Array](), False
+    while not is_last:
+        batch = next(batches, None)
+        is_last = batch is None
+        waiting += [] if batch is None else [batch]
+        if sum(map(len, waiting)) >= _GROUP_ROWS or (is_last and (waiting or not num_rows)):
+            yield _table(waiting, ids, columns, num_rows, prefix, subject)
+            num_rows += sum(map(len, waiting))
             waiting = []
-    if waiting or not done:
-        yield _table(waiting, ids, columns, done, prefix, path)
-        done += sum(map(len, waiting))
-    left = sum(1 for _ in ids)
-    if left:
+    num_left = sum(1 for _ in ids)
+    if num_left:
         raise MetadataError(
-            f"{path}: there are {done + left:,} image_ids but {count(done, 'embedding')}; pass one id per embedding"
+            f"{subject}: there are {num_rows + num_left:,} image_ids but {count(num_rows, 'embedding')}; pass one id "
+            f"per embedding"
         )
 
 
 def _table(
-    batches: list[Array], ids: Iterator[str], columns: _Rows | None, start: int, prefix: str, path: str
+    batches: list[Array], ids: Iterator[str], columns: _Columns | None, start: int, prefix: str, subject: str
 ) -> pa.Table:
     features = np.ascontiguousarray(np.concatenate(batches).T)
-    size = features.shape[1]
-    own = list(islice(ids, size))
-    if len(own) < size:
+    num_features, num_rows = features.shape
+    own_ids = list(islice(ids, num_rows))
+    if len(own_ids) < num_rows:
+        num_ids = start + len(own_ids)
         raise MetadataError(
-            f"{path}: there are more embeddings than the {start + len(own):,} image_ids; pass one id per embedding"
+            f"{subject}: there are more embeddings than the {num_ids:,} image_ids; pass one id per embedding"
         )
-    extra = pa.table({}) if columns is None or not columns.columns.num_columns else columns.of(own, path)
-    width = max(4, len(str(len(features) - 1)))
-    names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise MetadataError(f"{path}: duplicate columns {twice}; remove them from columns=, or choose another prefix=")
-    return pa.table([pa.array(own, pa.string()), *extra.columns, *map(pa.array, features)], names)
+    extra = pa.table({}) if columns is None or not columns.table.num_columns else columns.take(own_ids, subject)
+    width = max(4, len(str(num_features - 1)))
+    names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(num_features))]
+    duplicates = sorted(name for name, number in Counter(names).items() if number > 1)
+    if duplicates:
+        raise MetadataError(
+            f"{subject}: duplicate columns {duplicates}; remove them from columns=, or choose another prefix="
+        )
+    return pa.table([pa.array(own_ids, pa.string()), *extra.columns, *map(pa.array, features)], names)

@@ -1,4 +1,4 @@
-"""Scaling of pixels into new samples, one at a time or gathered into a batch."""
+"""Samples of decoded images in memory, scaled one at a time or gathered into a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from omearrow_ds.dataset.crop_boxes import CropBoxes
 from omearrow_ds.kernels.compiled import tally, worth
+from omearrow_ds.kernels.crops import crops
 from omearrow_ds.kernels.gather import gather
 from omearrow_ds.kernels.scaling import Array, Divisor, division, scale
 from omearrow_ds.kernels.stacks import Stacks
@@ -19,6 +21,7 @@ _THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
 STAGES = {
     "scale": "normalize",
     "gather": "normalize",
+    "crops": "normalize",
     "fill_in_threads": "normalize",
     "DecodedRows.sample": "select",
     "DecodedRows.batch": "select",
@@ -35,10 +38,10 @@ class DecodedRows:
         self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
         self._divisor: Divisor = divisors[0]
         self._divisors = None if len(divisors) == 1 else divisors
-        self._images = stacks if stacks.single_array is None else stacks.single_array
-        only, alone = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
-        plain = only is not None and alone and only.flags.c_contiguous and only.flags.aligned
-        self._flat = only.reshape(len(only), -1) if plain and only is not None and only.size else None
+        only, is_divided = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
+        self._images = stacks if only is None else only
+        is_plain = only is not None and is_divided and only.flags.c_contiguous and only.flags.aligned
+        self._flat = only.reshape(len(only), -1) if is_plain and only is not None and only.size else None
 
     def sample(self, position: int) -> Array:
         sample, stacks = np.empty(self._shape, self._dtype), self.stacks
@@ -72,6 +75,20 @@ class DecodedRows:
                 return
             for index, sample in zip(indices[share].tolist(), samples[share], strict=True):
                 scale(stacks[index], divisors[index], sample)
+
+        fill_in_threads(fill, samples, threads)
+
+    def crop(self, boxes: CropBoxes, samples: Array, pad: str, threads: int) -> None:
+        """Write boxes of images, which have one size, to ``samples`` (n, T, C, Z, Y, X)."""
+        stacks, (fields, tops, lefts, *_) = self.stacks, boxes
+        if stacks.many and stacks.in_open_file_groups(
+            fields, samples, lambda turn, out: self.crop(CropBoxes(*(v[turn] for v in boxes)), out, pad, threads)
+        ):
+            return
+        stacks.prepare(fields, (tops, samples.shape[-2]))
+
+        def fill(share: slice) -> None:
+            crops(stacks, fields[share], tops[share], lefts[share], samples[share], self._divisor, pad)
 
         fill_in_threads(fill, samples, threads)
 

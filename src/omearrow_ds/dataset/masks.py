@@ -4,179 +4,189 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
-from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload, PreloadOptions
-from omearrow_ds.dataset.copies import copy_with
-from omearrow_ds.dataset.crops import CropCollection
-from omearrow_ds.dataset.places import Windows
+from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload
+from omearrow_ds.dataset.crop_boxes import CropBoxes
+from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.objects import Objects
 from omearrow_ds.storage.verified import verified_where_stored
 
 _FIELDS_LOOKED_AT = 16  # To detect binary masks.
 
 
+@dataclass(frozen=True, eq=False)
 class MaskedSamples:
     """Masks of a collection's samples.
 
-    ``mask_of`` is (n,) int64, the index in ``source`` of each image's mask; -1 for an image without a mask, which is
-    not read. A mask has the ``axes`` of an image's sample, without C if masks have one channel. With ``background``,
-    pixels outside the object of a crop become 0, in the image and in the mask. Raises `ArgumentError` if samples then
-    are not crops around objects.
+    ``mask_of`` is (n,) int64, the index in ``collection`` of each image's mask; -1 for an image without a mask, which
+    is not read. With ``background``, pixels outside the object of a crop become 0, in the image and in the mask.
     """
 
-    def __init__(
-        self,
-        images: Collection,
-        source: BaseSource,
-        mask_of: Array,
-        axes: SampleAxes,
-        options: PreloadOptions,
-        *,
-        background: bool,
-    ) -> None:
-        self._images, self._mask_of = images, mask_of
-        channels = int(source.shapes[:, 1].max(initial=1))
-        mask_axes = axes.axes if channels > 1 else axes.axes.replace("C", "")
+    images: Collection
+    collection: Collection
+    mask_of: Array
+    background: _Background | None = None
+
+    @classmethod
+    def of(
+        cls, images: Collection, source: BaseSource, mask_of: Array, options: PreloadOptions, *, background: bool
+    ) -> Self:
+        """Return masks with the axes of an image's sample, without C if masks have one channel.
+
+        Raises `ArgumentError` if ``background`` is set, and samples are not crops around objects.
+        """
+        axes = images.sample_axes
+        letters = axes.axes if int(source.shapes[:, 1].max(initial=1)) > 1 else axes.axes.replace("C", "")
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
-        crop_size = axes.crop_size
         if options.verify:
             source = verified_where_stored(source)
         if options.cache_dir is not None:  # Also detects a file that was replaced after opening.
             options = options._replace(fingerprint=collection_fingerprint(source.path))
-        self.collection = Collection(source, SampleAxes(mask_axes, picks, crop_size), options, normalize=False)
-        if isinstance(images, CropCollection):
-            self.collection = CropCollection.of(self.collection, images.places, fit=images.fit)
-        self._background = _Background(images, self) if background else None
-
-    @property
-    def clears(self) -> bool:
-        """Whether pixels of a crop that are outside its object are set to 0."""
-        return self._background is not None
+        crops = None if images.crops is None else replace(images.crops, rows=None)
+        mask_axes = SampleAxes(letters, picks, axes.crop_size)
+        masks = cls(images, Collection(source, mask_axes, options, normalize=False, crops=crops), mask_of)
+        return replace(masks, background=_find_background(masks)) if background else masks
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         self.collection.preload(preload, max_bytes)
 
     def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
         """Return the images and masks of samples, each stacked in one array if all have one shape."""
-        locations = self._images.windows(positions)
-        images, masks = self._images.at(locations, allocate), self.at(locations, allocate)
-        if self._background is not None:
+        boxes = None if self.images.crops is None else self.images.crops.take(positions)
+        images, masks = self.images.batch(positions, allocate, boxes), self._masks(positions, boxes, allocate)
+        if self.background is not None:
             for position, image, mask in zip(positions, images, masks, strict=True):
-                self._background.clear(position, image, mask)
+                self._clear(self.background, position, image, mask)
         return images, masks
 
-    def with_object(self, positions: Array) -> Array:
+    def have_objects(self, positions: Array) -> Array:
         """Return one bool per sample: whether its mask contains its object. This reads each mask once."""
-        fields = self._images.fields_of(positions)
-        has_object = np.ones(len(positions), np.bool_)
-        if self._background is not None:
+        fields = self.images.fields_of(positions)
+        have_objects = np.ones(len(positions), np.bool_)
+        if self.background is not None:
             for field in np.unique(fields).tolist():
                 indices = np.flatnonzero(fields == field)
-                masks = self.at(self._images.windows(positions[indices].tolist()), np.empty)
-                for index, mask in zip(indices.tolist(), masks, strict=True):
-                    has_object[index] = self._background.kept(int(positions[index]), mask).any()
-        return has_object
+                samples = positions[indices].tolist()
+                crops = self.images.crops
+                masks = self._masks(samples, None if crops is None else crops.take(samples), np.empty)
+                for index, position, mask in zip(indices.tolist(), samples, masks, strict=True):
+                    have_objects[index] = self._object_mask(self.background, position, mask).any()
+        return have_objects
 
-    def at(self, locations: Any, allocate: Allocate) -> Array | list[Array]:
-        """Return the masks of samples at locations that ``windows`` of the image collection returned."""
-        if isinstance(locations, Windows):
-            return self.collection.at(locations._replace(fields=self._mask_of[locations.fields]), allocate)
-        return self.collection.at(self._mask_of[locations].tolist(), allocate)
+    def _masks(self, positions: list[int], boxes: CropBoxes | None, allocate: Allocate) -> Array | list[Array]:
+        """Return the masks of samples, which are crops at ``boxes`` of the images if these are crops."""
+        if boxes is None:
+            return self.collection.batch(self.mask_of[positions].tolist(), allocate)
+        return self.collection.batch(positions, allocate, boxes._replace(fields=self.mask_of[boxes.fields]))
 
-    def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
+    def with_reader(self, images: Collection, masks: Collection | None = None) -> Self:
         """Return a copy that reads the same images from ``images``, and the same masks from ``masks`` if passed."""
-        masks, background = masks or self.collection, self._background
-        if background is not None:
-            background = copy_with(background, _crops=images, _masks=masks)
-        return copy_with(self, _images=images, collection=masks, _background=background)
+        return replace(self, images=images, collection=masks or self.collection)
 
     def whole(self, field: int) -> Array:
         """Return the whole mask of an image (T, C, Z, Y, X), read-only."""
-        return self.collection.image(int(self._mask_of[field]))
+        return self.collection.image(int(self.mask_of[field]))
 
-
-class _Background:
-    """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
-
-    def __init__(self, images: Collection, masks: MaskedSamples) -> None:
-        error = partial(ArgumentError, option="mask_background", value=True)
-        if not isinstance(images, CropCollection) or images.crop_rows is None or images.crop_rows.objects is None:
-            raise error("needs crops around objects", remedy="pass objects= or leave it out")
-        objects = images.crop_rows.objects
-        assert isinstance(masks.collection, CropCollection)
-        self._crops, self._masks, self._objects = images, masks.collection, objects
-        self._binary = _are_binary(masks, objects.fields)
-        known = objects.labels()
-        if not self._binary and known is None:
-            problem = f"{self._masks.path} has label images but {objects.where} has no column of labels"
-            raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
-        self._labels: Array
-        self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
-        if objects.centers is not None:
-            nearest = np.floor(objects.centers + 0.5).astype(np.int64)
-            self._centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
-        else:
-            assert objects.boxes is not None
-            self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
-
-    def clear(self, position: int, image: Array, mask: Array) -> None:
-        keep_mask = self.kept(position, mask)
+    def _clear(self, background: _Background, position: int, image: Array, mask: Array) -> None:
+        """Set the pixels of a sample outside its object to 0."""
+        keep_mask = self._object_mask(background, position, mask)
+        labels, column = background.labels, background.column
         if not keep_mask.any():
-            label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
-            raise self._failure(position, "its mask is empty at the center of the object" if self._binary else label)
-        planes = self._masks.tczyx(mask)
-        center_labels = planes[(..., *self._center_in(position))]
-        if not self._binary and center_labels.any() and not (center_labels == self._labels[position]).any():
-            label = f"its label in column {self._column} is {self._labels[position]:g}"
-            raise self._failure(position, f"{label} but its mask has {center_labels.max()} at its center")
+            problem = "its mask is empty at the center of the object"
+            if labels is not None:
+                problem = f"its label {labels[position]:g} ({column}) is not in its mask"
+            raise self._failure(background, position, problem)
+        planes = self.collection.tczyx(mask)
+        center_labels = planes[(..., *self._center_of(background, position))]
+        if labels is not None and center_labels.any() and not (center_labels == labels[position]).any():
+            label = f"its label in column {column} is {labels[position]:g}"
+            problem = f"{label} but its mask has {center_labels.max()} at its center"
+            raise self._failure(background, position, problem)
         np.multiply(planes, keep_mask, out=planes)
-        pixels = self._crops.tczyx(image)
+        pixels = self.images.tczyx(image)
         pixels[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), pixels.shape)] = 0
 
-    def kept(self, position: int, mask: Array) -> Array:
+    def _object_mask(self, background: _Background, position: int, mask: Array) -> Array:
         """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
-        planes = self._masks.tczyx(mask)
-        return self._connected(position, planes) if self._binary else planes == self._labels[position]
+        planes = self.collection.tczyx(mask)
+        if background.labels is None:
+            return _connected(planes, self._center_of(background, position))
+        is_object: Array = planes == background.labels[position]
+        return is_object
 
-    def _center_in(self, position: int) -> tuple[int, int]:
+    def _center_of(self, background: _Background, position: int) -> tuple[int, int]:
         """Return the row and column of the object's center in a sample."""
-        window = self._crops.places.windows([position])
-        y, x = (int(center - first[0]) for center, first in zip(self._centers[position], window[1:3], strict=True))
-        if self._crops.fit is None:
-            return y, x
-        return self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
+        crops = self.images.crops
+        assert crops is not None
+        _, top, left, *size = (int(values[0]) for values in crops.take([position]))
+        center = background.centers[position]
+        y, x = int(center[0]) - top, int(center[1]) - left
+        return (y, x) if crops.resize is None else crops.resize.moved((y, x), (size[0], size[1]))
 
-    def _connected(self, position: int, planes: Array) -> Array:
-        """Return the pixels of the crop that are 4-connected to the pixel at the object's center."""
-        try:
-            from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
-        except ImportError as error:
-            raise BackendError(
-                "mask_background=True: binary masks need scipy, which is not installed; "
-                "run pip install 'omearrow-ds[masks]', or pass label images"
-            ) from error
-        y, x = self._center_in(position)
-        keep_mask = np.zeros(planes.shape, np.bool_)
-        for plane in np.ndindex(planes.shape[:3]):
-            if planes[plane][y, x]:
-                regions, _ = ndimage.label(planes[plane])
-                keep_mask[plane] = regions == regions[y, x]
-        return keep_mask
-
-    def _failure(self, position: int, problem: str) -> DecodeError:
-        row, field = int(self._objects.rows[position]), int(self._objects.fields[position])
+    def _failure(self, background: _Background, position: int, problem: str) -> DecodeError:
+        objects = background.objects
+        row, field = int(objects.rows[position]), int(objects.fields[position])
         return DecodeError(
-            f"{self._masks.path}: image {self._crops.image_ids[field]!r}, object in row {row} of "
-            f"{self._objects.where}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
+            f"{self.collection.path}: image {self.images.image_ids[field]!r}, object in row {row} of "
+            f"{objects.where}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
         )
+
+
+class _Background(NamedTuple):
+    """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
+
+    objects: Objects
+    centers: Array  # (n, 2), row and column of the pixel at each object's center.
+    column: str  # Name of the column of labels.
+    labels: Array | None  # None for binary masks.
+
+
+def _find_background(masks: MaskedSamples) -> _Background:
+    crops, shapes = masks.images.crops, masks.images.shapes
+    objects = None if crops is None or crops.rows is None else crops.rows.objects
+    error = partial(ArgumentError, option="mask_background", value=True)
+    if objects is None:
+        raise error("needs crops around objects", remedy="pass objects= or leave it out")
+    column, labels = objects.labels() or ("", None)
+    if _are_binary(masks, objects.fields):
+        labels = None
+    elif labels is None:
+        problem = f"{masks.collection.path} has label images but {objects.where} has no column of labels"
+        raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
+    if objects.centers is not None:
+        nearest = np.floor(objects.centers + 0.5).astype(np.int64)
+        centers = np.minimum(nearest, shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
+    else:
+        assert objects.boxes is not None
+        centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
+    return _Background(objects, centers, column, labels)
+
+
+def _connected(planes: Array, center: tuple[int, int]) -> Array:
+    """Return the pixels of the crop that are 4-connected to the pixel at the object's center."""
+    try:
+        from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
+    except ImportError as error:
+        raise BackendError(
+            "mask_background=True: binary masks need scipy, which is not installed; "
+            "run pip install 'omearrow-ds[masks]', or pass label images"
+        ) from error
+    keep_mask = np.zeros(planes.shape, np.bool_)
+    for plane in np.ndindex(planes.shape[:3]):
+        if planes[plane][center]:
+            regions, _ = ndimage.label(planes[plane])
+            keep_mask[plane] = regions == regions[center]
+    return keep_mask
 
 
 def _are_binary(masks: MaskedSamples, fields: Array) -> bool:

@@ -6,8 +6,8 @@ import functools
 import inspect
 import os
 from array import array
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
@@ -20,17 +20,15 @@ from torch.utils.data import Dataset, WeightedRandomSampler
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
-from omearrow_ds.dataset.collection import Collection, Preload, PreloadOptions, Select
+from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.copies import copy_with
-from omearrow_ds.dataset.cropped import cropped
-from omearrow_ds.dataset.crops import CropCollection
+from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.dataset.cuda import device_of
-from omearrow_ds.dataset.image_cache import CacheInfo
 from omearrow_ds.dataset.masks import MaskedSamples
-from omearrow_ds.dataset.places import CropOptions
-from omearrow_ds.dataset.scaling import Illum, Normalize
+from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
+from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
@@ -50,7 +48,7 @@ Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = "omearrow_ds.dataset.dataset"
 _CROP_OPTIONS = tuple(CropOptions.__annotations__)
-_FOUND = ("shape", "image_ids", "_picked_there")  # Computed at first access.
+_FOUND = ("shape", "image_ids", "_picked_on_device")  # Computed at first access.
 
 
 @functools.cache
@@ -63,7 +61,7 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
     """Keywords of a dataset in addition to its signature: options of opening and positions of samples."""
 
 
-def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
+def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     """Return two dicts: the options for the positions of samples, and those for opening the collection."""
     opening = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
     crops = {name: opening.pop(name) for name in _CROP_OPTIONS if name in opening}
@@ -89,10 +87,17 @@ def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
         raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, with preload=True or 'auto'")
 
 
+def _check_needed(name: str, value: Any, needed_name: str, needed: Any) -> None:
+    if value is not None and needed is None:
+        remedy = f"pass {needed_name}= or leave it out"
+        raise ArgumentError(f"needs {needed_name}=", option=name, value=value, remedy=remedy)
+
+
 class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
     _of_arrays = False  # Whether samples are NumPy arrays.
+    _transform: Callable[..., Any] | None = None
     _filters: tuple[str, ...] = ()  # Conditions that chose the samples.
 
     def __init__(
@@ -121,66 +126,66 @@ class StoredSamples(Dataset[Any]):
         _check_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
         SampleSettings.take({**options, **locals()})
         _check_caches(cache_bytes, cache_dir, preload)
-        if target is None and classes is not None:
-            raise ArgumentError("needs target=", option="classes", value=classes, remedy="pass target= or leave it out")
+        _check_needed("classes", classes, "target", target)
+        _check_needed("mask_background", True if mask_background else None, "masks", masks)
         refuse_unknown(options, _options() - {"transform"}, str(path))
-        crops, opening = parted(options)
+        crop_options, opening = split_options(options)
         if "pattern" not in opening:
             warn_of_layout(path, opening)
         if opening.get("filter") is not None:
             self._filters = (RowFilter(opening["filter"]).text,)
-        of_objects = ObjectSettings.take(opening, crops.get("objects"))
+        object_settings = ObjectSettings.take(opening, crop_options.get("objects"))
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         fingerprint = None if folder is None else collection_fingerprint(label_of(path))
         settings = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
         picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)
-        sample_axes = SampleAxes(axes, picks, None if crops else crop_size)
-        collect = partial(
-            Collection,
-            axes=sample_axes,
-            options=settings,
-            normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
+        normalize, crops = bool(normalize) if isinstance(normalize, np.bool_) else normalize, None
+        if crop_options:
+            is_float32 = normalize is not False
+            source, crops = make_crops(source, crop_size, crop_options, object_settings, is_float32=is_float32)
+        self._collection = Collection(
+            source,
+            SampleAxes(axes, picks, None if crop_options else crop_size),
+            settings,
+            normalize=normalize,
             illumination=illumination,
+            crops=crops,
         )
-        self._collection = cropped(collect, source, crop_size, crops, of_objects) if crops else collect(source)
         self._picked: array[int] | None = None  # Positions in the collection; None is all.
         self._count = len(self._collection)
         skip = opening.get("nulls") == "skip"
-        beside = self._collection.beside
-        self._targets = (
-            None
-            if target is None
-            else Targets(beside, target, classes, encode_targets=bool(encode_targets), nulls=skip)
-        )
         self._return_ids = bool(return_ids)
-        present = None if self._targets is None else self._targets.present
+        self._targets = None
+        is_present = np.ones(self._count, np.bool_)
+        if target is not None:
+            columns, encode = self._collection.column_source, bool(encode_targets)
+            self._targets = Targets(columns, target, classes, encode_targets=encode, nulls=skip)
+            if self._targets.present is not None:
+                is_present &= self._targets.present
         self._masks: MaskedSamples | None = None
         if masks is not None:
             opening.pop("filter", None)  # Masks are matched with the chosen images.
             mask_source, mask_of = open_masks(self._collection.source, masks, opening, skip_nulls=skip)
             if self._filters:
                 mask_source, mask_of = select_masks(mask_source, mask_of, *self._filters)
-            self._masks = MaskedSamples(
-                self._collection, mask_source, mask_of, sample_axes, settings, background=bool(mask_background)
+            self._masks = MaskedSamples.of(
+                self._collection, mask_source, mask_of, settings, background=bool(mask_background)
             )
-            masked = mask_of[self._collection.fields_of(np.arange(self._count))] >= 0
-            present = masked if present is None else present & masked
-        elif mask_background:
-            raise ArgumentError(
-                "needs masks=", option="mask_background", value=True, remedy="pass masks= or leave it out"
-            )
+            is_present &= mask_of[self.fields] >= 0
         self._alone = target is None and not return_ids and masks is None
-        if present is not None and not present.all():
-            self._picked = array("q", np.flatnonzero(present).tolist())
-            self._count = len(self._picked)
+        self._pick(is_present)
         self._collection.preload(preload, max_bytes)
         if self._masks is not None:
             self._masks.preload(preload, max_bytes)
             if skip and mask_background:
-                has_object = self._masks.with_object(self._all_positions())
-                self._picked = array("q", self._all_positions()[has_object].tolist())
-                self._count = len(self._picked)
+                self._pick(self._masks.have_objects(self._all_positions()))
+
+    def _pick(self, is_present: Array) -> None:
+        """Leave out samples, before the dataset is used."""
+        if not is_present.all():
+            self._picked = array("q", self._all_positions()[is_present].tolist())
+            self._count = len(self._picked)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless it is an option: a change after creation would have no effect."""
@@ -214,24 +219,27 @@ class StoredSamples(Dataset[Any]):
         return None if held is None else held.device
 
     @cached_property
-    def _picked_there(self) -> torch.Tensor | None:
+    def _picked_on_device(self) -> torch.Tensor | None:
         """`_picked` as a tensor on the device of the pixels."""
         return None if self._picked is None else torch.from_numpy(np.asarray(self._picked)).to(self.device)
 
     @property
     def _early_scaling_reason(self) -> str | None:
         """Reason why pixels must be scaled when samples are created; None if scaling per batch is possible."""
-        return self._collection.early_scaling_reason(cleared=self._masks is not None and self._masks.clears)
+        if self._transform is not None:
+            return "a transform is given samples"
+        cleared = self._masks is not None and self._masks.background is not None
+        return self._collection.early_scaling_reason(cleared=cleared)
 
     @property
     def _has_user_code(self) -> bool:
         """Whether a sample calls a user function, which may be slow or draw random numbers."""
-        return self._targets is not None and not self._targets.listed
+        return self._transform is not None or (self._targets is not None and not self._targets.listed)
 
     @property
     def _is_random(self) -> bool:
         """Whether a sample may draw from global generators: in user functions, or for the position of its crop."""
-        return self._has_user_code or self._collection.random
+        return self._has_user_code or self._collection.is_random
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
@@ -250,7 +258,7 @@ class StoredSamples(Dataset[Any]):
 
         All are read at the first access; `column` and `column_table` read single columns.
         """
-        return self._picked_rows(self._collection.beside.columns)
+        return self._picked_rows(self._collection.column_source.columns)
 
     @property
     def column_names(self) -> list[str]:
@@ -262,7 +270,7 @@ class StoredSamples(Dataset[Any]):
         >>> OMEArrowDataset("plate.arrow").column_names
         ['Metadata_Well', 'label']
         """
-        return self._collection.beside.column_names
+        return self._collection.column_source.column_names
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one column, one value per sample, without reading the others.
@@ -320,7 +328,7 @@ class StoredSamples(Dataset[Any]):
         >>> OMEArrowDataset("plate.arrow").column_table(["label", "Metadata_Well"]).column_names
         ['label', 'Metadata_Well']
         """
-        return self._picked_rows(self._collection.beside.column_table(names))
+        return self._picked_rows(self._collection.column_source.column_table(names))
 
     def _picked_rows(self, columns: pa.Table) -> pa.Table:
         """Return the rows of these samples."""
@@ -329,8 +337,8 @@ class StoredSamples(Dataset[Any]):
     @property
     def objects(self) -> pa.Table | None:
         """Table of objects, one row per sample, or None without ``objects=``."""
-        crops = self._collection
-        rows = crops.crop_rows if isinstance(crops, CropCollection) else None
+        crops = self._collection.crops
+        rows = None if crops is None else crops.rows
         return None if rows is None or rows.objects is None else self._picked_rows(rows.own)
 
     @property
@@ -368,8 +376,8 @@ class StoredSamples(Dataset[Any]):
 
         Each worker has its own cache. Memory-mapped and preloaded images do not use it.
         """
-        recent = self._collection.recent
-        return None if recent is None else recent.info
+        cache = self._collection.image_cache
+        return None if cache is None else cache.info
 
     def __len__(self) -> int:
         return self._count
@@ -426,9 +434,9 @@ class StoredSamples(Dataset[Any]):
             )
             raise RuntimeError(msg) from error  # noqa: TRY004  # Like Python for generators.
 
-    def _beside(self, position: int) -> tuple[Any, ...]:
-        beside = () if self._targets is None else (self._targets[position],)
-        return (*beside, self._collection.sample_ids[position]) if self._return_ids else beside
+    def _target_and_id(self, position: int) -> tuple[Any, ...]:
+        target = () if self._targets is None else (self._targets[position],)
+        return (*target, self._collection.sample_ids[position]) if self._return_ids else target
 
     def split(
         self,
@@ -475,7 +483,7 @@ class StoredSamples(Dataset[Any]):
         (8, 2)
         """
         groups = None if by is None else self._codes(by, "by=")
-        if groups is None and self._collection.together:
+        if groups is None and self._collection.groups_samples_by_image:
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else self._codes(stratify, "stratify=")
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
@@ -517,7 +525,7 @@ class StoredSamples(Dataset[Any]):
         (10, 4, {1})
         """
         row_filter, positions = RowFilter(condition), self._all_positions()
-        view = self._subset_at(positions[np.isin(positions, row_filter.choose(self._collection.beside))])
+        view = self._subset_at(positions[np.isin(positions, row_filter.choose(self._collection.column_source))])
         view._filters = (*self._filters, row_filter.text)  # noqa: SLF001  # Same class.
         return view
 
@@ -557,7 +565,7 @@ class StoredSamples(Dataset[Any]):
     def _codes(self, names: Any, option: str) -> Array:
         """Return codes of the samples by columns, reading only these columns."""
         rows = None if self._picked is None else np.asarray(self._picked)
-        return codes_of(self._collection.beside, names, option, str(self.path), rows)
+        return codes_of(self._collection.column_source, names, option, str(self.path), rows)
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])
@@ -597,13 +605,12 @@ class StoredSamples(Dataset[Any]):
     def _preview(self) -> Pictures:
         """Return previews of the samples: cut, but neither scaled nor transformed."""
         try:
-            schema = self._collection.beside.column_schema
+            schema = self._collection.column_source.column_schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             schema = pa.schema([])
         return shown.pictures(self._collection, self._all_positions(), self.image_ids, schema, self.column)
 
     def _repr_html_(self) -> str:
-        transform = getattr(self, "_transform", None)
         masks = None if self._masks is None else self._masks.collection.path
-        facts = shown.facts(self._collection, np.unique(self.fields), self.shape, transform, self._targets, masks)
+        facts = shown.facts(self._collection, np.unique(self.fields), self.shape, self._transform, self._targets, masks)
         return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self._preview())

@@ -29,7 +29,7 @@ def pictures(
     fields = collection.fields_of(positions)
 
     def unscaled(image: Array, index: int) -> Array:
-        with torch.random.fork_rng([], enabled=collection.random):  # Keeps the random state of training.
+        with torch.random.fork_rng([], enabled=collection.is_random):  # Keeps the random state of training.
             return collection.unscaled(image, int(positions[index]))
 
     def channels(index: int) -> list[str | None]:

@@ -40,17 +40,9 @@ def split_positions(
 ) -> list[Array]:
     """Return the sorted int64 positions of the samples of each part; each of ``samples`` is in one part.
 
-    Raises `ArgumentError` if ``fractions`` or ``seed`` are invalid, there are fewer groups than parts, or a part would
-    be empty.
-
-    Parameters
-    ----------
-    fractions
-        Share of each part.
-    groups, classes
-        (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order of the sorted keys.
-    where
-        Name of the collection in errors.
+    ``groups`` and ``classes`` are (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order
+    of the sorted keys. Raises `ArgumentError` if ``fractions`` or ``seed`` are invalid, there are fewer groups than
+    parts, or a part would be empty.
     """
     shares = _shares(fractions)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.

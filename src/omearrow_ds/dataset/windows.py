@@ -1,7 +1,7 @@
 """Windows of pixels in device memory, gathered, cropped, padded and scaled into a batch.
 
 `crop_with_torch` is the reference implementation with torch operations for any device.
-`omearrow_ds.dataset.windows_kernel` uses one kernel, and `omearrow_ds.dataset.window_maker` chooses between them.
+`omearrow_ds.dataset.windows_kernel` uses one kernel, and `omearrow_ds.dataset.cuda.DeviceCropper` chooses one of them.
 Results are bit-identical to NumPy on the CPU: both divide in float32 with IEEE 754 rounding. So a divisor is always a
 tensor on the device: for a Python number, torch multiplies by the reciprocal on CUDA, which rounds differently.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,18 +48,10 @@ class SampleLayout(NamedTuple):
     def of(
         cls, stored: Sequence[int], steps: Sequence[int], cut: Cut, axes: str, window: tuple[int, int] | None = None
     ) -> SampleLayout:
-        """Return the layout of samples cut out of fields.
+        """Return the layout of samples with ``axes`` of fields of shape ``stored`` and strides ``steps`` in pixels.
 
-        Parameters
-        ----------
-        stored, steps
-            Shape of a stored field (T, C, Z, Y, X), and its strides in pixels.
-        cut
-            Region of a field that a sample may show, with all axes.
-        axes
-            Axes of a sample, in its order.
-        window
-            (height, width) of a sample that is a window of this region.
+        ``cut`` is the region of a field that a sample may show, with all axes, and ``window`` the (height, width) of
+        samples that are windows of this region.
         """
         indices = [np.arange(size)[part] for size, part in zip(stored, cut.slices, strict=True)]
         for axis, pick in cut.picks:
@@ -139,47 +131,35 @@ class DeviceCropBoxes(NamedTuple):
         return boxes[:, 0], boxes[:, 1:]
 
 
-Make = Callable[[torch.Tensor, torch.Tensor, SampleLayout, DeviceScaling, DeviceCropBoxes], None]
-
-
 def crop_with_torch(
     source: torch.Tensor, out: torch.Tensor, layout: SampleLayout, scales: DeviceScaling, windows: DeviceCropBoxes
 ) -> None:
     """Write windows to ``out``, (n, *shape) of the layout, with torch operations; ``source`` is flat."""
     device = source.device
     fields, corners = windows.located()
-    if fields is None:
-        fields = torch.arange(len(out), device=device)
-    tables = (to(table, device) for table in (layout.planes[:, 0], layout.rows, layout.columns))
-    planes, rows, columns = tables
-    outside: torch.Tensor | None = None
-    clamped_indices = []
-    for axis, offsets in enumerate((rows, columns)):
-        first = torch.zeros(1, dtype=torch.int64, device=device) if corners is None else corners[:, axis]
-        shown_indices = _shown(first, layout.window[axis], len(offsets), windows.pad)
-        clamped = shown_indices.clamp(0, len(offsets) - 1)
-        beyond = (
-            (shown_indices != clamped)[:, None, :, None] if axis == 0 else (shown_indices != clamped)[:, None, None, :]
-        )
-        outside = beyond if outside is None else outside | beyond
-        clamped_indices.append(clamped)
-    row, column = clamped_indices
+    fields = torch.arange(len(out), device=device) if fields is None else fields
+    planes, rows, columns = (to(table, device) for table in (layout.planes[:, 0], layout.rows, layout.columns))
+    firsts = torch.zeros((1, 2), dtype=torch.int64, device=device) if corners is None else corners
+    box_rows = _padded_indices(firsts[:, 0], layout.window[0], len(rows), windows.pad)
+    box_columns = _padded_indices(firsts[:, 1], layout.window[1], len(columns), windows.pad)
+    row, column = box_rows.clamp(0, len(rows) - 1), box_columns.clamp(0, len(columns) - 1)
     in_plane = rows[row][:, None, :, None] + columns[column][:, None, None, :]
     index = (fields * layout.field_step)[:, None, None, None] + planes[None, :, None, None] + in_plane
     signed = source.view(_SIGNED.get(source.dtype, source.dtype))
     pixels = signed[index]
     if scales.dtype != source.dtype or scales.factors is not None:
         pixels = _scaled(pixels.view(source.dtype), scales, fields, row, column)
-    if corners is not None and windows.pad == "constant" and outside is not None:
-        pixels = pixels.masked_fill(outside, 0)
+    if corners is not None and windows.pad == "constant":
+        is_outside = (box_rows != row)[:, None, :, None] | (box_columns != column)[:, None, None, :]
+        pixels = pixels.masked_fill(is_outside, 0)
     if pixels.dtype != out.dtype:
         pixels = pixels.view(out.dtype)
     lengths = (len(out), *layout.lengths)
     out.as_strided(lengths, (math.prod(layout.shape), *layout.steps)).copy_(pixels.view(lengths))
 
 
-def _shown(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tensor:
-    """Return the rows or columns that windows show, (n, length); some may be out of range."""
+def _padded_indices(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tensor:
+    """Return the rows or columns of boxes, (n, length), reflected for ``pad="reflect"``; some may be out of range."""
     indices = first[:, None] + torch.arange(length, device=first.device)
     if pad == "reflect" and size > 1:
         indices = indices.remainder(2 * (size - 1))

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.collection import Collection, PreloadOptions
-from omearrow_ds.dataset.cropped import cropped
-from omearrow_ds.dataset.crops import CropCollection
-from omearrow_ds.dataset.places import CropOptions
+from omearrow_ds.dataset.collection import Collection
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropOptions, make_crops
+from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.storage.checksums import Hasher
@@ -142,19 +141,15 @@ def write_crops(
         refuse_over_source(source, dst)
         in_parts = chosen_parts(target, settings)
         material = _Crops(source, objects, cutting)
-        _warn_of_dropped(material.crops, str(dst))
+        if material.crops.num_dropped:
+            num_objects = count(len(material.crops) + material.crops.num_dropped, "object")
+            problem = f"pad='drop' skips {material.crops.num_dropped:,} of {num_objects}"
+            warnings.warn(f"{dst}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=2)
         if in_parts is not None:
             write_parts(material, target, *in_parts, progress=progress)
             return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.columns, len(material.order), progress=progress)
-
-
-def _warn_of_dropped(crops: CropCollection, path: str) -> None:
-    dropped = crops.places.dropped
-    if dropped:
-        problem = f"pad='drop' skips {dropped:,} of {count(len(crops) + dropped, 'object')}"
-        warnings.warn(f"{path}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=3)
 
 
 def _field_by_field(fields: Array) -> Array:
@@ -163,14 +158,13 @@ def _field_by_field(fields: Array) -> Array:
     return np.argsort(first[number.reshape(-1)], kind="stable")
 
 
-def _columns(crops: CropCollection, order: Array) -> pa.Table:
-    columns = crops.beside.columns.take(pa.array(order))
+def _columns(collection: Collection, boxes: CropBoxes, order: Array) -> pa.Table:
+    columns = collection.column_source.columns.take(pa.array(order))
     names = columns.column_names
     if IMAGE_ID in names and _OF_FIELD not in names:
         columns = columns.rename_columns([_OF_FIELD if name == IMAGE_ID else name for name in names])
-    windows = crops.windows(order.tolist())
-    corners = (windows.tops, windows.lefts, windows.tops + windows.heights, windows.lefts + windows.widths)
-    ids = pa.array([crops.image_ids[field] for field in windows.fields.tolist()], pa.string())
+    corners = (boxes.tops, boxes.lefts, boxes.tops + boxes.heights, boxes.lefts + boxes.widths)
+    ids = pa.array([collection.image_ids[field] for field in boxes.fields.tolist()], pa.string())
     for name, values in zip((_OF_FIELD, *_BOX), (ids, *map(pa.array, corners)), strict=True):
         if name not in columns.column_names:
             columns = columns.append_column(name, values)
@@ -194,31 +188,31 @@ class _Crops:
     def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting
         fields = verified_where_stored(source) if cutting.verified else source
-        collect = partial(Collection, axes=SampleAxes(AXES, None, None), options=PreloadOptions(), normalize=False)
         options = cast(CropOptions, {"objects": objects, **cutting.placing})
-        self.crops = cropped(collect, fields, cutting.crop_size, options, cutting.of_objects)
-        self.source = source if len(self.crops.source) == len(source) else self.crops.source
-        self.order = _field_by_field(self.crops.places.fields)
-        self.columns = _columns(self.crops, self.order)
-        ids, windows = self.crops.sample_ids, self.crops.windows(self.order.tolist())
+        chosen, self.crops = make_crops(fields, cutting.crop_size, options, cutting.of_objects, is_float32=False)
+        self._collection = Collection(chosen, SampleAxes(AXES), PreloadOptions(), normalize=False, crops=self.crops)
+        self.source = source if len(chosen) == len(source) else chosen
+        self.order = _field_by_field(self.crops.boxes.fields)
+        boxes = self.crops.take(self.order)
+        self.columns = _columns(self._collection, boxes, self.order)
+        ids, sizes = self._collection.sample_ids, (boxes.heights, boxes.widths)
         self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
-        sizes = (self.crops.shapes[windows.fields, :3], windows.heights, windows.widths)
-        self.shapes: Array = np.column_stack(sizes).astype(np.int64)
-        self.dtypes: Sequence[np.dtype[Any]] = [self.crops.dtypes[field] for field in windows.fields.tolist()]
+        self.shapes: Array = np.column_stack([chosen.shapes[boxes.fields, :3], *sizes]).astype(np.int64)
+        self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in boxes.fields.tolist()]
         self._hasher = Hasher() if cutting.checksum else None
         self.checksums: pa.ChunkedArray | None = None
         self.options: Mapping[str, Any] = {"pad": cutting.placing.get("pad")}
 
     def images(self, numbers: Array) -> Iterator[Image]:
         """Yield crops of sorted indices, with their ids and the metadata of their fields."""
-        crops = self.crops
-        for positions in _cut_at_once(crops, self.order[numbers]):
-            fields = crops.fields_of(positions).tolist()
-            metadata = {field: crops.source.metadata(field) for field in dict.fromkeys(fields)}
-            pixels = crops.batch(positions.tolist(), np.empty)
+        collection = self._collection
+        for positions in _plan_crop_reads(collection, self.crops.take(self.order[numbers]), self.order[numbers]):
+            fields = collection.fields_of(positions).tolist()
+            metadata = {field: collection.source.metadata(field) for field in dict.fromkeys(fields)}
+            pixels = collection.batch(positions.tolist(), np.empty)
             for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
                 checksum = None if self._hasher is None else self._hasher.checksum(crop)
-                yield Image(crop, crops.sample_ids[position], metadata[field], checksum)
+                yield Image(crop, collection.sample_ids[position], metadata[field], checksum)
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         """Return a function that opens the crops in another process; objects in memory are written to ``store``."""
@@ -247,16 +241,14 @@ def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutt
     return _Crops(opening(), objects.read() if isinstance(objects, _Kept) else objects, cutting)
 
 
-def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:
+def _plan_crop_reads(collection: Collection, boxes: CropBoxes, order: Array) -> Iterator[Array]:
     """Yield parts of an order, each with all whole fields that fit into memory with their crops.
 
     A field is decoded again only if its crops exceed this memory.
     """
-    windows = crops.windows(order.tolist())
-    fields = windows.fields
-    field_bytes = crops.image_bytes
-    pixel_bytes = field_bytes // crops.shapes[:, 3:].prod(axis=1)  # Bytes per pixel, over all planes.
-    begun = np.concatenate([[0], np.cumsum(windows.heights * windows.widths * pixel_bytes[fields])])
+    fields, field_bytes = boxes.fields, collection.image_bytes
+    pixel_bytes = field_bytes // collection.shapes[:, 3:].prod(axis=1)  # Bytes per pixel, over all planes.
+    begun = np.concatenate([[0], np.cumsum(boxes.heights * boxes.widths * pixel_bytes[fields])])
     new = np.diff(fields, prepend=-1) != 0
     part = (begun[:-1] - begun[:-1][new][np.cumsum(new) - 1]) // _HELD_BYTES
     starts = np.flatnonzero(new | (np.diff(part, prepend=0) != 0)).tolist()

@@ -80,7 +80,7 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
     collection = dataset._collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
-        needed, cache_bytes = int(largest.sum()), collection.held.cache_bytes
+        needed, cache_bytes = int(largest.sum()), collection.options.cache_bytes
         if cache_bytes < needed:
             raise ArgumentError(
                 f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}",

@@ -73,7 +73,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
     def persistent_id(self, value: Any) -> int | None:
         if type(value) in _PLAIN or not _shared(value):
             return None
-        self.shared.append(value.apart() if isinstance(value, Collection) else value)
+        self.shared.append(value.with_own_cache() if isinstance(value, Collection) else value)
         return len(self.shared) - 1
 
     def reducer_override(self, value: Any) -> Any:

@@ -60,8 +60,8 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
     "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader loader/epoch "
-    "dataset/handover dataset/shared_block dataset/preload dataset/image_cache dataset/targets codec/leaves "
-    "codec/decode codec/encode storage/source axes loader/resume loader/workers dataset/cache_dir"
+    "dataset/handover dataset/shared_block dataset/preload dataset/stored_images dataset/crops dataset/targets "
+    "codec/leaves codec/decode codec/encode storage/source axes loader/resume loader/workers dataset/cache_dir"
 )
 
 
@@ -162,7 +162,7 @@ def kept():
     for module in TIMED_MODULES:
         importlib.import_module(module)
     functions = [vars(owner)[name] for _, owner, name, _ in stage_functions()]
-    return functions + [vars(kind)["__getitems__"] for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
+    return functions + [kind.__getitems__ for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
 
 
 def all_the_same(before):

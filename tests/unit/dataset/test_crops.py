@@ -182,16 +182,20 @@ def test_shift_moves_inside_and_drop_leaves_out(stores):
     shifted = OMEArrowDatasetNumpy(path, objects=table, crop_size=(4, 5), pad="shift", axes="CZYX", normalize=False)
     for number, (y, x) in enumerate([(0, 0), (5, 6), (3, 3), (3, 6)]):
         np.testing.assert_array_equal(shifted[number], images[number % 3][0, ..., y : y + 4, x : x + 5])
-    kept = OMEArrowDatasetNumpy(
+    remaining = OMEArrowDatasetNumpy(
         path, objects=table, crop_size=(4, 5), pad="drop", axes="CZYX", normalize=False, return_ids=True
     )
-    assert (len(kept), kept._collection.places.dropped, kept.objects["Metadata_ObjectNumber"].to_pylist()) == (
+    assert (
+        len(remaining),
+        remaining._collection.crops.num_dropped,
+        remaining.objects["Metadata_ObjectNumber"].to_pylist(),
+    ) == (
         1,
         3,
         [3],
     )
-    np.testing.assert_array_equal(kept[0][0], images[2][0, ..., 3:7, 3:8])
-    assert "3 left out" in repr(kept)
+    np.testing.assert_array_equal(remaining[0][0], images[2][0, ..., 3:7, 3:8])
+    assert "3 left out" in repr(remaining)
     with raises(AxesError, mentions=("pad='shift'", "crop_size=(10, 5)", "9 x 11")):
         OMEArrowDataset(path, objects=table, crop_size=(10, 5), pad="shift", axes="CZYX")
 
@@ -530,8 +534,7 @@ def test_crops_of_a_field_of_a_hundred_thousand_cost_little(tmp_path):
     )
     dataset = OMEArrowDataset(tmp_path / "i.arrow", objects=table, crop_size=(8, 8), preload=False)
     assert len(dataset) == 100_000
-    places = dataset._collection.places
-    assert sum(of.nbytes for of in places._windows) <= 12 * 100_000 + 100
+    assert sum(values.nbytes for values in dataset._collection.crops.boxes) <= 12 * 100_000 + 100
 
 
 @pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")

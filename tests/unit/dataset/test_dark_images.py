@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from omearrow_ds import OMEArrowDataset, OMEArrowDatasetNumpy, recommend, show, write_images
 from omearrow_ds.cli import main
-from omearrow_ds.dataset.dark_images import has_warned
+from omearrow_ds.dataset.normalization import has_warned
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from tests.support.errors import warns
 

@@ -37,7 +37,7 @@ from omearrow_ds.advise.profile.trials import preloaded
 from omearrow_ds.dataset import preload as cache
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.gather import DecodedRows
-from omearrow_ds.dataset.image_cache import ImageCache
+from omearrow_ds.dataset.stored_images import ImageCache
 from omearrow_ds.kernels.stacks import Stacks
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
@@ -76,7 +76,7 @@ def ways(dataset):
         yield "of several parts"
     vars(dataset._collection)["rows"] = None
     yield "image by image"
-    vars(dataset._collection)["recent"] = ImageCache(300)
+    vars(dataset._collection)["image_cache"] = ImageCache(300)
     yield "cached"
 
 
@@ -372,7 +372,7 @@ def test_preloading_keeps_to_max_bytes(stored, monkeypatch):
     assert OMEArrowDataset(path, preload="auto").preloaded
     assert not OMEArrowDataset(path, preload="auto", max_bytes=needed - 1).preloaded
     assert OMEArrowDataset(path, max_bytes=needed).preloaded
-    monkeypatch.setattr("omearrow_ds.dataset.collection.PixelCache.load", lambda _: pytest.fail("pixels were read"))
+    monkeypatch.setattr("omearrow_ds.dataset.preload.PixelCache.load", lambda _: pytest.fail("pixels were read"))
     with raises(
         MemoryLimitError, option="max_bytes", path=path, mentions=(f"{needed:,}", f"{needed - 1:,}", "preload=False")
     ) as caught:

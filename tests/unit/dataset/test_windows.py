@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.window_maker import DeviceCropper, triton_kernel_works
+from omearrow_ds.dataset.cuda import DeviceCropper, triton_kernel_works
 from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
@@ -62,7 +62,7 @@ def cases(draw, picks):
 
 
 def scaling_of(how, dtype, shape, number=0):
-    """Return the divisor of pixels as `omearrow_ds.dataset.scaling` defines it."""
+    """Return the divisor of pixels as `omearrow_ds.dataset.normalization` defines it."""
     if how in ("kept", "floating"):
         return None
     if how == "divided":

@@ -57,8 +57,7 @@ def numbers_of(batch):
 
 
 def stacks_of(dataset):
-    collection = dataset._collection
-    return collection._in_memory if hasattr(collection, "places") else collection.rows.stacks
+    return dataset._collection.rows.stacks
 
 
 @pytest.mark.parametrize("layout", ["arrow", "parquet", "lance", "vortex", "arrow.parts"])

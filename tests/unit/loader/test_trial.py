@@ -183,7 +183,7 @@ def test_copies_share_data_and_what_is_meant_to_be_shared(path):
     assert copy.lock is original.lock
     assert copy.small is not original.small
     assert copy.dataset._collection.cache is original.dataset._collection.cache
-    assert copy.dataset._collection.cuts is original.dataset._collection.cuts
+    assert copy.dataset._collection.plan is original.dataset._collection.plan
     assert copy.dataset._transform is not original.dataset._transform
     assert torch.equal(copy.dataset[3][0], original.dataset[3][0])
 

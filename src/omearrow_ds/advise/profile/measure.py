@@ -34,7 +34,7 @@ from omearrow_ds.advise.profile.trials import (
 from omearrow_ds.advise.turns import InterleavedRounds, Rounds, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
-from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
+from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, split_options
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.options import ProfileSettings, SampleSettings
@@ -134,7 +134,7 @@ def profile_dataset(
     (10, (2, 160, 160))
     """
     settings = ProfileSettings.take(locals())
-    crops, opening = parted(options)
+    crops, opening = split_options(options)
     samples = SampleSettings.take({**locals(), **crops, "preload": True, "progress": None})
     if seconds is not None and epochs is not None:
         raise ArgumentError("conflicts with epochs=", option="seconds", value=seconds, remedy="pass one of them")

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from omearrow_ds.advise.profile.loop import Loop
 from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gains, is_clear, median_ratio
 from omearrow_ds.advise.workspace import over_limit_message
 from omearrow_ds.dataset.collection import Preload
-from omearrow_ds.dataset.options import make_dataset
+from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError, OMEArrowDSError
@@ -210,7 +210,8 @@ def open_samples(
         if isinstance(data, StoredSamples):
             demand = on_demand(data)
         else:
-            demand = make_dataset(options, data, format_name, preload=False, **opening)
+            chosen: dict[str, Any] = {**options.chosen, **opening}
+            demand = OMEArrowDataset(data, format_name, preload=False, progress=False, **chosen)
         len(demand.source)  # Opens the source of a dataset, which is lazy.
         open_s = perf_counter() - start
         if open_s > _REPEATED_S:

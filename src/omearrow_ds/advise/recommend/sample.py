@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.axes import AXES
-from omearrow_ds.dataset.places import of_objects as crops_of_objects
+from omearrow_ds.dataset.crop_boxes import boxes_around_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
@@ -72,7 +72,7 @@ class Cells:
                 "the size of crops is missing", option="crop_size", remedy="pass (height, width), or box= with resize="
             )
         images, objects = of_objects.open(source, passed, crops.get("center"), box)
-        objects = objects.keep(crops_of_objects(objects, images.shapes, crop_size, pad)[1])
+        objects = objects.keep(boxes_around_objects(objects, images.shapes, crop_size, pad)[1])
         if not len(objects.rows):
             raise ArgumentError(
                 f"{objects.where} has no objects in these images",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.dataset.image_cache import ImageCache
+from omearrow_ds.dataset.stored_images import ImageCache
 from tests.support.errors import raises
 from tests.support.strategies import ENCODED_OR_LONG, NAMES, RAGGED, image_of, images_of, same
 

@@ -1,0 +1,317 @@
+"""Crop boxes of samples in images: around objects, in the center, on a grid or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from omearrow_ds.axes import checked_size
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.options import PADS, check_choice
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
+from omearrow_ds.text import count
+
+STAGES = {"CropResize.__call__": "normalize"}
+
+
+class CropOptions(TypedDict, total=False):
+    """Keywords for the position of samples in images, documented in `omearrow_ds.OMEArrowDataset`."""
+
+    objects: Any
+    center: Sequence[str] | None
+    box: Sequence[str] | bool | None
+    crop: Literal["center", "random", "grid"] | None
+    overlap: int | tuple[int, int] | None
+    pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None
+    resize: tuple[int, int] | None
+    pad_to: tuple[int, int] | None
+
+
+class CropBoxes(NamedTuple):
+    """Field, top, left, height and width of boxes in pixels, (n,) each; boxes may extend beyond images."""
+
+    fields: Array
+    tops: Array
+    lefts: Array
+    heights: Array
+    widths: Array
+
+
+class CropResize(NamedTuple):
+    """Conversion of crops to one ``size`` (height, width), either by scaling or by padding with zeros on all sides."""
+
+    size: tuple[int, int]
+    scales: bool
+
+    def __call__(self, crop: Array, sample: Array, *, smooth: bool) -> None:
+        """Write a crop to a sample, both (T, C, Z, Y, X); scaling is bilinear if ``smooth``, else by nearest pixel."""
+        if not self.scales:
+            sample[...] = 0
+            top, left = ((to - length) // 2 for to, length in zip(self.size, crop.shape[3:], strict=True))
+            sample[..., top : top + crop.shape[3], left : left + crop.shape[4]] = crop
+        elif smooth:
+            stack = torch.from_numpy(crop.reshape(1, -1, *crop.shape[3:]))
+            scaled = torch.nn.functional.interpolate(stack, self.size, mode="bilinear", antialias=True)
+            sample[...] = scaled.numpy().reshape(sample.shape)
+        else:
+            sides = zip(self.size, crop.shape[3:], strict=True)
+            y, x = ((2 * np.arange(to) + 1) * length // (2 * to) for to, length in sides)  # Pixel centers.
+            sample[...] = crop[..., y, :][..., x]
+
+    def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
+        """Return the row and column in the sample of the pixel that was at ``pixel`` in a crop of ``shape``."""
+        sides = zip(pixel, shape, self.size, strict=True)
+        y, x = (
+            (2 * coordinate + 1) * to // (2 * length) if self.scales else coordinate + (to - length) // 2
+            for coordinate, length, to in sides
+        )
+        return y, x
+
+
+@dataclass(frozen=True, eq=False)
+class CropWindows:
+    """One crop box per sample.
+
+    Attributes
+    ----------
+    boxes
+        Boxes as int32; heights and widths have one item if all boxes have one size.
+    pad
+        Pixels beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, see `numpy.pad`.
+    num_dropped
+        Number of boxes that were left out because they extend beyond an edge.
+    ranges
+        (N, 2), the number of rows and columns at which a box is drawn at each access, from torch's global generator;
+        None for fixed boxes.
+    rows
+        Ids and columns of crops, or None for those of the images.
+    resize
+        Conversion of crops to one size, or None.
+    """
+
+    boxes: CropBoxes
+    pad: str = "constant"
+    num_dropped: int = 0
+    ranges: Array | None = None
+    rows: CropRows | None = None
+    resize: CropResize | None = None
+
+    def __post_init__(self) -> None:
+        sides = np.stack(self.boxes[3:])
+        num_sizes = 1 if sides.size and (sides == sides[:, :1]).all() else None
+        fields, tops, lefts, *sizes = (values.astype(np.int32, copy=False) for values in self.boxes)
+        object.__setattr__(self, "boxes", CropBoxes(fields, tops, lefts, *(values[:num_sizes] for values in sizes)))
+
+    def __len__(self) -> int:
+        return len(self.boxes.fields)
+
+    @cached_property
+    def box_size(self) -> tuple[int, int] | None:
+        """(height, width) of all boxes, or None if they differ."""
+        heights, widths = self.boxes[3:]
+        return (int(heights[0]), int(widths[0])) if len(heights) == 1 else None
+
+    @cached_property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of all samples, or None if they differ."""
+        return self.box_size if self.resize is None else self.resize.size
+
+    def size_of(self, position: int) -> tuple[int, int]:
+        """Return (height, width) of one box."""
+        return self.box_size or (int(self.boxes.heights[position]), int(self.boxes.widths[position]))
+
+    def are_inside(self, shape: Sequence[int]) -> bool:
+        """Whether all boxes are inside images of ``shape`` (height, width)."""
+        sides = zip(self.boxes[1:3], self.boxes[3:], shape, strict=True)
+        return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
+
+    def take(self, positions: Sequence[int] | Array) -> CropBoxes:
+        """Return the boxes of samples as int64; for each random box, two numbers are drawn."""
+        indices = np.asarray(positions, np.intp)
+        fields, tops, lefts = [values[indices].astype(np.int64) for values in self.boxes[:3]]
+        if self.box_size is None:
+            return CropBoxes(fields, tops, lefts, *[values[indices].astype(np.int64) for values in self.boxes[3:]])
+        if self.ranges is not None:
+            ranges = self.ranges[indices]
+            drawn = torch.rand((len(ranges), 2), dtype=torch.float64).numpy()
+            corners = np.minimum((drawn * ranges).astype(np.int64), ranges - 1)
+            tops, lefts = (
+                np.where(centered < 0, centered, corner)
+                for centered, corner in zip((tops, lefts), corners.T, strict=True)
+            )
+        return CropBoxes(fields, tops, lefts, *[np.full(len(indices), length) for length in self.box_size])
+
+
+def make_crops(
+    source: BaseSource, crop_size: Any, options: CropOptions, settings: ObjectSettings, *, is_float32: bool
+) -> tuple[BaseSource, CropWindows]:
+    """Return the crops that options of `omearrow_ds.OMEArrowDataset` select from images, and the source of these.
+
+    Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
+    """
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse(chosen, crop_size)
+    objects, pad = chosen.get("objects"), chosen.get("pad")
+    size = None if crop_size is None else checked_size(crop_size)
+    if objects is None:
+        assert size is not None
+        return source, _crops_without_objects(source, size, chosen)
+    source, located = settings.open(source, objects, chosen.get("center"), chosen.get("box"))
+    crops, is_inside = boxes_around_objects(located, source.shapes, size, pad)
+    rows = CropRows.of_objects(source, located.keep(is_inside))
+    name = next((name for name in ("resize", "pad_to") if name in chosen), None)
+    if name is None:
+        return source, replace(crops, rows=rows)
+    resize = CropResize(checked_size(chosen[name]), name == "resize")
+    if resize.scales and not is_float32:
+        problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
+        raise ArgumentError(problem, option="resize", remedy="leave out one of them")
+    if not resize.scales:
+        _refuse_larger(crops, rows, resize.size)
+    return source, replace(crops, rows=rows, resize=resize)
+
+
+def _crops_without_objects(source: BaseSource, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
+    """Return the crops in the center of images, at random or on a grid."""
+    pad, shapes = chosen.get("pad"), source.shapes
+    centered = CropWindows(_centered(shapes, size, pad, str(source.path)), pad or "constant")
+    if chosen.get("crop", "center") == "center":
+        return centered
+    if chosen["crop"] == "random":
+        return replace(centered, ranges=np.maximum(shapes[:, 3:] - size, 0) + 1)
+    tiles = _grid_boxes(shapes, size, chosen.get("overlap", 0), pad)
+    columns = pa.table({"crop_y": tiles.boxes.tops, "crop_x": tiles.boxes.lefts})
+    rows = CropRows(source, columns, tiles.boxes.fields, partial(_tile_ids, tiles.boxes, source.image_ids))
+    return replace(tiles, rows=rows)
+
+
+def _tile_ids(boxes: CropBoxes, image_ids: Sequence[str]) -> list[str]:
+    corners = zip(*(values.tolist() for values in boxes[:3]), strict=True)
+    return [f"{image_ids[field]}:{top},{left}" for field, top, left in corners]
+
+
+def boxes_around_objects(
+    objects: Objects, shapes: Array, size: tuple[int, int] | None, pad: str | None
+) -> tuple[CropWindows, Array]:
+    """Return the boxes around objects, and a bool mask of the objects that have a box.
+
+    A box of ``size`` has its center nearest to the object's, and of two equally near boxes is the lower or right one:
+    with pixel centers at integers, its first row is ``floor(y - (height - 1) / 2 + 0.5)``. A box of an object counts by
+    its center. Without ``size``, it is the box of the sample. Raises `AxesError` if ``pad="shift"`` and an image is
+    smaller than ``size``.
+    """
+    if size is None:
+        assert objects.boxes is not None
+        y0, y1, x0, x1 = objects.boxes.T
+        return CropWindows(CropBoxes(objects.fields, y0, x0, y1 - y0, x1 - x0)), np.ones(len(y0), np.bool_)
+    centers = objects.centers
+    if centers is None:
+        assert objects.boxes is not None
+        centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) / 2
+    corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
+    largest = shapes[objects.fields][:, 3:] - size  # Largest corner inside the image.
+    keep_mask: Array = np.ones(len(corners), np.bool_)
+    if pad == "shift":
+        if (largest < 0).any():
+            field = int(objects.fields[int((largest < 0).any(axis=1).argmax())])
+            raise AxesError(
+                f"{objects.where}: pad='shift' needs images of at least crop_size={size} but image {field} has "
+                f"{shapes[field, 3]} x {shapes[field, 4]} pixels; pass another pad="
+            )
+        corners = np.clip(corners, 0, largest)
+    elif pad == "drop":
+        keep_mask = np.min((corners >= 0) & (corners <= largest), axis=1, initial=True)
+    boxes = _boxes_of_size(objects.fields[keep_mask], corners[keep_mask], size)
+    used_pad = pad if pad in ("edge", "reflect") else "constant"
+    return CropWindows(boxes, used_pad, int((~keep_mask).sum())), keep_mask
+
+
+def _boxes_of_size(fields: Array, corners: Array, size: tuple[int, int]) -> CropBoxes:
+    return CropBoxes(fields, *corners.T, *(np.full(len(fields), length) for length in size))
+
+
+def _grid_boxes(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None) -> CropWindows:
+    """Return boxes that cover each image, row by row.
+
+    They begin ``size - overlap`` pixels apart. The last boxes of a row or column are moved inside; with ``pad`` they
+    extend beyond the edge. Raises `ArgumentError` if ``overlap`` is invalid or not smaller than a box.
+    """
+    overlaps = np.asarray(overlap)
+    if overlaps.dtype.kind not in "iu" or overlaps.shape not in ((), (2,)):
+        raise ArgumentError(option="overlap", value=overlap, allowed="a number of pixels, or two for height and width")
+    if not ((overlaps >= 0) & (overlaps < size)).all():
+        raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
+
+    def starts(length: int, side: int, lap: int) -> Array:
+        last, step = max(length - side, 0), side - lap
+        firsts = np.arange(0, last + step, step)
+        return np.minimum(firsts, last) if pad is None else firsts
+
+    sides = list(zip(size, np.broadcast_to(overlaps, 2).tolist(), strict=True))
+    corners: dict[tuple[int, ...], Array] = {}  # (n, 2) each
+    planes = [tuple(plane) for plane in shapes[:, 3:].tolist()]
+    for plane in dict.fromkeys(planes):
+        firsts = [starts(length, *side) for length, side in zip(plane, sides, strict=True)]
+        corners[plane] = np.stack(np.meshgrid(*firsts, indexing="ij"), axis=-1).reshape(-1, 2)
+    fields = np.repeat(np.arange(len(shapes)), np.array([len(corners[plane]) for plane in planes], np.int64))
+    of_fields = np.concatenate([*(corners[plane] for plane in planes), np.zeros((0, 2), np.int64)])
+    return CropWindows(_boxes_of_size(fields, of_fields, size), pad or "constant")
+
+
+def _centered(shapes: Array, size: tuple[int, int], pad: str | None, path: str) -> CropBoxes:
+    """Return the box in the middle of each image; raise `AxesError` if one is too small without ``pad``."""
+    corners = (shapes[:, 3:] - size) // 2
+    small = (corners < 0).any(axis=1)
+    if small.any() and pad is None:
+        first = int(small.argmax())
+        height, width = shapes[first, 3:].tolist()
+        raise AxesError(
+            f"{path}: crop_size={size} is larger than image {first} of {height} x {width} pixels "
+            f"({count(int(small.sum()), 'such image')}); lower crop_size, pass pad=, or remove the image"
+        )
+    return _boxes_of_size(np.arange(len(shapes)), corners, size)
+
+
+def _refuse_larger(crops: CropWindows, rows: CropRows, size: tuple[int, int]) -> None:
+    for position in range(len(crops)):
+        height, width = crops.size_of(position)
+        if height > size[0] or width > size[1]:
+            raise AxesError(
+                f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels but "
+                f"pad_to={size}; raise pad_to, or pass resize= instead"
+            )
+
+
+def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
+    crop, pad, has_objects = passed.get("crop", "center"), passed.get("pad"), "objects" in passed
+    if pad is not None:
+        pads, also = (PADS, ", or None") if has_objects else (PADS[:3], ", or None without objects=")
+        check_choice("pad", pad, pads, also)
+    needs = (
+        ("objects=", ("center", "box", "resize", "pad_to"), has_objects),
+        ("crop='grid'", ("overlap",), crop == "grid"),
+        ("box=", ("resize", "pad_to"), passed.get("box")),
+    )
+    for other, names, is_passed in needs:
+        name = next((name for name in names if name in passed and not is_passed), None)
+        if name is not None:
+            raise ArgumentError(
+                f"needs {other}", option=name, value=passed[name], remedy=f"pass {other} or leave it out"
+            )
+    if has_objects and crop != "center":
+        raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
+    if crop_size is None and not passed.get("box"):
+        remedy = "pass (height, width)" + (" or the columns of box=" if has_objects else "")
+        raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
+    sizes = {"crop_size": crop_size, "resize": passed.get("resize"), "pad_to": passed.get("pad_to")}
+    first, *others = [name for name, size in sizes.items() if size is not None] or [""]
+    if others:
+        problem = f"{others[0]}= also sets the size of samples"
+        raise ArgumentError(problem, option=first, value=sizes[first], remedy="pass only one of them")

@@ -1,0 +1,365 @@
+"""Normalization of samples per image: `normalize=` and ``illumination=``, applied in one pass."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import get_worker_info
+
+from omearrow_ds.axes import Cut
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.kernels.scaling import Array, Divisor, Scaling
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._columns import unknown_column
+from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._pixel_range import HIGH, PixelRange
+from omearrow_ds.storage.listed import ILLUM
+from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
+
+Normalize = bool | Mapping[str, Any] | Stats | str | os.PathLike[str]
+Illum = bool | Mapping[str, Any] | Sequence[Any] | Array | str | os.PathLike[str]
+_PAIRS = (("mean", "std"), ("low", "high"))
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # Set by torchrun, Lightning and SLURM.
+
+
+class _Factors(NamedTuple):
+    """Offset and divisor of each group of images, one value per channel, and the group of each image."""
+
+    pairs: list[tuple[Array, Array]]
+    clip: bool
+    group_of: list[int] | None = None  # None for one group.
+    is_measured: bool = False  # A single measured value is not broadcast to several channels.
+
+
+class Normalizer:
+    """Offset, divisor and illumination function of each image of a source.
+
+    Raises `ArgumentError` if an option is invalid or does not fit the images; `ColumnError` if a group column of the
+    statistics or the columns of illumination functions are missing; `FormatError` if a file of statistics or of an
+    illumination function is invalid. ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`;
+    ``source`` provides channel names and columns.
+    """
+
+    def __init__(self, source: BaseSource, normalize: Any, illumination: Any) -> None:
+        self._path = source.path
+        self.is_float32 = normalize is not False
+        self.by_dtype = normalize is True
+        self._factors = None if isinstance(normalize, bool) else _read_factors(source, normalize)
+        if illumination is not None and not self.is_float32:
+            raise ArgumentError(
+                "illumination= returns floats, but normalize=False keeps the stored dtype",
+                option="normalize",
+                value=False,
+                remedy="leave out one of them",
+            )
+        rows = [] if illumination is None else _rows_of_functions(source, illumination)
+        self._functions, self._names = _load_functions(rows)  # The names per image, or one row for all images.
+
+    @property
+    def group_codes(self) -> list[Array]:
+        """Arrays of one integer per image; images with equal integers, shape and dtype have the same scaling."""
+        groups = None if self._factors is None else self._factors.group_of
+        codes = [] if groups is None else [np.asarray(groups)]
+        if len(self._names) > 1:
+            number: dict[tuple[str, ...], int] = {}
+            codes.append(np.array([number.setdefault(names, len(number)) for names in self._names], np.int64))
+        return codes
+
+    def divisors(self, images: Iterable[tuple[int, np.dtype[Any], tuple[int, ...], Cut]]) -> list[Divisor]:
+        """Return the scaling of each image of an index, dtype, shape and cut; equal scalings are one object."""
+        by_key: dict[Any, Divisor] = {}
+        divisors = []
+        for index, dtype, shape, cut in images:
+            group = 0 if self._factors is None or self._factors.group_of is None else self._factors.group_of[index]
+            names = self._names[index if len(self._names) > 1 else 0] if self._names else ()
+            is_plain = self._factors is None and not names
+            key = dtype if is_plain else (dtype, shape, group, names)
+            if key not in by_key:
+                largest = _largest_value(dtype) if self.is_float32 else None
+                by_key[key] = largest if is_plain else self._scaling(index, shape, cut, group, names, largest)
+            divisors.append(by_key[key])
+        return divisors
+
+    def _scaling(
+        self, index: int, shape: tuple[int, ...], cut: Cut, group: int, names: tuple[str, ...], largest: Any
+    ) -> Scaling:
+        illumination = None
+        if names:
+            self._refuse_other_number(index, shape, len(names), "illumination")
+            stack = np.stack([self._function(name, shape, index) for name in names])
+            illumination = cut(np.broadcast_to(stack[None, :, None], shape))
+        if self._factors is None:
+            return Scaling(illumination, None, largest, clip=False)
+        offset, divisor = self._factors.pairs[group]
+        if len(offset) > 1 or self._factors.is_measured:
+            self._refuse_other_number(index, shape, len(offset), "normalize")
+        pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
+        return Scaling(illumination, *(cut(np.broadcast_to(values, shape)) for values in pair), clip=self._factors.clip)
+
+    def _function(self, name: str, shape: tuple[int, ...], index: int) -> Array:
+        function = self._functions[name]
+        if function.shape != shape[-2:]:
+            raise ArgumentError(
+                f"{name} has {' x '.join(map(str, function.shape))} pixels but image {index} has {shape[-2]} x "
+                f"{shape[-1]}",
+                path=self._path,
+                image=index,
+                option="illumination",
+                remedy="pass functions of that size",
+            )
+        return function
+
+    def _refuse_other_number(self, index: int, shape: tuple[int, ...], number: int, option: str) -> None:
+        if shape[1] != number:
+            raise ArgumentError(
+                f"has {number} values but image {index} of {self._path} has {shape[1]} channels",
+                option=option,
+                remedy="pass one value per stored channel, before select=",
+            )
+
+
+def _largest_value(dtype: np.dtype[Any]) -> np.float32 | None:
+    """Return the maximum of an integer dtype, which scales pixels to at most 1, or None for a floating dtype."""
+    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
+
+
+def _read_factors(source: BaseSource, normalize: Any) -> _Factors:
+    values = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
+    stats = values.pop("stats", None)
+    if stats is not None:
+        if not isinstance(stats, Stats | str | os.PathLike):
+            raise _invalid(normalize)
+        if not isinstance(stats, Stats) and not Path(stats).is_file():
+            raise missing(stats, f"no such file for {_invalid(normalize)}")
+        return _measured_factors(source, stats if isinstance(stats, Stats) else read_stats(stats), values, normalize)
+    names = next((pair for pair in _PAIRS if set(values) == set(pair)), None)
+    if names is None:
+        raise _invalid(normalize)
+    try:
+        first, second = (np.atleast_1d(np.asarray(values[name], np.float64)) for name in names)
+    except (TypeError, ValueError):
+        raise _invalid(normalize) from None
+    sizes = {*first.shape, *second.shape}
+    if first.ndim > 1 or second.ndim > 1 or len(sizes - {1}) > 1 or 0 in sizes:
+        raise _invalid(normalize)
+    first, second = np.broadcast_arrays(first, second)
+    return _Factors([_pair(first, second, names, normalize)], clip=names == _PAIRS[1])
+
+
+def _pair(first: Array, second: Array, names: Sequence[str], normalize: Any, subject: str = "") -> tuple[Array, Array]:
+    """Return offset and divisor per channel from mean and standard deviation, or from the ends of a range."""
+    divisor = second if names == _PAIRS[0] else second - first
+    with np.errstate(over="ignore"):
+        narrow = np.array([first, divisor]).astype(np.float32)  # The precision of the arithmetic.
+    if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
+        condition = "std above 0" if names == _PAIRS[0] else "high above low"
+        raise ArgumentError(
+            f"{subject}expected finite values with {condition} in each channel",
+            option="normalize",
+            value=normalize,
+            remedy="correct them",
+        )
+    return first, divisor
+
+
+def _measured_factors(source: BaseSource, stats: Stats, options: dict[str, Any], normalize: Any) -> _Factors:
+    measures = tuple(options.get(name) for name in _PAIRS[1]) if options else _PAIRS[0]
+    if set(options) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
+        raise _invalid(normalize)
+    rows = _typed(stats, source).to_pylist()
+    size_c = int(source.shapes[0, 1]) if len(source) else 0
+    named = channel_names(source, range(len(source)))
+    # Channels are matched by name if images and statistics have unique names for all channels, so that their order
+    # does not matter; otherwise by index.
+    known = {row["channel_name"] for row in rows}
+    by_name = len(set(named)) == len(named) == size_c and None not in known and None not in named
+    channels = named if by_name else list(range(size_c))
+    groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in stats.by)
+        channel = row["channel_name" if by_name else "channel"]
+        if groups.setdefault(key, {}).setdefault(channel, row) is not row:
+            raise FormatError(f"{stats.path}: two rows for channel {channel!r}{_of_group(stats, key)}; remove one")
+    pairs = []
+    for key, measured in groups.items():
+        subject = f"{stats.path}{_of_group(stats, key)}"
+        absent = next((channel for channel in channels if channel not in measured), None)
+        if absent is not None:
+            raise ArgumentError(
+                f"{subject} has no channel {absent!r} of {source.path}, but only {list(measured)}",
+                option="normalize",
+                remedy="measure these images",
+            )
+        try:
+            first, second = (
+                np.array([measured[channel][str(name)] for channel in channels], np.float64) for name in measures
+            )
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"{subject}: invalid table of statistics: {error}; write it with omearrow-ds stats"
+            ) from None
+        pairs.append(_pair(first, second, _PAIRS[1] if options else _PAIRS[0], ..., f"{subject}: "))
+    group_of = _groups_of(source, stats, {key: number for number, key in enumerate(groups)}) if stats.by else None
+    return _Factors(pairs, bool(options), group_of, is_measured=True)
+
+
+def _typed(stats: Stats, source: BaseSource) -> pa.Table:
+    """Return the table of statistics with groups cast to the types of the columns: a CSV file has only strings."""
+    table = stats.table
+    for name in set(stats.by) & set(source.column_names):
+        kind = source.column_schema.field(name).type
+        try:
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+        except pa.ArrowException:
+            continue  # Reported later as a missing group.
+    return table
+
+
+def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
+    return f", {dict(zip(stats.by, key, strict=True))}" if key else ""
+
+
+def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
+    for name in stats.by:
+        if name not in source.column_names:
+            raise unknown_column(name, source.column_names, source.path, f" for the groups in {stats.path}")
+    keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
+    unknown = next((index for index, key in enumerate(keys) if key not in index_of), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"no statistics for the group {keys[unknown]} of image {unknown}",
+            path=stats.path,
+            image=unknown,
+            option="normalize",
+            remedy="measure all images",
+        )
+    return [index_of[key] for key in keys]
+
+
+def _invalid(normalize: Any) -> ArgumentError:
+    forms = "{'mean': ..., 'std': ...} or {'low': ..., 'high': ...} with one number, or one per channel"
+    files = "a file written by omearrow-ds stats, or {'stats': FILE, 'low': 'p1', 'high': 'p99'}"
+    return ArgumentError(option="normalize", value=normalize, allowed=f"True, False, {forms}, {files}")
+
+
+def _rows_of_functions(source: BaseSource, illumination: Any) -> list[Sequence[Any]]:
+    """Return paths or arrays of illumination functions per image and channel; a single row applies to all images."""
+    named = channel_names(source, range(len(source)))
+    if illumination is True:
+        columns = [_column_for(source, name) for name in named]
+        if not columns:
+            raise ColumnError(
+                f"{source.path}: channels have no names for illumination=True; pass the functions instead"
+            )
+        return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
+    if isinstance(illumination, Mapping):
+        absent = next((name for name in named if name not in illumination), None)
+        if absent is not None or not named:
+            raise ArgumentError(
+                f"has the channels {list(illumination)}, expected {named}",
+                option="illumination",
+                remedy=f"add a function for {absent!r}",
+            )
+        return [[illumination[name] for name in named]]
+    if isinstance(illumination, str | os.PathLike | np.ndarray):
+        stack = _load_function(illumination)
+        return [[stack] if stack.ndim < 3 else list(stack)]  # (C, Y, X)
+    if isinstance(illumination, Sequence):
+        return [list(illumination)]
+    raise ArgumentError(
+        option="illumination",
+        value=illumination,
+        allowed="True, None, a mapping of channel names to .npy files or arrays, or one array per channel",
+    )
+
+
+def _column_for(source: BaseSource, channel: str | None) -> str:
+    """Return the column of a channel's illumination function: IllumDNA for the channels DNA and OrigDNA."""
+    candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
+    column = next((name for name in candidates if name in source.column_names), None)
+    if column is None:
+        use = f" of illumination functions for channel {channel!r}"
+        raise unknown_column(candidates[-1], source.column_names, source.path, use)
+    if source.column(column).null_count:
+        raise ColumnError(
+            f"{source.path}: column {column!r} has nulls; fill them, or pass functions as illumination=", column=column
+        )
+    return column
+
+
+def _load_functions(rows: Sequence[Sequence[Any]]) -> tuple[dict[str, Array], list[tuple[str, ...]]]:
+    """Return distinct illumination functions by name, an absolute path or a number, and the rows of their names."""
+    functions: dict[str, Array] = {}
+    names: dict[Any, str] = {}
+
+    def names_of(row: Sequence[Any]) -> Iterator[str]:
+        for function in row:
+            is_file = isinstance(function, str | os.PathLike)
+            key = function if is_file else id(function)
+            if key not in names:
+                # An absolute path that does not follow links.
+                names[key] = os.path.abspath(function) if is_file else f"illumination=, function {len(names)}"  # noqa: PTH100
+                functions[names[key]] = _load_function(names[key] if is_file else function)
+            yield names[key]
+
+    return functions, [tuple(names_of(row)) for row in rows]
+
+
+def _load_function(stored: Any) -> Array:
+    """Return an illumination function, or a stack of them, as float32.
+
+    Raises `MissingPathError` if the file is missing; `FormatError` if it is not an array of positive, finite numbers.
+    """
+    is_file = isinstance(stored, str | os.PathLike)
+    subject = stored if is_file else "illumination="
+    try:
+        function = np.load(stored, allow_pickle=False) if is_file else np.asarray(stored)
+        if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
+            raise TypeError(f"its dtype is {getattr(function, 'dtype', 'not that of one array')}")  # noqa: TRY301  # Handled below.
+        with np.errstate(over="ignore"):
+            function = function.astype(np.float32)
+    except FileNotFoundError:
+        raise missing(str(subject), "no such file; illumination= takes .npy files") from None
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise FormatError(f"{subject}: invalid illumination function: {error}; pass a .npy file of numbers") from None
+    if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
+        raise FormatError(
+            f"{subject}: invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
+        )
+    return function
+
+
+def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
+    """Warn, once per process, if the first 64 uint16 images have at most 12 bits and are not black.
+
+    ``normalize=True`` makes such images nearly black. Workers and ranks above 0 do not warn. Reading stops at the first
+    image with larger values.
+    """
+    if has_warned().is_set() or not _is_main_process():
+        return
+    pixel_range = PixelRange.measure(images, limit=HIGH)
+    if pixel_range is not None and pixel_range.normalize is not None:
+        has_warned().set()
+        warnings.warn(f"{path}: pixels have at most 12 bits: {pixel_range.text}", UserWarning, stacklevel=2)
+
+
+@functools.cache
+def has_warned() -> Event:
+    """Return the event of this process that the warning sets; setting it earlier silences the warning."""
+    return Event()
+
+
+def _is_main_process() -> bool:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0 and get_worker_info() is None
+    return multiprocessing.parent_process() is None and all((os.environ.get(name) or "0") == "0" for name in _RANKS)

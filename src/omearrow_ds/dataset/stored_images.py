@@ -1,0 +1,286 @@
+"""`StoredImages`: images of an open source, read on demand, cached within a limit, or decoded into memory."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint
+from omearrow_ds.dataset.copies import copy_with
+from omearrow_ds.dataset.cuda import DeviceSamples, sent
+from omearrow_ds.dataset.preload import PixelCache, PreloadProgressBar
+from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.kernels.compiled import worth
+from omearrow_ds.kernels.stacks import PageRequests, Stacks
+from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done
+from omearrow_ds.storage.verified import verified_where_stored
+
+STAGES = {"StoredImages._fetch": "read"}
+
+
+class CacheInfo(NamedTuple):
+    """Hits, misses and size of a cache in this process."""
+
+    hits: int
+    misses: int
+    images: int
+    held_bytes: int
+    max_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits as a share of all requests; 0.0 without requests."""
+        requests = self.hits + self.misses
+        return self.hits / requests if requests else 0.0
+
+
+class ImageCache:
+    """LRU cache of decoded images by index.
+
+    Thread-safe. An image larger than the limit is returned but not cached.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._images: OrderedDict[int, Array] = OrderedDict()
+        self._held_bytes = self._hits = self._misses = 0
+        self._lock = threading.Lock()
+
+    @property
+    def info(self) -> CacheInfo:
+        """Counts since the cache was created, and its current size."""
+        with self._lock:
+            return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
+
+    def get(self, indices: Sequence[int], fetch: Callable[[list[int]], Sequence[Array]]) -> list[Array]:
+        """Return the images of distinct ``indices``; images that are not cached are fetched in one call.
+
+        Callers must not change the images, as the cache continues to use them.
+        """
+        images: dict[int, Array] = {}
+        with self._lock:
+            for index in indices:
+                image = self._images.get(index)
+                if image is not None:
+                    self._images.move_to_end(index)
+                    images[index] = image
+        missing = [index for index in indices if index not in images]
+        fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
+        with self._lock:
+            self._hits += len(images)
+            self._misses += len(missing)
+            for index, image in fetched.items():
+                self._keep(index, image)
+        return [images[index] if index in images else fetched[index] for index in indices]
+
+    def _keep(self, index: int, image: Array) -> None:
+        if index in self._images or image.nbytes > self._max_bytes:
+            return
+        # A view would keep its whole base array alive.
+        self._images[index] = image if image.flags.owndata else image.copy()
+        self._held_bytes += image.nbytes
+        while self._held_bytes > self._max_bytes:
+            self._held_bytes -= self._images.popitem(last=False)[1].nbytes
+
+
+class PreloadOptions(NamedTuple):
+    """Settings for caching, preloading and verifying decoded pixels."""
+
+    # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
+    cache_bytes: int = 0
+    cache_dir: Path | None = None
+    progress: bool | None = None
+    verify: bool | None = None
+    fingerprint: Fingerprint | None = None  # `collection_fingerprint` before opening.
+
+
+class StoredImages:
+    """Images of an open source, on demand, decoded into memory, or on a device."""
+
+    def __init__(self, source: BaseSource, options: PreloadOptions) -> None:
+        self.options = options
+        self._source: BaseSource | None = source
+        self._pickled_source = b""  # To open the source in a process that unpickled this.
+        self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
+        self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
+        self.parted = source.parted
+        self.cache: PixelCache | None = None
+        self.on_device: DeviceSamples | None = None
+
+    @property
+    def source(self) -> BaseSource:
+        """Source of the images; a process that unpickled the collection opens the source at first use."""
+        if self._source is None:
+            source: BaseSource = pickle.loads(self._pickled_source)  # noqa: S301  # Pickled by this class.
+            # Also for equal shapes: changed images would get the targets of the previous ones.
+            if source.stamp != self._stamp:
+                raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
+            self._source = source
+        return self._source
+
+    @property
+    def verified_source(self) -> BaseSource:
+        """Source for preloading: with ``verify=None``, images with a stored checksum are verified."""
+        return verified_where_stored(self.source) if self.options.verify is None else self.source
+
+    @property
+    def image_bytes(self) -> Array:
+        return image_bytes(self.shapes, self.dtypes)
+
+    @property
+    def _is_read_once(self) -> bool:
+        """Whether each access to an image reads it from the source."""
+        return self.cache is None and self.on_device is None and self.image_cache is None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether samples are read from files, including a memory-mapped file with preloaded pixels."""
+        return self.on_device is None and (self.cache is None or not self.cache.block.writable)
+
+    def image(self, position: int) -> Array:
+        """Return one whole image (T, C, Z, Y, X), read-only."""
+        return self._images([position])[0]
+
+    def _images(self, positions: list[int]) -> Sequence[Array]:
+        """Return whole images of sorted, distinct ``positions``, from memory or the source; read-only."""
+        if self.on_device is not None:
+            return self.on_device.images(positions)
+        if self.cache is not None:
+            return [self.cache[position] for position in positions]
+        return self._fetch(positions) if self.image_cache is None else self.image_cache.get(positions, self._fetch)
+
+    def _fetch(self, positions: list[int]) -> Sequence[Array]:
+        return self.source.views(positions)
+
+    def _distinct(self, positions: list[int]) -> dict[int, Array]:
+        distinct = sorted(set(positions))
+        return dict(zip(distinct, self._images(distinct), strict=True))
+
+    @cached_property
+    def image_cache(self) -> ImageCache | None:
+        """Cache of recently used images, or None without ``cache_bytes``."""
+        return ImageCache(self.options.cache_bytes) if self.options.cache_bytes else None
+
+    @cached_property
+    def page_requests(self) -> PageRequests:
+        """Rule that decides for which batches to request pages or files in advance."""
+        return PageRequests()
+
+    def stacked(self) -> Stacks | None:
+        """Return all images if their pixels are preloaded or memory-mapped, otherwise None."""
+        if self.on_device is not None:
+            return None
+        if self.cache is None:
+            stacks = self.source.stacked()
+        else:
+            stack = self.cache.stack()
+            stacks = None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
+        if stacks is not None and stacks.requests is not None:
+            stacks.requests = self.page_requests
+        return stacks
+
+    def _load(self, fingerprint: Fingerprint | None) -> None:
+        options = self.options
+        self.cache = PixelCache.load(self.verified_source, options.cache_dir, fingerprint, progress=options.progress)
+        worth(self.cache.block.size_bytes)  # Starts an epoch of many images with compiled loops.
+
+    def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
+        options, source = self.options, self.verified_source
+        if options.cache_dir is not None:
+            cache = PixelCache.load(source, options.cache_dir, options.fingerprint, progress=options.progress)
+            stack = cache.stack()
+            assert stack is not None
+            return sent([(0, stack)], shape, self.dtypes[0], device)
+        with PreloadProgressBar(source, options.progress) as bar:
+            return sent(_with_progress(source.blocks(), bar.done), shape, self.dtypes[0], device)
+
+    @classmethod
+    def _computed(cls) -> set[str]:
+        """Return the names of attributes that are computed at their first access."""
+        members = (item for owner in cls.__mro__ for item in vars(owner).items())
+        return {name for name, member in members if isinstance(member, cached_property)}
+
+    def _copy(self, **changes: Any) -> Self:
+        """Return a copy with changed attributes, without computed ones and pixels on a device."""
+        return copy_with(self, self._computed(), **{"on_device": None, **changes})
+
+    def on_demand(self, source: BaseSource | None = None) -> Self:
+        """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
+        opened = self.source if source is None else source
+        options = self.options._replace(cache_dir=None, progress=False, fingerprint=None)
+        return self._copy(
+            cache=None,
+            options=options,
+            path=opened.path,
+            _source=None,
+            _pickled_source=pickle.dumps(opened),
+            _stamp=opened.stamp,
+        )
+
+    def preloaded(self, folder: Path | None, *, progress: bool) -> Self:
+        """Return a copy with all pixels decoded, into memory or a memory-mapped file in ``folder``."""
+        copied = self.on_demand()
+        copied.options = copied.options._replace(cache_dir=folder, progress=progress)
+        copied._load(None if folder is None else collection_fingerprint(self.path))  # noqa: SLF001  # Same class.
+        return copied
+
+    def first(self, count: int, block: SharedBlock) -> Self:
+        """Return a collection of the first ``count`` images, with decoded pixels from ``block``."""
+        shapes, dtypes = self.shapes[:count], self.dtypes[:count]
+        copied = self.on_demand()
+        return copied._copy(  # noqa: SLF001  # Same class.
+            shapes=shapes, dtypes=dtypes, image_ids=self.image_ids[:count], cache=PixelCache(shapes, dtypes, block)
+        )
+
+    def with_own_cache(self) -> Self:
+        """Return a copy with a separate cache of images."""
+        return copy_with(self, ("image_cache",))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the pickled source and the handle of the shared block, without pixels or connections.
+
+        Raises `ArgumentError` if the pixels are on a device: another process would copy them there.
+        """
+        if self.on_device is not None:
+            raise ArgumentError(
+                f"the pixels are on {self.on_device.device}, and each worker process would copy them",
+                path=self.path,
+                option="num_workers",
+                remedy="leave out num_workers, or create the dataset in the process that uses it",
+            )
+        state = {name: value for name, value in vars(self).items() if name not in self._computed()}
+        if self._source is not None:
+            state |= {"_source": None, "_pickled_source": pickle.dumps(self._source)}
+        if not any(self.shapes.strides):  # One broadcast row, which NumPy would pickle N times.
+            state["shapes"] = self.shapes[:1], len(self.shapes)
+        block = None if self.cache is None else self.cache.block
+        options = self.options._replace(progress=False, fingerprint=None)
+        return {**state, "cache": (self.cache is not None, block), "options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        is_preloaded, block = state["cache"]
+        vars(self).update(state, cache=None)
+        if isinstance(self.shapes, tuple):
+            self.shapes = np.broadcast_to(self.shapes[0], (self.shapes[1], self.shapes[0].shape[1]))
+        if block is not None:
+            self.cache = PixelCache(self.shapes, self.dtypes, block)
+        elif is_preloaded:  # The process of the block has ended.
+            self._load(None if self.options.cache_dir is None else collection_fingerprint(self.path))
+
+
+def _with_progress(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:
+    """Yield blocks, and call ``done`` after each."""
+    for start, images in blocks:
+        yield start, images
+        if done is not None:
+            done(start, start + len(images))
