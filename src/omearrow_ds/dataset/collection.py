@@ -100,7 +100,9 @@ class Collection(StoredImages):
     @cached_property
     def plan(self) -> SamplePlan:
         """Region and scaling of each image, and properties that all have."""
-        kinds, is_cropped = group_into_kinds(self.shapes, self.dtypes, *self._normalizer.group_codes), bool(self.crops)
+        is_cropped = self.crops is not None
+        codes = (of_images[: len(self.shapes)] for of_images in self._normalizer.group_codes)
+        kinds = group_into_kinds(self.shapes, self.dtypes, *codes)
         shapes = [tuple(self.shapes[index].tolist()) for index in kinds.first]
         dtypes = [self.dtypes[index] for index in kinds.first]
         axes = self._all_axes if is_cropped else self.sample_axes

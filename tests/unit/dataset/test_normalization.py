@@ -22,6 +22,7 @@ from omearrow_ds import (
     stats,
     write_images,
 )
+from omearrow_ds.advise.profile.trials import part_preloaded
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, NAMES, images_of, same
 
@@ -119,6 +120,17 @@ def test_ragged_images_and_workers(stored):
     loader = OMEArrowDataLoader(dataset, batch_size=1, num_workers=1)
     for batch, image in zip(loader, images, strict=True):
         assert same(batch[0].numpy(), scaled(image, NORMALIZE[1]))
+
+
+def test_part_preloaded_uses_the_statistics_of_each_plate(stored):
+    images = [image + np.uint16(1000 * (plate == "P2")) for image, plate in zip(IMAGES, PLATES, strict=True)]
+    path = stored("arrow", images, columns={"plate": PLATES}, metadata=NAMED)
+    dataset = OMEArrowDataset(path, normalize=stats(path, by="plate"), preload=False)
+    first = part_preloaded(dataset, 0.0)
+    assert first.preloaded
+    assert 1 <= len(first) < len(dataset)
+    for index in range(len(first)):
+        assert same(first[index].numpy(), dataset[index].numpy())
 
 
 @pytest.mark.parametrize("preload", [True, False])
