@@ -247,9 +247,7 @@ class BucketStore:
 
     def create(self, name: str, data: bytes, replaced_hash: str | None = None) -> bool:
         """See `FolderStore.create`; raise `FileNotFoundError` for a record after its collection was published."""
-        if replaced_hash is not None:
-            return self._objects.replace(name, data, replaced_hash)
-        if not self._objects.create(name, data):
+        if not self._objects.create(name, data, replaced_hash):
             return False
         if name.startswith(f"{JOBS}/") and name != PLAN and not self.is_begun:
             self.remove([name])

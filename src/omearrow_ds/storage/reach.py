@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError, StorageError
+from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ByteRange, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.prefetcher import Prefetcher
-from omearrow_ds.storage.remote import Patience, Remote, Seen, Storage, keys_of, settings_of_s3
+from omearrow_ds.storage.remote import Remote, RetryDeadline, Seen, Storage, TransientError, keys_of, settings_of_s3
 
 _MAX_RUNNING = 8  # Concurrent fetches of objects.
 _MAX_AHEAD, _MAX_AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
@@ -33,10 +33,6 @@ _LANCE_LIMITS = {  # Without a byte for 28 s, in four tries, a request fails.
 _SERVER_ERROR = re.compile(r"status code|Generic (S3|GCS|MicrosoftAzure) error|HTTP error|error sending request")
 Found = TypeVar("Found")
 Copies = tuple[str | os.PathLike[str] | None, int | None]
-
-
-class TransientError(StorageError):
-    """Error for a request to a server that failed, but may succeed if repeated."""
 
 
 class Reach:
@@ -175,14 +171,7 @@ class Reach:
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, which uses Lance and is called again while the server does not answer."""
-        patience = Patience(url)
-        while True:
-            patience.begin()
-            try:
-                return read()
-            except TransientError as error:
-                problem = str(error)
-            patience.wait(problem, "no response")
+        return self.remote(url)[0].repeat(RetryDeadline(url), read, "no response")
 
 
 def _new_prefetcher() -> Prefetcher[str, memoryview]:

@@ -15,9 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
+from omearrow_ds.errors import (
+    ArgumentError,
+    BackendError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDSError,
+    StorageError,
+)
 from omearrow_ds.storage.byte_source import ByteRange, coalesced
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url, as_parsed
@@ -39,6 +46,7 @@ _BEYOND = 416  # Status if a range begins after the end of the object.
 _UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # Seconds until a server that never answered is an error.
 _AT_ONCE = 8  # Concurrent range requests for one object.
 Sink = Callable[[memoryview], object]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Storage:
         return f"Storage({', '.join(as_keywords({name: value or None for name, value in vars(self).items()}))})"
 
 
+class TransientError(StorageError):
+    """Error for a request to a server that failed, but may succeed if repeated."""
+
+
 class Seen(NamedTuple):
     """Version of an object: the size, and the ETag or modification time."""
 
@@ -115,6 +127,7 @@ class Remote:
     """
 
     _option = "storage"  # Name of the argument that passes its `Storage`.
+    _missing = "does not exist; restore it, or correct the URL"
 
     def __init__(self, url: Url, storage: Storage) -> None:
         of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
@@ -125,8 +138,8 @@ class Remote:
                 )
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
-        self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
-        self._answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
+        self._clients_by_timeout: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
+        self._has_answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
         self._slowest_s = 0.0  # Time of its slowest answer, which determines later timeouts.
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -192,19 +205,15 @@ class Remote:
         """
         store, subject = self._store.get(), f"{self.url}/{prefix}"
         from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
-        from obstore.exceptions import BaseError  # noqa: PLC0415
 
         if self.url.scheme in ("http", "https"):
             raise StorageError(f"{subject}: a web server cannot list files; pass the URLs of the files")
-        patience = Patience(subject)
-        while True:
-            patience.begin()
-            try:
-                objects = [entry for some in list_objects(store, prefix or None, chunk_size=1000) for entry in some]
-                self._answered = True
-                return {str(entry["path"]).removeprefix(prefix).lstrip("/"): Seen.of(entry) for entry in objects}
-            except BaseError as error:
-                patience.wait(self.refuse_final(subject, error), "listing failed")
+
+        def attempt() -> dict[str, Seen]:
+            objects = [entry for batch in list_objects(store, prefix or None, chunk_size=1000) for entry in batch]
+            return {str(entry["path"]).removeprefix(prefix).lstrip("/"): Seen.of(entry) for entry in objects}
+
+        return self.repeat(RetryDeadline(subject), attempt, "listing failed")
 
     def fetch(
         self,
@@ -232,46 +241,81 @@ class Remote:
             If obstore is not installed.
         """
         subject, (start, stop) = f"{self.url}/{name}", span or (0, None)
-        patience = Patience(subject)
-        store = self._waiting.get()(self._wait_s(patience))
+        deadline, open_client = RetryDeadline(subject), self._clients_by_timeout.get()
+        open_client(self._timeout_s(deadline))
         from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
-        from obstore.exceptions import BaseError  # noqa: PLC0415
 
         done, total = 0, -1
-        while True:
-            patience.begin()
-            try:
-                answer = get(store, name, options=_options(start + done, stop))
-                self._answered, self._slowest_s = True, max(self._slowest_s, patience.tried_s)
-                now = Seen.of(answer.meta)
-                if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
-                    raise FormatError(f"{subject}: has {now.size_bytes:,} bytes, expected {size_bytes:,}; restore it")
-                if version not in (None, now):
-                    raise self._changed(name)
-                version, total = now, min(now.size_bytes, stop or now.size_bytes) - start
-                for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
-                    sink(memoryview(piece))
-                    done += len(piece)
-                    patience.got_on()
-                problem = f"{done:,} of {total:,} bytes were received"
-            except FileNotFoundError:
-                self._answered = True
-                raise MissingPathError(f"{subject}: does not exist; restore it, or correct the URL") from None
-            except BaseError as error:
-                problem = self.refuse_final(subject, error)
-            if version is not None and done == total:
-                return version
-            if 0 <= total < done:
-                raise StorageError(f"{subject}: {done:,} bytes were received, expected {total:,}; repair the server")
-            patience.wait(problem, "no data", _SILENT_S / 10)
-            store = self._waiting.get()(self._wait_s(patience))
 
-    def _wait_s(self, patience: Patience) -> int:
-        """Return the read timeout of the next try in seconds."""
-        tries, sooner_s = patience.silent_tries, _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
-        slow = self._slowest_s > _SOONER_S[0] or tries >= len(sooner_s)
-        wait_s = READ_S if slow else min(sooner_s[tries], READ_S)
-        return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
+        def attempt() -> Seen:
+            nonlocal version, done, total
+            if version is not None and done == total:  # An error followed the last byte.
+                return version
+            answer = get(open_client(self._timeout_s(deadline)), name, options=_options(start + done, stop))
+            self._has_answered, self._slowest_s = True, max(self._slowest_s, deadline.tried_s)
+            current = Seen.of(answer.meta)
+            if size_bytes not in (None, current.size_bytes):
+                raise FormatError(f"{subject}: has {current.size_bytes:,} bytes, expected {size_bytes:,}; restore it")
+            if version not in (None, current):
+                raise self._changed(name)
+            version, total = current, min(current.size_bytes, stop or current.size_bytes) - start
+            for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
+                sink(memoryview(piece))
+                done += len(piece)
+                deadline.reset()
+            if done > total:
+                raise StorageError(f"{subject}: {done:,} bytes were received, expected {total:,}; repair the server")
+            if done < total:
+                raise TransientError(f"{done:,} of {total:,} bytes were received")
+            return version
+
+        return self.repeat(deadline, attempt, "no data", try_s=_SILENT_S / 10)
+
+    def repeat(
+        self,
+        deadline: RetryDeadline,
+        attempt: Callable[[], Result],
+        silent: str,
+        *,
+        try_s: float | None = None,
+        on_timeout: Callable[[], object] = bool,
+    ) -> Result:
+        """Return the result of an attempt, which is repeated while the server may still answer.
+
+        ``silent`` describes a server without progress in errors; ``on_timeout`` handles it. For ``try_s``, see
+        `RetryDeadline.wait`.
+        """
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        while True:
+            deadline.begin()
+            try:
+                result = attempt()
+            except TransientError as error:
+                problem = str(error)
+            except OMEArrowDSError:
+                raise
+            except FileNotFoundError:
+                self._has_answered = True
+                raise MissingPathError(f"{deadline.subject}: {self._missing}") from None
+            except BaseError as error:
+                problem = self.refuse_final(deadline.subject, error)
+            else:
+                self._has_answered = True
+                return result
+            if "timed out" in problem:
+                on_timeout()
+            deadline.wait(problem, silent, try_s)
+
+    def _timeout_s(self, deadline: RetryDeadline) -> int:
+        """Return the read timeout of this try in seconds."""
+        index, first_s = (
+            max(0, deadline.num_silent_tries - 1),
+            _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S,
+        )
+        is_slow = self._slowest_s > _SOONER_S[0] or index >= len(first_s)
+        timeout_s = READ_S if is_slow else min(first_s[index], READ_S)
+        return max(1, min(timeout_s, int(_SILENT_S - deadline.silent_s)))
 
     def refuse_final(self, subject: str, error: Exception) -> str:
         """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
@@ -298,14 +342,14 @@ class Remote:
             raise StorageError(f"{subject}: the server refuses the request; {cause}") from None
         if number == 501 or kind == "NotSupportedError":
             raise StorageError(f"{subject}: the server does not support the request; {cause}") from None
-        self._answered = self._answered or status is not None
+        self._has_answered = self._has_answered or status is not None
         self._refuse_unheard(subject, cause)
         return cause
 
     def _refuse_unheard(self, subject: str, cause: str) -> None:
         """Raise `StorageError` if a server that never answered has been unknown or refused connections for a while."""
         wait_s = next((wait_s for text, wait_s in _UNHEARD_S.items() if text in cause), None)
-        if self._answered or wait_s is None:
+        if self._has_answered or wait_s is None:
             return
         now_s = time.monotonic()
         self._unheard_s = self._unheard_s or now_s
@@ -347,22 +391,27 @@ class Remote:
         return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
-class Patience:
-    """Decides how long a request is repeated: until the server has made no progress for 30 s, in any number of tries.
+class RetryDeadline:
+    """Time limit for repeating a request: 30 s since the server last made progress.
 
     Parameters
     ----------
-    where
+    subject
         Name of the request in errors.
     """
 
-    def __init__(self, where: str) -> None:
-        self.where, self.tries, self.silent_tries = where, 0, 0
-        self.got_on()
+    def __init__(self, subject: str) -> None:
+        self.subject, self.num_tries = subject, 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Record that the server made progress."""
+        self._progress_s, self._pause_s, self.num_silent_tries = time.monotonic(), _PAUSE_S, 0
 
     def begin(self) -> None:
         """Record the start of a try."""
-        self.tries, self.silent_tries, self._begun_s = self.tries + 1, self.silent_tries + 1, time.monotonic()
+        self.num_tries, self.num_silent_tries = self.num_tries + 1, self.num_silent_tries + 1
+        self._begun_s = time.monotonic()
 
     @property
     def tried_s(self) -> float:
@@ -372,19 +421,18 @@ class Patience:
     @property
     def silent_s(self) -> float:
         """Seconds since the server last made progress."""
-        return time.monotonic() - self._last_s
-
-    def got_on(self) -> None:
-        """Record that the server made progress."""
-        self._last_s, self._pause_s, self.silent_tries = time.monotonic(), _PAUSE_S, 0
+        return time.monotonic() - self._progress_s
 
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
-        """Pause before the next try; raise `StorageError` if a try of ``try_s`` seconds would exceed the time limit."""
+        """Pause before the next try; raise `StorageError` if a try of ``try_s`` seconds would exceed the time limit.
+
+        The default of ``try_s`` is the time of the last try.
+        """
         tried_s, silent_s = self.tried_s, self.silent_s
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
-                f"{self.where}: {silent} for {silent_s:.0f} s in {self.tries} tries: {problem}; check the "
+                f"{self.subject}: {silent} for {silent_s:.0f} s in {self.num_tries} tries: {problem}; check the "
                 f"server and the network, and repeat the command to continue"
             )
         time.sleep(pause_s)

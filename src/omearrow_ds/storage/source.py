@@ -32,10 +32,9 @@ from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
 from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
-from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
 from omearrow_ds.storage.part_cache import PartCache
-from omearrow_ds.storage.part_files import is_path, is_several
+from omearrow_ds.storage.part_files import is_path, is_several, open_below, open_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.planning import Cut
