@@ -21,8 +21,7 @@ STAGES = {"Cut.__call__": "select"}
 def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, subject: str) -> np.ndarray[Any, Any]:
     """Return ``image`` with axes ``axes`` as a view or copy with axes (T, C, Z, Y, X); ``subject`` names it in errors.
 
-    ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``. Raises `ImageError` if the rank does not fit the axes, or
-    an axis has length 0.
+    ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
     """
     if axes is None:
         axes = {2: "YX", 5: AXES}.get(image.ndim)
@@ -105,11 +104,7 @@ class SampleAxes:
             object.__setattr__(self, "crop_size", checked_size(self.crop_size))
 
     def cut(self, shape: Sequence[int], subject: str) -> Cut:
-        """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``subject`` names the image in an error.
-
-        Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1, and `SelectError`
-        if a selection is outside the image.
-        """
+        """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``subject`` names the image in an error."""
         indices: dict[str, Sequence[int]] = {}
         for axis, size in zip(AXES, shape, strict=True):
             indices[axis] = _resolve(axis, int(size), (self.select or {}).get(axis, slice(None)), subject)

@@ -68,13 +68,19 @@ def _column_types(values: Sequence[str]) -> dict[str, str] | None:
     return types or None
 
 
+def _match(pattern: str, value: str, expected: str) -> re.Match[str]:
+    match = re.fullmatch(pattern, value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not {expected}")
+    return match
+
+
 def _selection(values: Sequence[str]) -> dict[str, Any] | None:
     """Return the indices of each axis: a list for ``C=0,2``, an integer for ``T=0``."""
     selection: dict[str, Any] = {}
     for value in values:
-        match = re.fullmatch(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", value)
-        if match is None:
-            raise click.BadParameter(f"{value!r} is not AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2")
+        expected = f"AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2"
+        match = _match(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", value, expected)
         indices = [int(index) for index in match[2].split(",")]
         selection[match[1]] = indices if len(indices) > 1 else indices[0]
     return selection or None
@@ -82,25 +88,23 @@ def _selection(values: Sequence[str]) -> dict[str, Any] | None:
 
 def size_in_bytes(value: str) -> int:
     """Return a number of bytes, with or without a decimal unit."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a number of bytes; write e.g. 2500000, 2.5MB or 20GB")
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2] or " "))
+    expected = "a number of bytes; write e.g. 2500000, 2.5MB or 20GB"
+    match = _match(r"(?i)(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip(), expected)
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
 
 
 def _size(value: str) -> tuple[int, int]:
     """Return height and width in pixels: ``256`` or ``256x512``."""
-    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write 256 or 256x512 (height x width)")
+    match = _match(r"([1-9]\d*)(?:x([1-9]\d*))?", value, "a size; write 256 or 256x512 (height x width)")
     return int(match[1]), int(match[2] or match[1])
 
 
 def _task(value: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
-    if match is None or int(match[1]) > int(match[2]):
-        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1")
-    return int(match[1]), int(match[2])
+    expected = "a task; write 3/384 for task 3 of 384, from 1"
+    number, num_tasks = map(int, _match(r"([1-9]\d*)/([1-9]\d*)", value, expected).groups())
+    if number > num_tasks:
+        raise click.BadParameter(f"{value!r} is not {expected}")
+    return number, num_tasks
 
 
 def _workers(value: str) -> int | str:

@@ -108,10 +108,7 @@ class Writing:
 
 
 def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
-    """Return the storage of the target; by default, a copy within S3 uses the storage of the source.
-
-    Raises `Failure` if options of an object store are passed for a local source, before any request.
-    """
+    """Return the storage of the target; by default, a copy within S3 uses the storage of the source."""
     if isinstance(src, Url):
         same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and target is None and storage is not None
         return replace(storage, anonymous=False) if same and storage is not None else target

@@ -44,10 +44,7 @@ STAGES = {
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:
-    """Return a new array for an image, uninitialized or filled with zeros.
-
-    Raises `MemoryLimitError` if the size exceeds the available memory, which is checked from 256 MiB on.
-    """
+    """Return a new array for an image, uninitialized or filled with zeros."""
     size_bytes = math.prod(shape) * dtype.itemsize
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
     if size_bytes > left_bytes:
@@ -170,7 +167,7 @@ class _Pieces:
 
     def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
         self._expected = expected
-        self._place_names = frozenset(place_names)
+        self._place_names = tuple(place_names)
         self._where = f"{expected.path}: {'chunks' if 'shape_z' in self._place_names else 'planes'}"
         self.starts, self.stops, structs = list_bounds(lists, self._where)
         if pa.types.is_null(structs.type):  # Inferred type of lists that are all empty.
@@ -217,7 +214,7 @@ class _Pieces:
     def placed(self, codec: str | None = None) -> Array:
         """Return the result of `placed_chunks` for the pieces of each row."""
         rows, pieces, firsts = self._owners
-        chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
+        chunks = set(self._place_names) == set(schema.CHUNK_PLACE) <= self._names
         if not len(rows) or not chunks or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
         shapes = self._expected.shapes
@@ -281,11 +278,7 @@ class _Pieces:
         return self._leaf.run(first, count, dtype)
 
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], subject: str) -> Array:
-        """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0.
-
-        Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises, for a piece outside the image or of the
-        wrong size, and `MemoryLimitError` if the image exceeds the available memory.
-        """
+        """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0."""
         image = new_image(shape.tolist(), dtype.newbyteorder("="), subject, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
             name = f"{subject}: {'chunk' if 'shape_z' in self._place_names else 'plane'} {number}"
@@ -296,23 +289,22 @@ class _Pieces:
             image[target] = cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
         return image
 
-    def _target(self, piece: int, shape: Array, subject: str) -> tuple[int, int, slice, slice, slice]:
+    def _target(self, piece: int, shape: Array, subject: str) -> tuple[int | slice, ...]:
         """Return the index of a piece in its image, with the checks of ``ome_arrow.to_numpy``."""
-        _, _, size_z, size_y, size_x = (int(size) for size in shape)
-        t, c, z = (int(self._place(name)[piece]) for name in "tcz")
-        if "shape_z" in self._place_names:
-            y, x = (int(self._place(name)[piece]) for name in "yx")
-            lengths = [int(self._place(f"shape_{axis}")[piece]) for axis in "zyx"]
-        else:
-            y, x, lengths = 0, 0, [1, size_y, size_x]
-        inside = 0 <= t < shape[0] and 0 <= c < shape[1] and min(z, y, x) >= 0 and min(lengths) > 0
-        ends = (z + lengths[0], y + lengths[1], x + lengths[2])
-        if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
-            position = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
-            negative = " (-1 can also mean null or not an integer)" if -1 in (t, c, z, y, x, *lengths) else ""
-            msg = f"{subject}: {position}{negative} is outside the image {tuple(shape.tolist())}; restore the file"
-            raise DecodeError(msg)
-        return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
+        sizes = shape.tolist()
+        stored = {name: int(self._place(name)[piece]) for name in self._place_names}
+        starts = [stored.get(axis, 0) for axis in "tczyx"]
+        whole = {"shape_z": 1, "shape_y": sizes[3], "shape_x": sizes[4], **stored}  # A plane covers Y and X.
+        lengths = [1, 1, *(whole[f"shape_{axis}"] for axis in "zyx")]
+        stops = [start + length for start, length in zip(starts, lengths, strict=True)]
+        if min(starts) < 0 or min(lengths) < 1 or any(stop > size for stop, size in zip(stops, sizes, strict=True)):
+            position = " ".join(f"{axis}={start}" for axis, start in zip("tczyx", starts, strict=True))
+            negative = " (-1 can also mean null or not an integer)" if -1 in (*starts, *lengths) else ""
+            raise DecodeError(
+                f"{subject}: {position} of shape {tuple(lengths[2:])}{negative} is outside the image {tuple(sizes)}; "
+                f"restore the file"
+            )
+        return starts[0], starts[1], *map(slice, starts[2:], stops[2:])
 
     def _payload(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         for leaf in (self._bytes, self._values):

@@ -90,8 +90,7 @@ def decompress(stored: Array, compression: str, size_bytes: int, subject: str) -
     """Return the decompressed bytes of ``stored``, which must be exactly ``size_bytes``.
 
     If the length is too large, most codecs of Arrow leave the rest of the memory uninitialized. Therefore a second
-    decompression to one byte less must fail. Raises `DecodeError` if the codec is unknown, or the bytes are invalid or
-    have another length.
+    decompression to one byte less must fail.
     """
     data = pa.py_buffer(stored)
     try:
@@ -267,10 +266,7 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
 
 
 def list_bounds(lists: pa.Array, name: str) -> tuple[Array, Array, pa.Array]:
-    """Return the start and stop of each list in the flat array of all list values, and this flat array.
-
-    Raises `DecodeError` for other types; ``name`` names the lists in the error.
-    """
+    """Return the start and stop of each list in the flat array of all list values, and this flat array."""
     if pa.types.is_fixed_size_list(lists.type):
         starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
         stops = starts + lists.type.list_size

@@ -122,9 +122,7 @@ _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels
 def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject: str) -> dict[str, Any]:
     """Return ``metadata`` with all fields of OME-Arrow, converted to the values that OME-Arrow would store.
 
-    Physical sizes are float32 in the unit of their own field, wavelengths float32 in µm, colors ``0xRRGGBBAA``. Raises
-    `MetadataError` if a field is unknown or has the wrong type, or if the number of channels is neither 0 nor
-    ``size_c``.
+    Physical sizes are float32 in the unit of their own field, wavelengths float32 in µm, colors ``0xRRGGBBAA``.
     """
     if not metadata:
         return dict(_METADATA_DEFAULTS, channels=[])

@@ -84,11 +84,7 @@ class WithColumns(Over):
 
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
-    """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`.
-
-    Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
-    duplicate, none matches, or the table and the source have different columns of one name.
-    """
+    """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
     joined = read_input_table(columns, "columns", types, {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *_names(on)})
     pairs = choose_pairs(source, joined, on)
     keys = JoinKeys(source, joined, pairs)

@@ -86,10 +86,7 @@ class _Token:
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the syntax tree of a condition.
-
-    Raises `ArgumentError` that states the expected syntax and its position in the text.
-    """
+    """Return the syntax tree of a condition."""
     return _Parser(text).parse()
 
 

@@ -201,11 +201,7 @@ def open_pattern(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Open image files in a folder as fields of view; a pattern assigns files to fields, see `omearrow_ds.open_images`.
-
-    Raises `ArgumentError` if the pattern is invalid or a channel does not exist; `FormatError` if names do not match,
-    or files are missing, duplicate or of several kinds.
-    """
+    """Open image files in a folder as fields of view; a pattern assigns files to fields, see `open_images`."""
     compiled = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
         raise ArgumentError(
@@ -294,8 +290,6 @@ def joined_files(
     Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
     read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
     all files are inspected, and a field with the most frequent shape and dtype is the reference.
-
-    Raises `FormatError` if files of a reference field cannot be read, or differ in Y, X or dtype.
     """
     module = get_format("tiff").module()
     how: dict[str, Any] = {} if objects is None else {"objects": objects}

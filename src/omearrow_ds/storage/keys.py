@@ -63,10 +63,7 @@ class InputTable(NamedTuple):
 
 
 def table_file(table: Any, option: str) -> TableFile | None:
-    """Return the file of a table that a user passed as a path; None if ``table`` is not a path. Errors name ``option``.
-
-    Raises `MissingPathError` if the file does not exist.
-    """
+    """Return the file of a table that a user passed as a path in ``option``; None if ``table`` is not a path."""
     if not isinstance(table, str | os.PathLike):
         return None
     path = Path(table).absolute()
@@ -79,9 +76,6 @@ def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Colle
     """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
 
     If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
-
-    Raises `ArgumentError` for other values; `MissingPathError` if the file does not exist; `FormatError` if the file
-    cannot be read; `MetadataError` if two columns have one name, or types are not supported.
     """
     file = table_file(source, option)
     name = f"{option}=" if file is None else str(file.path)
@@ -125,11 +119,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
 
 
 def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
-    """Return the pairs of columns to join by; each pair is a name in the source and a name in the table.
-
-    Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or if ``on`` is
-    None and the source and the table have no column in common.
-    """
+    """Return the pairs of columns to join by; each pair is a name in the source and a name in the table."""
     left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
     if on is None:
         ours = source.column_table([name for name in left_names if name in right_names])
@@ -168,8 +158,7 @@ def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
 class JoinKeys:
     """Join keys of ``images`` and of table ``rows``, encoded as int64 numbers; -1 is a key that contains a null.
 
-    Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages. Raises `ColumnError`
-    if values of a column cannot be compared.
+    Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages.
     """
 
     def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:

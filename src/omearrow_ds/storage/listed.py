@@ -56,8 +56,7 @@ def open_listed(
 
     Rows with equal files, series and pages, such as the cells of one field, are one image. Columns ``Metadata_*`` with
     one value per field are columns of the images. Files at URLs are read by ``objects``; a table at a URL is read from
-    its local ``copy``. Raises `ColumnError` if the table lists no TIFF files; `ArgumentError` if a channel is unknown;
-    `FormatError` if the table cannot be read, or if files are missing, differ, or are of two channels or fields.
+    its local ``copy``.
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(option="root", value=root, allowed="the path of a folder")

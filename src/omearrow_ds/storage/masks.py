@@ -43,9 +43,6 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
     with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of its
     files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text. ``opening`` are the
     options that opened the images. With ``skip_nulls``, images may be without a mask.
-
-    Raises `ArgumentError` if ``masks`` is invalid; `MetadataError` if an image has no mask or several, or a mask has
-    another size.
     """
     opened, mask_of = _paired(source, masks, opening)
     opened = with_label_dtypes(opened)

@@ -151,8 +151,7 @@ class ObjectSettings:
         """Return the objects of a table whose images are in a source.
 
         ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default is
-        a center with known names. Raises `ColumnError` if a column does not exist, or none has a known name;
-        `MetadataError` if no object has an image, image keys are duplicate, or a position is outside its image.
+        a center with known names.
         """
         if center is not None and box:
             raise ArgumentError(

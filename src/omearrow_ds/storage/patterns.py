@@ -81,10 +81,7 @@ def _layout(name: str) -> Pattern:
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
-    """Return the compiled form of ``pattern=`` of `omearrow_ds.open_images`.
-
-    Raises `ArgumentError` if it has no names, is not a valid expression, or its braces are ambiguous.
-    """
+    """Return the compiled form of ``pattern=`` of `omearrow_ds.open_images`."""
     if isinstance(pattern, str) and pattern in LAYOUTS:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
@@ -175,7 +172,6 @@ def harmony_channels(
 
     Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
     ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.
-    Raises `FormatError` if the index is not XML.
     """
     opened_index = _open_index(folder, objects)
     if opened_index is None:

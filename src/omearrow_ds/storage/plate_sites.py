@@ -19,8 +19,7 @@ PLATE, SITE, FIELD = "Metadata_Plate", "Metadata_Site", "Metadata_Field"
 def choose_pairs(source: BaseSource, joined: InputTable, on: On | None) -> Pairs:
     """Return the columns to join by; raise an error if the table may number the fields of a plate differently.
 
-    Sites of plates count from 1, paths of fields often from 0. Raises `MetadataError` if a table has sites that its
-    plate cannot have, or if it only has paths and these may be sites. See `join_column_pairs` for other errors.
+    Sites of plates count from 1, paths of fields often from 0. See `join_column_pairs` for other errors.
     """
     pairs: Pairs = join_column_pairs(source, joined, on)
     names = dict(pairs)

@@ -35,10 +35,7 @@ _JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
 
 
 class RowFilter:
-    """Condition that selects rows of a table; its ``text`` identifies the condition in all processes.
-
-    Raises `ArgumentError` if ``condition`` is neither a valid text nor a `pyarrow.compute.Expression`.
-    """
+    """Condition that selects rows of a table; its ``text`` identifies the condition in all processes."""
 
     def __init__(self, condition: Any) -> None:
         self.condition, self._tree = condition, None
@@ -57,8 +54,7 @@ class RowFilter:
     def choose(self, rows: ColumnReader) -> Array:
         """Return the sorted indices of the rows for which the condition is true; rows with null are not selected.
 
-        Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one. Raises
-        `ColumnError` if a column does not exist or has an unsuitable type; `SelectError` if no row is chosen.
+        Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one.
         """
         known = rows.column_names
         if self._tree is None:

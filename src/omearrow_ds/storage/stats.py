@@ -31,13 +31,15 @@ from omearrow_ds.storage.verified import verified_where_stored
 
 PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
-_ABOUT = ("channel", "channel_name", "images", "pixels")
-_AFTER = ("left_out", "saturated", "exact")
-_OWN_COLUMNS = (*_ABOUT, *MEASURES, *_AFTER)
-_KINDS = {  # Types of columns in text tables; plates 001 are text, and so is ``exact`` until it is cast.
-    **dict.fromkeys(("channel", "images", "pixels", "left_out"), "integer"),
-    **dict.fromkeys((*MEASURES, "saturated"), "float"),
-}
+_SCHEMA = pa.schema(
+    [
+        *(("channel", pa.int64()), ("channel_name", pa.string()), ("images", pa.int64()), ("pixels", pa.int64())),
+        *((name, pa.float64()) for name in MEASURES),
+        *(("left_out", pa.int64()), ("saturated", pa.float64()), ("exact", pa.bool_())),
+    ]
+)
+_OPTIONAL = {"left_out", "saturated", "exact"}  # Columns that older tables lack.
+_TEXT_TYPES = {pa.int64(): "integer", pa.float64(): "float"}
 _LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # Range of integers of 8 and 16 bits.
 _KEPT = 2**20  # Maximum sample per channel and group for percentiles that are not exact.
 
@@ -132,7 +134,7 @@ class Stats:
 
 def _names(by: Any) -> tuple[str, ...]:
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
-    if len({*map(str, names), *_OWN_COLUMNS}) < len(names) + len(_OWN_COLUMNS):
+    if len({*map(str, names), *_SCHEMA.names}) < len(names) + len(_SCHEMA):
         raise ArgumentError(
             "names must differ from each other and from the measures", option="by", value=by, remedy="rename the column"
         )
@@ -257,15 +259,11 @@ def _measured(
         for key, channels in groups.items()
         for number, values in enumerate(channels)
     ]
-    schema = pa.schema([*kinds.items(), *_SCHEMA])
-    return Stats(opened.path, names, pa.Table.from_pylist(rows, schema))
+    return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds.items(), *_SCHEMA])))
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
-    """Return the channel names of images, read from a few of them; the longest list of names counts.
-
-    Raises `FormatError` if names of channels at one index differ: their values would be mixed.
-    """
+    """Return the channel names of images, read from a few of them; the longest list of names counts."""
     longest: list[str | None] = []
     for position in spread(len(picked)):
         names = [channel["name"] for channel in source.metadata(picked[position])["channels"]]
@@ -278,13 +276,6 @@ def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]
     return longest
 
 
-_SCHEMA = (
-    *(pa.field(name, pa.string() if name == "channel_name" else pa.int64()) for name in _ABOUT),
-    *(pa.field(name, pa.float64()) for name in MEASURES),
-    *map(pa.field, _AFTER, (pa.int64(), pa.float64(), pa.bool_())),
-)
-
-
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise an error if statistics cannot be written to ``path``, because of its suffix or because it exists."""
     if path.suffix not in (".parquet", ".csv", ".json"):
@@ -293,10 +284,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 
 def read_stats(path: StrPath) -> Stats:
-    """Read a file written by `Stats.write` or by ``omearrow-ds stats --json``.
-
-    Raises `FormatError` if it is not such a file.
-    """
+    """Read a file written by `Stats.write` or by ``omearrow-ds stats --json``."""
     file = TableFile(Path(path).absolute())
     if not file.path.is_file():
         raise missing(path)
@@ -308,17 +296,18 @@ def read_stats(path: StrPath) -> Stats:
                 f"{file.path}: is not a table of statistics: {error}; pass a file of omearrow-ds stats"
             ) from error
     else:
-        table = file.read(types={name: _KINDS.get(name, "text") for name in file.names})
+        kinds = {field.name: _TEXT_TYPES.get(field.type, "text") for field in _SCHEMA}  # Plates 001 are text.
+        table = file.read(types={name: kinds.get(name, "text") for name in file.names})
         if "exact" in table.column_names:
             exact = table["exact"].cast(pa.bool_())
             table = table.set_column(table.column_names.index("exact"), "exact", exact)
-    absent = {*_ABOUT, *MEASURES} - set(table.column_names)
+    absent = set(_SCHEMA.names) - _OPTIONAL - set(table.column_names)
     if absent:
         raise FormatError(
             f"{file.path}: is not a table of statistics, it has no column {min(absent)!r}; pass a file of omearrow-ds "
             f"stats"
         )
-    return Stats(file.path, tuple(name for name in table.column_names if name not in _OWN_COLUMNS), table)
+    return Stats(file.path, tuple(name for name in table.column_names if name not in _SCHEMA.names), table)
 
 
 class _Histogram:

@@ -69,10 +69,7 @@ class TableFile:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the columns; an empty list if the file is not a table.
-
-        Raises `FormatError` if a text file has an unsupported encoding.
-        """
+        """Names of the columns; an empty list if the file is not a table."""
         refuse_special(self.path)
         try:
             if self.is_text:
@@ -84,9 +81,8 @@ class TableFile:
     def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
         """Return the named columns, or all columns if no names are passed.
 
-        Columns of text have the types of `infer_type`. ``types`` override some columns,
-        regardless of how their values are spelled. Raises `FormatError` if the file cannot be read, or a value does
-        not have the requested type.
+        Columns of text have the types of `infer_type`. ``types`` override some columns, regardless of how their values
+        are spelled.
         """
         refuse_special(self.path)
         with refusing(self._where, "a table", (pa.ArrowException, *MALFORMED)):
@@ -163,8 +159,7 @@ class TableFile:
 class ColumnTypes(dict[str, str]):
     """Column types that ``column_types=`` passes for text tables, by column name.
 
-    ``names`` are those of all columns of the text tables that were read so far. Raises `ArgumentError` if ``types`` is
-    not a mapping of names to `TYPES`.
+    ``names`` are those of all columns of the text tables that were read so far.
     """
 
     def __init__(self, types: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:

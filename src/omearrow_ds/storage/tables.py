@@ -42,11 +42,7 @@ def open_as(
 def open_table(
     source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
 ) -> BaseSource:
-    """Open a table of images with ``source_type``, a `TableSource`; see `omearrow_ds.open_images` for other arguments.
-
-    Raises `ArgumentError` if ``image_column`` is not a name or several distinct names; `FormatError` if images are
-    null and ``nulls`` is ``"error"``.
-    """
+    """Open a table of images with ``source_type``, a `TableSource`; see `open_images` for other arguments."""
     sources: list[Any] = []
     for name in _names(image_column):
         sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
@@ -88,8 +84,7 @@ class JoinedColumns(Over):
     """Images of several columns of a table; the images of each row are joined along C.
 
     Ids and metadata are those of the first column, channels those of each. If their names are missing or not distinct,
-    they are named after their columns. Joined images have no checksums. Raises `ColumnError` if images of one row
-    differ in T, Z, Y, X or dtype; `FormatError` if the sources are of different tables. ``reopen`` opens it again.
+    they are named after their columns. Joined images have no checksums. ``reopen`` opens it again.
     """
 
     def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:

@@ -26,8 +26,7 @@ class VerifiedSource(Over):
     """A source that raises `ChecksumError` for images that do not match their checksums.
 
     Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
-    again. So it has no ``mapping``, which would bypass the check. Raises `ArgumentError` if no checksums are stored;
-    `FormatError` if an image has none, or one of an unknown kind. With ``gaps``, images without a checksum, such as
+    again. So it has no ``mapping``, which would bypass the check. With ``gaps``, images without a checksum, such as
     rows appended by other programs, are returned unchecked.
     """
 
@@ -43,10 +42,7 @@ class VerifiedSource(Over):
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
 
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
-        """Return the checksums, with None for images without one if ``gaps`` are allowed.
-
-        Raises `FormatError` for other missing checksums, or one of an unknown kind.
-        """
+        """Return the checksums, with None for images without one if ``gaps`` are allowed."""
         known: list[str | None] = checksums.to_pylist()
         odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
         if pc.any(odd).as_py():
@@ -58,10 +54,7 @@ class VerifiedSource(Over):
         return known
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
-        """Compare ``images`` with the checksums of the images at ``indices``.
-
-        Raises `ChecksumError` if one differs.
-        """
+        """Compare ``images`` with the checksums of the images at ``indices``."""
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
             if known is not None and self._hasher.checksum(image) != known:

@@ -53,10 +53,7 @@ class Layout:
 
     @classmethod
     def choose(cls, fmt: Format, settings: WriteSettings) -> Layout:
-        """Return the layout that write settings specify; the value None becomes the default of the format.
-
-        Raises `ArgumentError` if the format does not support the encoding, compression, groups or chunks.
-        """
+        """Return the layout that write settings specify; the value None becomes the default of the format."""
         fmt.module()  # Raises an error if its backend is missing.
         encoding, compression, rows_per_group = settings.encoding, settings.compression, settings.rows_per_group
         known = fmt.compressions_of(encoding)

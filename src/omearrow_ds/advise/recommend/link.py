@@ -24,10 +24,7 @@ class NetworkLink:
 
     @classmethod
     def parse(cls, bandwidth: str | float | None, latency: str | float | None) -> NetworkLink | None:
-        """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth.
-
-        Raises `ArgumentError` if a value is invalid, or if ``latency`` is passed without ``bandwidth``.
-        """
+        """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth."""
         if bandwidth is None:
             if latency is not None:
                 raise ArgumentError("needs bandwidth=", option="latency", value=latency, remedy="pass bandwidth= too")

@@ -171,8 +171,7 @@ def take_sample(
     """Read images spread over the whole collection until a limit is reached; at least one image is read.
 
     With ``tile``, images are cut into single-channel tiles of that edge. With ``cells``, images are whole and contain
-    cells. Raises `ArgumentError` for a collection without images, or without an image that contains a tile, and
-    `AxesError` for an image that is smaller than the crop.
+    cells.
     """
     if len(source) == 0:
         raise ArgumentError("the collection is empty", path=source.path, remedy="pass a collection with images")
