@@ -167,7 +167,7 @@ class DeviceSamples:
         return self._make(self._flat, len(positions), DeviceCropBoxes(positions, self._places, self._pad))
 
     def at(self, boxes: Array) -> torch.Tensor:
-        """Return stacked windows at ``boxes``, (n, 3) int64 of image, top and left."""
+        """Return the windows at ``boxes`` as one tensor; a row of ``boxes`` is image, top and left, as int64."""
         device_boxes = to(boxes, self.device)
         return self._make(self._flat, len(device_boxes), DeviceCropBoxes(None, device_boxes, self._pad))
 

@@ -217,7 +217,9 @@ class Stacks:
         return []
 
     def overlaid_array(self, indices: Array) -> tuple[Array, Array]:
-        """Return an array whose elements at the returned indices are the images, which must be `has_equal_strides`.
+        """Return an array over the memory of the images, and the index of each image in it.
+
+        The stacks must have equal strides (`has_equal_strides`).
 
         Its other elements overlap and have undefined values, so they must not be read.
         """

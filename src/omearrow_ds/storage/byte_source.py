@@ -53,7 +53,7 @@ class ByteSource(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Lock to hold while a library seeks and reads; for a local file, it does not block other threads."""
+        """Lock to hold while a library seeks and reads; a local file needs none, so its lock never blocks."""
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Return the bytes of each range, as slices of the memory map or from requests for merged ranges."""
@@ -230,7 +230,7 @@ class _RangeCache:
 
 
 class ObjectFile(io.RawIOBase):
-    """Object of an object store, read by ranges; also a seekable file for pyarrow and tifffile.
+    """Object in an object store, read by range requests through the interface of a seekable file.
 
     Threads may call `cache_ranges` and `read_ranges` at once; each sequential reader needs a copy from `reopen`.
 

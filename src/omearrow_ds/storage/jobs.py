@@ -143,7 +143,7 @@ class Jobs:
 
     @classmethod
     def choose(cls, settings: WriteSettings) -> Jobs:
-        """Return the job settings in ``settings``; raise `ArgumentError` for an unsupported executor."""
+        """Return the job settings of a call; raise `ArgumentError` if its executor is not supported."""
         executor = settings.executor
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(

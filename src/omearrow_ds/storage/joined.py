@@ -211,7 +211,7 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def index_of(
     known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
 ) -> Index:
-    """Return one image index of several collections; ids and columns are passed, the rest is in ``known``."""
+    """Return one image index for several collections, with the ids and columns that are passed."""
     return Index(
         list(accumulate((len(info.image_ids) for info in known), initial=0)),
         image_ids,

@@ -149,7 +149,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
         remedy = "copy their folder, or pass the URL of a collection of masks"
-        raise error("is a URL, but names with braces find only local files", remedy=remedy)
+        raise error("is a URL, but names with braces apply only to local files", remedy=remedy)
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):

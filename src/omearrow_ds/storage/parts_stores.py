@@ -33,7 +33,9 @@ _MAX_REQUESTS = 16  # Concurrent requests for small objects.
 
 
 class FolderStore:
-    """Files of a new collection in parts; their folder is hidden while another collection exists at the path.
+    """Store of a new collection in parts in a local folder.
+
+    The folder is hidden while another collection exists at the path.
 
     Parameters
     ----------

@@ -134,7 +134,9 @@ def _regex(pattern: str) -> str:
         raise error("a brace is open or empty", remedy="write names in braces: {well}")
     if "" in literals[1:-1]:
         first, second = names[literals.index("", 1) - 1 :][:2]
-        raise error(f"no text separates {{{first}}}{{{second}}}", remedy="use a regular expression")
+        raise error(
+            f"{{{first}}} and {{{second}}} are adjacent", remedy="write a text between them, or a regular expression"
+        )
     regex, used = re.escape(literals[0]), set()
     for name, literal in zip(names, literals[1:], strict=True):
         if name.startswith("_"):

@@ -19,7 +19,7 @@ class FetchCancelledError(Exception):
 
 
 class Prefetcher(Generic[Key, Value]):
-    """Queue of fetches; unlike those of a thread pool, running ones can end early at interpreter exit.
+    """Queue of fetches by threads that stop early when the interpreter exits.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Prefetcher(Generic[Key, Value]):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether results are still needed: at exit, Python waits for running threads."""
+        """Whether results are still needed; running fetches should stop otherwise."""
         return self.max_ahead > 0 and threading.main_thread().is_alive()
 
     def _begin_next(self) -> None:

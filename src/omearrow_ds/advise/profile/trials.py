@@ -65,7 +65,7 @@ class Trial:
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
     def measured(self, rates: Mapping[str, Rounds], images: int) -> Trial:
-        """Return this trial with its results, computed from the rates of all trials, or unchanged if it has no rate."""
+        """Return a copy of this trial with results computed from the rates of all trials."""
         own, now, demand = rates.get(self.name), rates[NOW], rates.get(ON_DEMAND)
         if own is None:
             return self

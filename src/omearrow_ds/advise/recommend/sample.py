@@ -87,7 +87,7 @@ class Cells:
 
     @property
     def fields(self) -> Array:
-        """(n,) int64, image index per sample."""
+        """Image index of each sample, shape (n,), int64."""
         return self.objects.fields
 
     def within(self, images: Sequence[int] | Array) -> Array:

@@ -113,7 +113,7 @@ class Format:
 
     @property
     def missing_backend(self) -> str | None:
-        """Instruction how to install the missing library, or None if it is installed."""
+        """Message that explains how to install a missing library, or None if it is installed."""
         if importlib.util.find_spec(self.backend) is not None:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend

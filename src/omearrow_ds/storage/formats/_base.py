@@ -306,7 +306,7 @@ class BaseSource(ColumnReader, ABC):
         return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
 
     def stacked(self) -> Stacks | None:
-        """Return all images as views of the mapped file, which is checked at each access; None without such views."""
+        """Return all images as views of the memory-mapped file, or None if they cannot be views."""
         mapping = self.mapping
         if not self.uniform or mapping is None:
             return None

@@ -76,7 +76,7 @@ def is_stop(error: BaseException) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of a library written in Rust: not an `Exception`, with one class per library."""
+    """Return whether an error is a panic of a library written in Rust, whose class is not an `Exception`."""
     return type(error).__name__ == "PanicException"
 
 

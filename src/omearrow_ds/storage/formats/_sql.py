@@ -44,7 +44,7 @@ def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
 
 
 def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
-    """Restrict a connection to attached databases and ``paths``, without network; the restriction cannot be removed."""
+    """Restrict a connection permanently to attached databases and ``paths``, and disable the network."""
     allowed = f"SET allowed_paths = [{', '.join(map(literal, paths))}]"
     connection.execute(f"{allowed}; SET enable_external_access = false; SET lock_configuration = true")
 

@@ -428,7 +428,7 @@ class Source(FolderSource):
     def labels(self, name: str) -> tuple[BaseSource, Array]:
         if not name or ".." in PurePosixPath(name).parts:
             raise ArgumentError(
-                f"{name!r} is not a name of label images", path=self.path, remedy="pass a relative name"
+                f"{name!r} is not a valid name of label images", path=self.path, remedy="pass a name below labels/"
             )
         files = [f"{member.file}/labels/{name}" for member in self._members]
         indices = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
