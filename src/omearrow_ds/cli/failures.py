@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial
 from types import FrameType, TracebackType
@@ -158,7 +158,7 @@ def _flags() -> dict[str, str]:
     return {str(p.name): max(p.opts, key=len) if isinstance(p, click.Option) else p.human_readable_name for p in params}
 
 
-class Stops:
+class Stops(ExitStack):
     """Context in which SIGTERM and SIGHUP stop the command like Ctrl-C, so that partial output is removed.
 
     A signal that is ignored from the start of the process (``nohup``, a background job) stays ignored. A second signal
@@ -170,34 +170,29 @@ class Stops:
     number: int = signal.SIGINT
 
     def __init__(self) -> None:
+        super().__init__()
         self._last_s = -_SAME_STOP_S
         self._times_put_off = 0
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-        self._told_before = sys.unraisablehook
+        self._report_dropped = sys.unraisablehook
 
     def __enter__(self) -> Self:
         for number in _STOP_SIGNALS:
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
                 try:
-                    self._before[number] = signal.signal(number, self._stop)
+                    signal.signal(number, self._stop)
                 except ValueError:  # Only the main thread receives signals.
                     return self
-        self._told_before, sys.unraisablehook = sys.unraisablehook, self._again
+                self.callback(signal.signal, number, handler)
+        self._report_dropped, sys.unraisablehook = sys.unraisablehook, self._again
+        self.callback(setattr, sys, "unraisablehook", self._report_dropped)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if sys.unraisablehook == self._again:
-            sys.unraisablehook = self._told_before
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def _again(self, dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
             self._put_off()
         else:
-            self._told_before(dropped)
+            self._report_dropped(dropped)
 
     def _put_off(self) -> None:
         """Send the signal again after 0.05 s."""
