@@ -34,28 +34,20 @@ def device_of(preload: Any) -> torch.device | None:
     """
     if not isinstance(preload, torch.device) and not (isinstance(preload, str) and preload.startswith("cuda")):
         return None
+    problem = functools.partial(ArgumentError, option="preload", value=preload)
     try:
         device = torch.device(preload)
     except RuntimeError as error:
-        raise ArgumentError(
-            str(error).splitlines()[0], option="preload", value=preload, remedy="pass a device such as 'cuda:1'"
-        ) from None
+        raise problem(str(error).splitlines()[0], remedy="pass a device such as 'cuda:1'") from None
     if device.type != "cuda":
-        raise ArgumentError(
-            "not a CUDA device", option="preload", value=preload, remedy="pass 'cuda', or True for the CPU"
-        )
+        raise problem("not a CUDA device", remedy="pass 'cuda', or True for the CPU")
     if not torch.cuda.is_available():
-        raise ArgumentError("torch finds no CUDA device", option="preload", value=preload, remedy="pass preload=True")
+        raise problem("torch finds no CUDA device", remedy="pass preload=True")
     count = torch.cuda.device_count()
-    number = torch.cuda.current_device() if device.index is None else device.index
-    if number >= count:
-        raise ArgumentError(
-            f"torch finds {count} CUDA devices",
-            option="preload",
-            value=preload,
-            remedy="pass cuda:0 or another of these",
-        )
-    return torch.device(device.type, number)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
+        raise problem(f"torch finds {count} CUDA devices", remedy="pass cuda:0 or another of these")
+    return torch.device(device.type, index)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
@@ -27,6 +26,7 @@ from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.dataset.cuda import device_of
 from omearrow_ds.dataset.masks import MaskedSamples
 from omearrow_ds.dataset.normalization import Illum, Normalize
+from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
@@ -608,9 +608,10 @@ class StoredSamples(Dataset[Any]):
             schema = self._collection.column_source.column_schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             schema = pa.schema([])
-        return shown.pictures(self._collection, self._all_positions(), self.image_ids, schema, self.column)
+        return preview_samples(self._collection, self._all_positions(), self.image_ids, schema, self.column)
 
     def _repr_html_(self) -> str:
         masks = None if self._masks is None else self._masks.collection.path
-        facts = shown.facts(self._collection, np.unique(self.fields), self.shape, self._transform, self._targets, masks)
+        fields = np.unique(self.fields)
+        facts = describe_samples(self._collection, fields, self.shape, self._transform, self._targets, masks)
         return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self._preview())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 
 from omearrow_ds.axes import AXES
-from omearrow_ds.dataset.grid import SIZE, Tile, draw
+from omearrow_ds.dataset.image_grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, PathExistsError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown

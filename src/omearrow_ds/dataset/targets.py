@@ -45,7 +45,7 @@ class Targets:
         encode_targets: bool = True,
         nulls: bool = False,
     ) -> None:
-        self.told = reprlib.repr(target)
+        self.text = reprlib.repr(target)
         chosen = {} if classes is None else _chosen_classes(classes, target, encode_targets=encode_targets)
         names = [] if callable(target) else [target] if isinstance(target, str) else _names(target)
         self._of = {

@@ -18,7 +18,7 @@ from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.text import size
 
 
-def pictures(
+def preview_samples(
     collection: Collection,
     positions: Array,
     image_ids: Sequence[str],
@@ -51,7 +51,7 @@ def pictures(
     return Pictures(str(collection.path), image_ids, schema, column, taken, image, channels)
 
 
-def facts(
+def describe_samples(
     collection: Collection,
     fields: Array,
     shape: tuple[int, ...] | None,
@@ -72,6 +72,6 @@ def facts(
         ("sample", f"{collection.axes} {'' if shape is None else ' x '.join(map(str, shape))}"),
         ("transform", "" if transform is None else f"{reprlib.repr(transform)}; images are shown without it"),
         ("masks", "" if masks is None else f"{masks}; images are shown without them"),
-        ("target", "" if targets is None else targets.told),
+        ("target", "" if targets is None else targets.text),
         *((f"classes {name}".strip(), reprlib.repr(list(item))) for name, item in of_targets.items()),
     ]
