@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from omearrow_ds.dataset.targets import Targets
 from omearrow_ds.errors import ArgumentError
 
-_OURS = "omearrow_ds.dataset.dataset"
+_OURS = "omearrow_ds.dataset.samples"
 
 
 class BatchedConcat(ConcatDataset[Any]):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
-from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
-from omearrow_ds.dataset.collection import Array, Preload, Select
-from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples
-from omearrow_ds.dataset.handover import batch_array
-from omearrow_ds.dataset.masks import transformed
+from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
 from omearrow_ds.dataset.targets import ChosenClasses, Target
@@ -22,133 +16,10 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import Paths, StrPath
 
-STAGES = {"_IndexedSamples._allocate": "collate", "_IndexedSamples._collated": "collate"}
 _NOT_PASSED = {"self", "transform", "options", "__class__"}  # Arguments of `OMEArrowDataset`.
 
 
-class _IndexedSamples(StoredSamples):
-    """Samples by index, as tensors or as arrays."""
-
-    _convert: Callable[[Array], Any] = staticmethod(torch.from_numpy)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return sample ``index``: new pixels, or a tuple of image, mask, target and id, as far as requested."""
-        try:
-            position = self._position(index)
-            if self._masks is not None:
-                images, masks = self._masks.batch([position], np.empty)
-                return self._sample(self._convert(images[0]), self._convert(masks[0]), position)
-            if self._collection.on_device is None:
-                image = self._convert(self._collection.sample(position))
-            else:
-                image = self._batch_on_device(self._collection.on_device, [index])[0]
-            if self._transform is not None:
-                image = self._transform(image)
-            return image if self._alone else (image, *self._target_and_id(position))
-        except Exception as error:
-            self._note(error, [index])
-            raise
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of ``indices`` in that order.
-
-        A loader that only collates tensors gets one `CollatedBatch` instead, see `asked_for_whole`.
-        """
-        caller = sys._getframe(1)  # noqa: SLF001  # CPython only, see `asked_for_whole`.
-        requested = caller.f_locals["self"].dataset if caller.f_code in ASKERS else self
-        # A wrapper that forwards missing attributes, or a subclass, creates its own samples.
-        ours = (OMEArrowDataset.__getitem__, OMEArrowDatasetNumpy.__getitem__)
-        if requested is not self or type(self).__getitem__ not in ours:
-            return [requested[index] for index in indices]
-        is_plain = self._transform is None and not self._of_arrays
-        is_whole, allocate = is_plain and asked_for_whole(), self._allocate if is_plain else np.empty
-        if self._collection.on_device is not None:
-            return self._from_device(self._collection.on_device, indices, is_whole=is_whole)
-        try:
-            positions = self._positions(indices)
-            pixels: tuple[Array | list[Array], ...]
-            if self._masks is None:
-                pixels = (self._collection.batch(positions, allocate),)
-            else:
-                pixels = self._masks.batch(positions, allocate)
-        except Exception as error:
-            self._note(error, indices)
-            raise
-        if is_whole and list not in map(type, pixels):
-            return [self._collated(list(map(torch.from_numpy, pixels)), positions, indices)]
-        images, *masks = (list(map(self._convert, arrays)) for arrays in pixels)
-        if self._transform is None and self._alone:
-            return images
-        return self._finished(images, masks[0] if masks else None, positions, indices)
-
-    def _batch_on_device(self, samples: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
-        """Return stacked samples on the device of their pixels."""
-        crops = self._collection.crops
-        is_random = crops is not None and crops.ranges is not None
-        if isinstance(indices, DeviceIndices) and not is_random:
-            picked = self._picked_on_device
-            return samples.batch(indices.on_device if picked is None else picked[indices.on_device])
-        positions = self._positions(indices)
-        if crops is not None and is_random:
-            return samples.at(np.stack(crops.take(positions)[:3], axis=1))
-        return samples.batch(torch.tensor(positions, dtype=torch.int64).to(samples.device))
-
-    def _from_device(self, samples: DeviceSamples, indices: Sequence[int], *, is_whole: bool) -> list[Any]:
-        """Return samples of pixels on a device; if ``is_whole``, as one `CollatedBatch`."""
-        try:
-            stacked = self._batch_on_device(samples, indices)
-            positions = [] if self._transform is None and self._alone else self._positions(list(indices))
-        except Exception as error:
-            self._note(error, indices)
-            raise
-        if is_whole:
-            return [self._collated([stacked], positions, indices)]
-        images = list(stacked)
-        return self._finished(images, None, positions, indices) if positions else images
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return batch_array(shape, dtype, self._collection.pool)
-
-    def _finished(
-        self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
-    ) -> list[Any]:
-        """Return complete samples: transformed images, with mask, target and id if requested."""
-        finished: list[Any] = []
-        try:
-            for index, position in enumerate(positions):
-                finished.append(self._sample(images[index], None if masks is None else masks[index], position))
-        except Exception as error:
-            self._note(error, indices[len(finished) :][:1])
-            raise
-        return finished
-
-    def _sample(self, image: Any, mask: Any, position: int) -> Any:
-        if mask is not None:
-            both = (image, mask) if self._transform is None else transformed(self._transform, image, mask)
-            return (*both, *self._target_and_id(position))
-        if self._transform is not None:
-            image = self._transform(image)
-        return image if self._alone else (image, *self._target_and_id(position))
-
-    def _collated(self, stacked: list[torch.Tensor], positions: list[int], indices: Sequence[Any]) -> CollatedBatch:
-        if self._alone:
-            return CollatedBatch(stacked[0])
-        parts: list[Any] = [*stacked]
-        if self._targets is not None:
-            targets: list[Any] = []
-            try:
-                for position in positions:
-                    targets.append(self._targets[position])  # noqa: PERF401  # Its length is the index of a failure.
-            except Exception as error:
-                self._note(error, indices[len(targets) :][:1])
-                raise
-            parts.append(default_collate(targets))
-        if self._return_ids:
-            parts.append([self._collection.sample_ids[position] for position in positions])
-        return CollatedBatch(parts)
-
-
-class OMEArrowDataset(_IndexedSamples):
+class OMEArrowDataset(StoredSamples):
     """Map-style PyTorch dataset of the images of a collection, or of crops of them.
 
     Options by topic:
@@ -315,7 +186,7 @@ def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch
     return transform
 
 
-class OMEArrowDatasetNumpy(_IndexedSamples):
+class OMEArrowDatasetNumpy(StoredSamples):
     """Map-style dataset that returns NumPy arrays instead of tensors.
 
     Options are those of `OMEArrowDataset`, without ``transform``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -15,16 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch.utils.data import Dataset, WeightedRandomSampler
+from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 
 from omearrow_ds.axes import SampleAxes
+from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
-from omearrow_ds.dataset.cuda import device_of
-from omearrow_ds.dataset.masks import MaskedSamples
+from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples, device_of
+from omearrow_ds.dataset.handover import batch_array
+from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
@@ -46,7 +49,8 @@ from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
-_OURS = "omearrow_ds.dataset.dataset"
+_OURS = ("omearrow_ds.dataset.dataset", __name__)
+STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
 _CROP_OPTIONS = tuple(CropOptions.__annotations__)
 _FOUND = ("shape", "image_ids", "_picked_on_device")  # Computed at first access.
 
@@ -97,6 +101,7 @@ class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
     _of_arrays = False  # Whether samples are NumPy arrays.
+    _convert: Callable[[Array], Any] = staticmethod(torch.from_numpy)
     _transform: Callable[..., Any] | None = None
     _filters: tuple[str, ...] = ()  # Conditions that chose the samples.
 
@@ -189,7 +194,7 @@ class StoredSamples(Dataset[Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless it is an option: a change after creation would have no effect."""
-        ours = type(self).__module__ == _OURS  # A subclass may use the name of an option.
+        ours = type(self).__module__ in _OURS  # A subclass may use the name of an option.
         if ours and not name.startswith("_") and name in _options():
             remedy = f"create another dataset with {name}=, with cache_dir= to share the pixels"
             if name == "transform":
@@ -437,6 +442,124 @@ class StoredSamples(Dataset[Any]):
     def _target_and_id(self, position: int) -> tuple[Any, ...]:
         target = () if self._targets is None else (self._targets[position],)
         return (*target, self._collection.sample_ids[position]) if self._return_ids else target
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample ``index``: new pixels, or a tuple of image, mask, target and id, as far as requested."""
+        try:
+            position = self._position(index)
+            if self._masks is not None:
+                images, masks = self._masks.batch([position], np.empty)
+                return self._sample(self._convert(images[0]), self._convert(masks[0]), position)
+            if self._collection.on_device is None:
+                image = self._convert(self._collection.sample(position))
+            else:
+                image = self._batch_on_device(self._collection.on_device, [index])[0]
+            if self._transform is not None:
+                image = self._transform(image)
+            return image if self._alone else (image, *self._target_and_id(position))
+        except Exception as error:
+            self._note(error, [index])
+            raise
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of ``indices`` in that order.
+
+        A loader that only collates tensors gets one `CollatedBatch` instead, see `asked_for_whole`.
+        """
+        caller = sys._getframe(1)  # noqa: SLF001  # CPython only, see `asked_for_whole`.
+        requested = caller.f_locals["self"].dataset if caller.f_code in ASKERS else self
+        # A wrapper that forwards missing attributes, or a subclass, creates its own samples.
+        for owner in type(self).__mro__:
+            if "__getitem__" in vars(owner):
+                break
+        if requested is not self or owner.__module__ not in _OURS:
+            return [requested[index] for index in indices]
+        is_plain = self._transform is None and not self._of_arrays
+        is_whole, allocate = is_plain and asked_for_whole(), self._allocate if is_plain else np.empty
+        if self._collection.on_device is not None:
+            return self._from_device(self._collection.on_device, indices, is_whole=is_whole)
+        try:
+            positions = self._positions(indices)
+            pixels: tuple[Array | list[Array], ...]
+            if self._masks is None:
+                pixels = (self._collection.batch(positions, allocate),)
+            else:
+                pixels = self._masks.batch(positions, allocate)
+        except Exception as error:
+            self._note(error, indices)
+            raise
+        if is_whole and list not in map(type, pixels):
+            return [self._collated(list(map(torch.from_numpy, pixels)), positions, indices)]
+        images, *masks = (list(map(self._convert, arrays)) for arrays in pixels)
+        if self._transform is None and self._alone:
+            return images
+        return self._finished(images, masks[0] if masks else None, positions, indices)
+
+    def _batch_on_device(self, samples: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
+        """Return stacked samples on the device of their pixels."""
+        crops = self._collection.crops
+        is_random = crops is not None and crops.ranges is not None
+        if isinstance(indices, DeviceIndices) and not is_random:
+            picked = self._picked_on_device
+            return samples.batch(indices.on_device if picked is None else picked[indices.on_device])
+        positions = self._positions(indices)
+        if crops is not None and is_random:
+            return samples.at(np.stack(crops.take(positions)[:3], axis=1))
+        return samples.batch(torch.tensor(positions, dtype=torch.int64).to(samples.device))
+
+    def _from_device(self, samples: DeviceSamples, indices: Sequence[int], *, is_whole: bool) -> list[Any]:
+        """Return samples of pixels on a device; if ``is_whole``, as one `CollatedBatch`."""
+        try:
+            stacked = self._batch_on_device(samples, indices)
+            positions = [] if self._transform is None and self._alone else self._positions(list(indices))
+        except Exception as error:
+            self._note(error, indices)
+            raise
+        if is_whole:
+            return [self._collated([stacked], positions, indices)]
+        images = list(stacked)
+        return self._finished(images, None, positions, indices) if positions else images
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return batch_array(shape, dtype, self._collection.pool)
+
+    def _finished(
+        self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
+    ) -> list[Any]:
+        """Return complete samples: transformed images, with mask, target and id if requested."""
+        finished: list[Any] = []
+        try:
+            for index, position in enumerate(positions):
+                finished.append(self._sample(images[index], None if masks is None else masks[index], position))
+        except Exception as error:
+            self._note(error, indices[len(finished) :][:1])
+            raise
+        return finished
+
+    def _sample(self, image: Any, mask: Any, position: int) -> Any:
+        if mask is not None:
+            both = (image, mask) if self._transform is None else transformed(self._transform, image, mask)
+            return (*both, *self._target_and_id(position))
+        if self._transform is not None:
+            image = self._transform(image)
+        return image if self._alone else (image, *self._target_and_id(position))
+
+    def _collated(self, stacked: list[torch.Tensor], positions: list[int], indices: Sequence[Any]) -> CollatedBatch:
+        if self._alone:
+            return CollatedBatch(stacked[0])
+        parts: list[Any] = [*stacked]
+        if self._targets is not None:
+            targets: list[Any] = []
+            try:
+                for position in positions:
+                    targets.append(self._targets[position])  # noqa: PERF401  # Its length is the index of a failure.
+            except Exception as error:
+                self._note(error, indices[len(targets) :][:1])
+                raise
+            parts.append(default_collate(targets))
+        if self._return_ids:
+            parts.append([self._collection.sample_ids[position] for position in positions])
+        return CollatedBatch(parts)
 
     def split(
         self,
