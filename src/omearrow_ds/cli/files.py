@@ -51,45 +51,47 @@ def info(path: Path, *, as_json: bool, **options: Any) -> None:
     if as_json:
         echo_json(description.as_dict())
     else:
-        click.echo("\n".join(text.table(_facts(description))))
+        click.echo("\n".join(text.table(_facts(description, is_filtered=options.get("filter") is not None))))
 
 
-def _facts(found: Description) -> list[tuple[str, str]]:
-    stored = found.stored
+def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, str]]:
+    stored = description.stored
     rows = [
-        ("path", click.format_filename(found.path)),
-        ("format", f"{found.format_label} ({found.format_name})"),
-        *_image_columns(found),
-        ("images", f"{found.images:,}"),
-        ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in found.shapes.items()})} ({AXES})"),
-        ("dtype", _kinds(found.dtypes)),
-        *([] if found.pixel_range is None else [("pixels", found.pixel_range.text)]),
-        ("channels", _channels(found)),
+        ("path", click.format_filename(description.path)),
+        ("format", f"{description.format_label} ({description.format_name})"),
+        *_image_columns(description),
+        ("images", f"{description.images:,}"),
+        ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in description.shapes.items()})} ({AXES})"),
+        ("dtype", _kinds(description.dtypes)),
+        *([] if description.pixel_range is None else [("pixels", description.pixel_range.text)]),
+        ("channels", _channels(description)),
     ]
-    if found.looks_like is not None:
-        pattern, fields, channels = found.looks_like
+    if description.looks_like is not None:
+        pattern, fields, channels = description.looks_like
         whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
         rows.append(("looks like", f"{whole} in files of their own; add --pattern {pattern}"))
-    if found.physical_sizes:
-        sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in found.physical_sizes.items())
+    if description.physical_sizes:
+        sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
         rows.append(("pixel size", ", ".join(sizes)))
-    fits = "fits" if found.preload_fits else "does not fit"
-    percent = f", {found.allocated_bytes / found.decoded_bytes:.0%} of decoded" if found.decoded_bytes else ""
-    files = f"{text.size(found.disk_bytes)} in {text.count(found.disk_files, 'file')}"
+    fits = "fits" if description.preload_fits else "does not fit"
+    # Files also contain the images that a filter leaves out.
+    has_percent = description.decoded_bytes and not is_filtered
+    share = f", {description.allocated_bytes / description.decoded_bytes:.0%} of decoded" if has_percent else ""
+    files = f"{text.size(description.disk_bytes)} in {text.count(description.disk_files, 'file')}"
     rows += [
-        ("columns", _some([f"{name} ({kind})" for name, kind in found.columns.items()]) or "none"),
-        ("on disk", f"{text.size(found.allocated_bytes)}{percent}, {files}"),
-        ("decoded", text.size(found.decoded_bytes)),
-        ("preload", f"{fits} half of the {text.size(found.available_bytes)} of memory available"),
+        ("columns", _some([f"{name} ({kind})" for name, kind in description.columns.items()]) or "none"),
+        ("on disk", f"{text.size(description.allocated_bytes)}{share}, {files}"),
+        ("decoded", text.size(description.decoded_bytes)),
+        ("preload", f"{fits} half of the {text.size(description.available_bytes)} of memory available"),
     ]
-    if found.labels:
-        rows.append(("labels", f"{_some(list(found.labels))}, images of their own beside"))
+    if description.labels:
+        rows.append(("labels", f"{_some(list(description.labels))}, separate images in the collection"))
     if stored.encoding is not None:
         rows.append(("encoding", stored.encoding))
     looked_at = "" if not stored.looked_at else f" (of {text.count(stored.looked_at, 'image')} looked at)"
     return [
         *rows,
-        ("checksums", "one for each image" if found.checksums else "none"),
+        ("checksums", "one for each image" if description.checksums else "none"),
         ("compression", f"{stored.compression}{looked_at}"),
         ("chunking", f"{stored.chunking}{looked_at}"),
         ("reading", stored.reading),

@@ -699,3 +699,9 @@ def test_what_tifffile_logs_of_a_broken_file_does_not_stand_around_the_error(tmp
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "broken.tif" in done.stderr
+
+
+def test_info_compares_files_with_decoded_pixels_only_without_a_filter(stored):
+    path = stored("parquet", SMOOTH, columns=COLUMNS)
+    assert "% of decoded" in run("info", path).stdout
+    assert "% of decoded" not in run("info", path, "--filter", "cells < 3").stdout
