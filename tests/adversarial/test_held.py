@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset import batch_memory
 from omearrow_ds.dataset.batch import collate
 from tests.support.emulated_frameworks import one_ahead
 from tests.support.strategies import image_of

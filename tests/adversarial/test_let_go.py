@@ -12,7 +12,7 @@ import pytest
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.loader.workers import worker_context
+from omearrow_ds.loader.worker_processes import worker_context
 from omearrow_ds.storage.formats import _handles
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._handles import ProcessLocal

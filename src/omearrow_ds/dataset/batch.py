@@ -13,7 +13,7 @@ from torch.utils.data._utils.collate import collate as collate_by_type
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from omearrow_ds.dataset.handover import batch_array
+from omearrow_ds.dataset.batch_memory import batch_array
 from omearrow_ds.errors import AxesError
 
 Array = np.ndarray[Any, Any]

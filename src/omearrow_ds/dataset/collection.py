@@ -12,11 +12,11 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
+from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
 from omearrow_ds.dataset.crops import PlacedBox, PlaneSelection, place_box, write_boxes
 from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, check_room, device_of
 from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
-from omearrow_ds.dataset.handover import BatchBufferPool
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
 from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages

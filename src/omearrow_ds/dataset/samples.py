@@ -20,13 +20,13 @@ from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
+from omearrow_ds.dataset.batch_memory import batch_array
 from omearrow_ds.dataset.cache_dir import collection_fingerprint
 from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples, device_of
-from omearrow_ds.dataset.handover import batch_array
 from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples

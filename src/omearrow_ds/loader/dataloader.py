@@ -19,16 +19,23 @@ from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.device import IN_ORDER, RawTransfer, on_device, pixel_device, unwrap, with_device_indices
+from omearrow_ds.loader.device_transfer import (
+    IN_ORDER,
+    RawTransfer,
+    on_device,
+    pixel_device,
+    unwrap,
+    with_device_indices,
+)
 from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch_batches import EpochBatchSampler, count_batches
 from omearrow_ds.loader.epoch_iterator import EpochIterator
-from omearrow_ds.loader.parts_order import PartsSampler, Ranks
+from omearrow_ds.loader.parts_sampler import PartsSampler, Ranks
 from omearrow_ds.loader.position import LoaderPosition
 from omearrow_ds.loader.settings import Setting, may_draw_random, rank_and_world_size, resolve
-from omearrow_ds.loader.workers import refuse_in_daemon
+from omearrow_ds.loader.worker_processes import refuse_in_daemon
 
-_NUM_AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
+_AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
 _OURS = ("batch_size", "device", "transfer")  # Settings that are not passed to torch as keywords.
 
 
@@ -110,13 +117,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self.device = settings["device"].value
         self._settings = settings
         self._raw_transfer: RawTransfer | None = None
-        self._draws = may_draw_random(dataset, self.collate_fn)
-        self._ranks = rank_and_world_size()[1]
-        self._beginning = threading.RLock()
+        self._is_random = may_draw_random(dataset, self.collate_fn)
+        self._world_size = rank_and_world_size()[1]
+        self._begin_lock = threading.RLock()
         self._epoch: weakref.ref[EpochIterator] | None = None
         self._own_parts: PartsSampler | None = None
         shares = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
-        if shares and self._ranks > 1 and self.batch_sampler is not None:
+        if shares and self._world_size > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
             vars(self)["batch_sampler"] = batches  # Torch refuses `setattr`.
         self._position = LoaderPosition(sets_epochs=shares)
@@ -140,15 +147,14 @@ class OMEArrowDataLoader(DataLoader[Any]):
         elif self.batch_size is not None and (isinstance(sampler, SharedBatches) or own is not self.sampler):
             sampler = BatchSampler(own, self.batch_size, self.drop_last)
         sampler = with_device_indices(sampler, self.dataset)
-        distance = self.num_workers or _NUM_AHEAD
         return EpochBatchSampler(
             sampler,
             self._position,
             self._generators,
             workers=self.num_workers > 0,
-            rank=rank_and_world_size()[0] if self._draws else None,
+            rank=rank_and_world_size()[0] if self._is_random else None,
             seed_source=itemgetter(int(self.generator is not None)) if parts is None else parts.seed_source,
-            read_ahead=(self.dataset, distance) if _can_read_ahead(sampler, self.dataset) else None,
+            read_ahead=(self.dataset, self.num_workers or _AHEAD) if _can_read_ahead(sampler, self.dataset) else None,
         )
 
     @property
@@ -159,7 +165,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """
         if not isinstance(self.sampler, PartsSampler):
             return None
-        ranks = Ranks.of(*rank_and_world_size())
+        ranks = Ranks.from_environment(*rank_and_world_size())
         if self._own_parts is None or self._own_parts.ranks != ranks:
             self._own_parts = self.sampler if self.sampler.ranks == ranks else self.sampler.divided(ranks)
         return self._own_parts
@@ -170,10 +176,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         If raw pixels are sent to the device, the dataset has raw pixels.
         """
         dataset = batched(self.dataset)
-        transfer = self._settings["transfer"].value if "transfer" in self._settings else "normalized"
-        if transfer != "normalized":
+        transfer = self._settings.get("transfer")
+        if transfer is not None and transfer.value != "normalized":
             assert self.device is not None
-            is_pinned = transfer == "raw-pinned"
+            is_pinned = transfer.value == "raw-pinned"
             self._raw_transfer = self._raw_transfer or RawTransfer(dataset, self.device, pinned=is_pinned)
             dataset = self._raw_transfer.dataset
         loader = self if dataset is self.dataset else copy_with(self, dataset=dataset)
@@ -185,7 +191,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
             return EpochIterator(super().__iter__(), EpochProgress(), functools.partial(on_device, device=self.device))
-        with self._beginning:  # One thread at a time: two would share progress and persistent workers.
+        with self._begin_lock:  # One thread at a time: two would share progress and persistent workers.
             self._warn_of_other_ranks()
             progress, discarded = self._position.pop_next(self._samplers)
             if discarded is not None:
@@ -204,10 +210,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def _warn_of_other_ranks(self) -> None:
         _, world_size = rank_and_world_size()
-        if world_size != self._ranks and self._parts is None:
+        if world_size != self._world_size and self._parts is None:
             msg = (
-                f"OMEArrowDataLoader: created for {self._ranks} ranks but the process group has {world_size}, so ranks "
-                f"read wrong shares; create the loader after torch.distributed.init_process_group"
+                f"OMEArrowDataLoader: created for {self._world_size} ranks but the process group has {world_size}, so "
+                f"ranks read wrong shares; create the loader after torch.distributed.init_process_group"
             )
             warnings.warn(msg, UserWarning, stacklevel=4)
 
@@ -239,7 +245,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def _prepare(self, epoch: EpochIterator) -> None:
         """Begin another epoch if one was chosen after ``iter``, or start new workers, before the next batch."""
-        with self._beginning:
+        with self._begin_lock:
             progress = epoch.progress
             if epoch.is_released:
                 # The seed that torch draws for these workers must not come from the generator of the next epochs.
@@ -346,10 +352,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all attributes except the current epoch of this process."""
-        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None, "_raw_transfer": None}
+        return {**self.__dict__, "_epoch": None, "_iterator": None, "_begin_lock": None, "_raw_transfer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _beginning=threading.RLock())
+        self.__dict__.update(state, _begin_lock=threading.RLock())
 
     def __repr__(self) -> str:
         lines = [

@@ -16,10 +16,10 @@ from torch.utils.data import get_worker_info
 
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.device import unwrap
+from omearrow_ds.loader.device_transfer import unwrap
 from omearrow_ds.loader.position import LoaderPosition
 from omearrow_ds.loader.seeding import batch_seed, borrowed_generators, epoch_seed, seed_global_rngs
-from omearrow_ds.loader.workers import PickledCall
+from omearrow_ds.loader.worker_processes import PickledCall
 
 
 class RemainingBatches:
@@ -85,8 +85,7 @@ class EpochBatchSampler:
             progress.waiting[key] = number, indices
             seed = None if progress.seed is None else batch_seed(progress.seed, number)
             later = None if self.read_ahead is None else rest.peek(self.read_ahead[1])
-            is_plain = seed is None and later is None
-            yield indices if is_plain else PickledCall(receive_indices, indices, seed, later)
+            yield indices if seed is None and later is None else PickledCall(receive_indices, indices, seed, later)
 
     def _for_this_process(self, progress: EpochProgress) -> Iterator[Any]:
         rest = progress.rest or self.draw(progress)

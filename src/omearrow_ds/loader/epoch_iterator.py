@@ -12,7 +12,7 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.device import NumberedBatch
+from omearrow_ds.loader.device_transfer import NumberedBatch
 from omearrow_ds.loader.seeding import borrowed_generators
 
 _INDICES_SHOWN = 16

@@ -21,12 +21,17 @@ from omearrow_ds.dataset.concat import CONCATS, batched, refuse_mixed_classes
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import pixel_device, stored_transfer_blocker
+from omearrow_ds.loader.batch_cost import BatchCost, CopyError, copy_for_trial, measure_batch_cost
+from omearrow_ds.loader.device_transfer import pixel_device, stored_transfer_blocker
 from omearrow_ds.loader.division import divides, share_batches, warn_of_division, within
-from omearrow_ds.loader.parts_order import WINDOW, OrderSpec, PartsSampler, Ranks
-from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, check_shuffle_fields, describe_shuffle
-from omearrow_ds.loader.trial import BatchCost, CopyError, copy_for_trial, measure_batch_cost
-from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
+from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
+from omearrow_ds.loader.windowed_sampler import (
+    SharedWindowedSampler,
+    WindowedSampler,
+    check_shuffle_fields,
+    describe_shuffle,
+)
+from omearrow_ds.loader.worker_processes import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
 from omearrow_ds.options import check_integer
 from omearrow_ds.resources import available_cores
 
@@ -182,7 +187,7 @@ def _given_sampler(passed: Mapping[str, Any]) -> Settings:
         drop_last = bool(passed.get("drop_last"))
         sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=_seed(passed), drop_last=drop_last)
     elif isinstance(inner, PartsSampler):
-        sampler = inner.divided(Ranks.of(rank, world_size))
+        sampler = inner.divided(Ranks.from_environment(rank, world_size))
     elif inner is not None and divides(inner, world_size):
         sampler = inner
     if sampler is not outer:
@@ -200,7 +205,7 @@ def _seed(passed: Mapping[str, Any]) -> int:
 def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
     parted = dataset._collection.parted
     assert parted is not None
-    ranks, shuffle = Ranks.of(*rank_and_world_size()), bool(passed.get("shuffle"))
+    ranks, shuffle = Ranks.from_environment(*rank_and_world_size()), bool(passed.get("shuffle"))
     is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
     seed = torch.initial_seed() % 2**32 if is_local else _seed(passed)
     grows = parted.mixed and parted.window is not None

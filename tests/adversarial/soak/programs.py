@@ -26,7 +26,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset import batch_memory
 from tests.adversarial.soak.holds import Holds, parts_of
 from tests.adversarial.soak.oracle import (
     Key,

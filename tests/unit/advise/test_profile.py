@@ -59,9 +59,10 @@ LONG = pytest.mark.slow
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
-    "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader loader/epoch "
-    "dataset/handover dataset/shared_block dataset/preload dataset/stored_images dataset/crops dataset/targets "
-    "codec/leaves codec/decode codec/encode storage/source axes loader/resume loader/workers dataset/cache_dir"
+    "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader "
+    "loader/epoch_iterator loader/epoch_batches loader/checkpoint dataset/batch_memory dataset/shared_block "
+    "dataset/preload dataset/stored_images dataset/crops dataset/targets codec/leaves codec/decode codec/encode "
+    "storage/source axes loader/worker_processes dataset/cache_dir"
 )
 
 

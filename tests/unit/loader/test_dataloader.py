@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, Subset, default_collate
 
 from omearrow_ds import AxesError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.loader.device import on_device
+from omearrow_ds.loader.device_transfer import on_device
 from tests.support.errors import raises
 from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
 

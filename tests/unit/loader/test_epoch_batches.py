@@ -15,7 +15,7 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_imag
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader import epoch_batches
 from omearrow_ds.loader.epoch_batches import RemainingBatches
-from omearrow_ds.loader.workers import PickledCall
+from omearrow_ds.loader.worker_processes import PickledCall
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.page_requests import covers, set_reads, watch_file_requests, watch_requests

@@ -20,7 +20,7 @@ from omearrow_ds.loader.epoch_batches import EpochBatchSampler
 from omearrow_ds.loader.position import LoaderPosition
 from omearrow_ds.loader.seeding import BorrowedGenerators
 from tests.unit.loader.conftest import COUNT
-from tests.unit.loader.test_trial import Own, draw, states
+from tests.unit.loader.test_batch_cost import Own, draw, states
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.handover import BatchBufferPool, _allocate_private, _allocate_shared, batch_array
+from omearrow_ds.dataset.batch_memory import BatchBufferPool, _allocate_private, _allocate_shared, batch_array
 from tests.support.strategies import image_of
 
 pytestmark = [
@@ -133,7 +133,7 @@ print("kept" if os.waitpid(child, 0)[1] == 0 else "changed", flush=True)
 """
 COMING_THROUGH = """
 import itertools, warnings
-from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset import batch_memory
 
 warnings.simplefilter("error")
 batch_memory.enable_shared_memory_transfer()

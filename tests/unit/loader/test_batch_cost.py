@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.loader import trial
+from omearrow_ds.loader import batch_cost
 from tests.support.errors import raises
 from tests.unit.loader.conftest import COUNT
 
@@ -178,7 +178,7 @@ def test_copies_share_data_and_what_is_meant_to_be_shared(path):
 
     original = Data()
     vars(original).update({name: getattr(Data, name) for name in ("large", "small", "dataset", "lock")})
-    copy = trial.copy_for_trial(original)
+    copy = batch_cost.copy_for_trial(original)
     assert copy.large is original.large
     assert copy.lock is original.lock
     assert copy.small is not original.small

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.loader import settings as loader_settings
-from omearrow_ds.loader.parts_order import WINDOW, OrderSpec, PartsSampler, Ranks
+from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.parts import OPEN_PARTS
 from omearrow_ds.storage.planning import Cut
@@ -142,29 +142,30 @@ def test_the_order_stays_as_it_is():
 
 
 def test_what_a_launcher_tells():
-    assert Ranks.of(3, 4, {"LOCAL_WORLD_SIZE": "2"}) == Ranks(3, 4, 2)
-    assert Ranks.of(3, 4, {}) == Ranks(3, 4, 1)
-    assert Ranks.of(0, 1, {"LOCAL_WORLD_SIZE": "4"}) == Ranks(0, 1, 1)
-    assert Ranks.of(0, 5, {"LOCAL_WORLD_SIZE": "2"}) == Ranks(0, 5, 1)
+    assert Ranks.from_environment(3, 4, {"LOCAL_WORLD_SIZE": "2"}) == Ranks(3, 4, 2)
+    assert Ranks.from_environment(3, 4, {}) == Ranks(3, 4, 1)
+    assert Ranks.from_environment(0, 1, {"LOCAL_WORLD_SIZE": "4"}) == Ranks(0, 1, 1)
+    assert Ranks.from_environment(0, 5, {"LOCAL_WORLD_SIZE": "2"}) == Ranks(0, 5, 1)
 
 
 @pytest.mark.parametrize("hosts", [[2, 2], [1], [4, 4, 4], [2, 4], [2, 1, 3], [1, 5]])
-def test_hosts_that_differ_in_their_ranks_are_refused_by_one_rank_at_least(hosts):
+def test_ranks_are_refused_on_at_least_one_host_when_hosts_differ_in_their_number(hosts):
     """Otherwise ranks would divide different stretches, and images would be missing."""
-    ranks, found = sum(hosts), []
-    for beside in hosts:
-        told = {"LOCAL_WORLD_SIZE": beside, "GROUP_WORLD_SIZE": len(hosts), "WORLD_SIZE": ranks}
-        environment = {name: str(value) for name, value in told.items()}
-        if beside * len(hosts) == ranks:
-            found.append(Ranks.of(0, ranks, environment).hosts)
+    world_size, num_hosts = sum(hosts), []
+    for per_host in hosts:
+        numbers = {"LOCAL_WORLD_SIZE": per_host, "GROUP_WORLD_SIZE": len(hosts), "WORLD_SIZE": world_size}
+        environment = {name: str(value) for name, value in numbers.items()}
+        if per_host * len(hosts) == world_size:
+            num_hosts.append(Ranks.from_environment(0, world_size, environment).hosts)
             continue
-        with raises(ArgumentError, mentions=f"LOCAL_WORLD_SIZE={beside}"):
-            Ranks.of(0, ranks, environment)
-        assert Ranks.of(0, ranks, {**environment, "LOCAL_WORLD_SIZE": ""}).hosts == 1
-        assert Ranks.of(0, beside, environment) == Ranks(0, beside, 1)  # A process group of a subset of the ranks.
-        found.append(None)
-    assert (None in found) is (len(set(hosts)) > 1)
-    assert None in found or set(found) == {len(hosts)}
+        with raises(ArgumentError, mentions=f"LOCAL_WORLD_SIZE={per_host}"):
+            Ranks.from_environment(0, world_size, environment)
+        assert Ranks.from_environment(0, world_size, {**environment, "LOCAL_WORLD_SIZE": ""}).hosts == 1
+        # A process group of a subset of the ranks.
+        assert Ranks.from_environment(0, per_host, environment) == Ranks(0, per_host, 1)
+        num_hosts.append(None)
+    assert (None in num_hosts) is (len(set(hosts)) > 1)
+    assert None in num_hosts or set(num_hosts) == {len(hosts)}
 
 
 RECORDED = [9, 10, 13, 11, 12, 4, 14, 5, 15, 6, 16, 2, 7, 0, 17, 3, 8, 1]

@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from omearrow_ds import ArgumentError, FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.loader import workers
-from omearrow_ds.loader.workers import _rebuild_process, warn_of_fork
+from omearrow_ds.loader import worker_processes
+from omearrow_ds.loader.worker_processes import _rebuild_process, warn_of_fork
 from tests.support.errors import raises, warns
 from tests.support.loops import made_by
 from tests.support.strategies import NAMES, image_of, same
@@ -257,7 +257,7 @@ def test_worker_ends_without_a_traceback_when_it_is_interrupted_before_torchs_lo
         def __iter__(self):
             raise KeyboardInterrupt
 
-    process = workers.worker_context().Process(target=pytest.fail, args=("the loop began",))
+    process = worker_processes.worker_context().Process(target=pytest.fail, args=("the loop began",))
     process.environment = Interrupted(A="1")
     process.run()
     assert capfd.readouterr() == ("", "")
@@ -291,7 +291,7 @@ def test_a_start_method_that_may_hang_is_warned_of(monkeypatch):
         warn_of_fork("fork")
     assert len(warned) == 1
     warn_of_fork("spawn")
-    monkeypatch.setattr("omearrow_ds.loader.workers._UNSAFE_TO_FORK", ())
+    monkeypatch.setattr("omearrow_ds.loader.worker_processes._UNSAFE_TO_FORK", ())
     warn_of_fork("fork")
 
 
@@ -408,7 +408,7 @@ def test_workers_know_the_environment(numbered, monkeypatch):
 @pytest.mark.parametrize("which", ["numba", "numpy"])
 def test_workers_are_forked_from_where_numba_is_ready_if_they_will_need_it(which: str) -> None:
     with made_by(which):
-        imported = workers._server.__wrapped__(0)._preload_modules
+        imported = worker_processes._server.__wrapped__(0)._preload_modules
     assert ("omearrow_ds.kernels.ready" in imported) == (which == "numba")
     if which == "numba":
         code = "import sys, omearrow_ds.kernels.ready; print('llvmlite.binding' in sys.modules)"

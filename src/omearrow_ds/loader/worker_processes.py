@@ -32,7 +32,7 @@ import cloudpickle
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset import batch_memory
 from omearrow_ds.dataset.gather import pending_jit_loops
 from omearrow_ds.errors import ArgumentError
 

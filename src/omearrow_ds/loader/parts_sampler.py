@@ -27,7 +27,7 @@ from torch.utils.data import DistributedSampler
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.shuffling import describe_mixing
+from omearrow_ds.loader.windowed_sampler import describe_mixing
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class Ranks(NamedTuple):
     hosts: int = 1
 
     @classmethod
-    def of(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
+    def from_environment(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
         """Return ranks and hosts from the environment variables of torchrun or a compatible launcher.
 
         Raises `ArgumentError` if hosts differ in their number of ranks: ranks would then disagree about the order.

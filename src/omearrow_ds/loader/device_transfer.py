@@ -21,10 +21,10 @@ from torch.utils.data import (
 )
 
 from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.handover import BatchBufferPool
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.windows import DeviceCropBoxes
 
