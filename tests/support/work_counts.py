@@ -75,7 +75,7 @@ CALLED = {
     "arrow bytes": (8, 12, 28, 13),
     "arrow list": (8, 12, 28, 13),
     "tiff bytes": (16, 128, 102, 165),
-    "ome_zarr bytes": (32, 264, 238, 357),
+    "ome_zarr bytes": (41, 290, 264, 400),
     "ome_arrow bytes": (22, 74, 48, 15),
     "parquet bytes by pyarrow": (133, 47),
     "parquet_duck bytes by duckdb": (96, 80),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, product
+from functools import lru_cache, partial
+from itertools import chain, count, product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.byte_source import ByteRange, ChangedFileError, Copy, LocalFile
 
@@ -18,6 +19,7 @@ Array = np.ndarray[Any, Any]
 Region = Sequence[int]  # Starts of some axes, then their stops.
 Window = tuple[slice, ...]
 Decode = Callable[[memoryview, int], Array]
+StoredBytes = bytes | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _IMAGE_BYTES, _MAX_CACHED_BYTES = 500, 2**25  # Size of located chunks without their arrays, and limit of the cache.
@@ -90,7 +92,39 @@ class ImageChunks(NamedTuple):
     lengths: Array | None = None
 
 
-Locate = Callable[[int], ImageChunks | None]
+class ChunkFiles:
+    """Chunks of one image in several files, each with one chunk or, if it is a shard, with a grid of chunks.
+
+    Attributes
+    ----------
+    name
+        Path or URL, for errors.
+    shape
+        Shape of the image (T, C, Z, Y, X).
+    shard
+        Number of chunks of a file along each axis.
+    fill_value
+        Pixel value of missing chunks.
+    """
+
+    name: str
+    layout: ChunkLayout
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    fill_value: Any
+
+    def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
+        """Return the bytes of chunks of a file, None for missing ones; numbers are in C order."""
+        raise NotImplementedError
+
+    def decode(self, file_number: int, data: StoredBytes, flat: Array) -> None:
+        """Fill an array of bytes with the pixels of a chunk."""
+        raise NotImplementedError
+
+
+Located = ImageChunks | ChunkFiles
+_ChunksByFile = dict[int, dict[int, list[tuple[Array, Window]]]]
+Locate = Callable[[int], Located | None]
 
 
 @dataclass(slots=True)
@@ -104,6 +138,60 @@ class _FileReads:
     copies: list[Copy | None] = field(default_factory=list)  # After each read.
     band: Array | None = None  # Rows that are cropped; reads share it, so the processor's cache holds it.
     chunks: dict[tuple[int, int, int], list[tuple[Array, Window]]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _ChunkReads:
+    """Regions of one image that requests need, and the arrays that these fill."""
+
+    image: ChunkFiles
+    requests: list[int]
+    regions: list[tuple[Region, Array]]
+    files: _ChunksByFile | None = None  # Grouped when they are read, so that few windows exist at once.
+    scratch: tuple[Array, Array] | None = None  # Pixels of a chunk, and the same as bytes.
+
+    def group(self) -> _ChunksByFile:
+        """Return the windows that the regions need, by file and chunk number."""
+        image = self.image
+        files: _ChunksByFile = {}
+        grid = image.shape, image.layout.chunk_shape, image.shard
+        for region, array in self.regions:
+            windows = _whole_windows(*grid) if array.shape == image.shape else _file_windows(region, *grid)
+            for file, chunk, inner, outer in windows:
+                files.setdefault(file, {}).setdefault(chunk, []).append((array[outer], inner))
+        return files
+
+    def split(self) -> list[_ChunkReads]:
+        """Return the reads of each file."""
+        return [_ChunkReads(self.image, self.requests, [], {file: chunks}) for file, chunks in self.group().items()]
+
+    def fill(self) -> None:
+        """Read and decode the chunks; the bytes of a chunk are released before the next file is read."""
+        for file, chunks in (self.files or self.group()).items():
+            stored = self.image.fetch(file, chunks)
+            for uses in reversed(chunks.values()):
+                self._fill_chunk(file, stored.pop(), uses)
+        self.scratch = None
+
+    def _fill_chunk(self, file: int, data: StoredBytes | None, uses: list[tuple[Array, Window]]) -> None:
+        """Decode a chunk, directly into an array that has its shape, and copy its windows."""
+        image = self.image
+        if data is None:
+            for target, _ in uses:
+                target[...] = image.fill_value
+            return
+        pixels, layout = uses[0][0], image.layout
+        if pixels.flags.c_contiguous and pixels.shape == layout.chunk_shape and pixels.dtype == layout.dtype:
+            image.decode(file, data, pixels.reshape(-1).view(np.uint8))
+            uses = uses[1:]
+        else:
+            if self.scratch is None:
+                pixels = new_image(layout.chunk_shape, layout.dtype, image.name)
+                self.scratch = pixels, pixels.reshape(-1).view(np.uint8)
+            pixels, flat = self.scratch
+            image.decode(file, data, flat)
+        for target, inner in uses:
+            target[...] = pixels[inner]
 
 
 _Request = tuple[ImageChunks, Region, Array, _FileReads]
@@ -171,35 +259,52 @@ class ExtentReader:
             Arrays to fill, contiguous and of the size of the regions; by default new ones.
         """
         arrays: list[Array | None] = [None] * len(rows) if images is None else [*images]
-        changed = self._read_requests(range(len(rows)), locate, rows, regions, arrays)
+        located = self._locate_images(locate, rows)
+        if len(rows) == 1 and self._max_parallel_files == 1:
+            image = located[rows[0]]
+            if isinstance(image, ChunkFiles):
+                return self._read_chunks(image, regions[0], arrays)
+        changed = self._read_requests(range(len(rows)), located, rows, regions, arrays)
         if changed:  # A file that was replaced is located once more.
             for request in changed:
                 arrays[request] = None if images is None else images[request]
-            self._read_requests(changed, locate, rows, regions, arrays)
+            located = self._locate_images(locate, [rows[request] for request in changed])
+            self._read_requests(changed, located, rows, regions, arrays)
+        return arrays
+
+    def _read_chunks(self, image: ChunkFiles, region: Region, arrays: list[Array | None]) -> list[Array | None]:
+        """Return the array of the only region, without grouping of requests."""
+        array = arrays[0] = np.empty(size_of(region), image.layout.pixel_dtype) if arrays[0] is None else arrays[0]
+        self._read_files(arrays, [_ChunkReads(image, [0], [(region, array)])])
         return arrays
 
     def _read_requests(
         self,
         requests: Sequence[int],
-        locate: Locate,
+        images: Mapping[int, Located | None],
         rows: Sequence[int],
         regions: Sequence[Region],
         arrays: list[Array | None],
     ) -> list[int]:
         """Fill the arrays of some requests; return the requests of files that changed since they were located."""
-        images = self._locate_images(locate, rows if len(requests) == len(rows) else [rows[n] for n in requests])
         files: dict[int, _FileReads] = {}
+        chunk_files: dict[int, _ChunkReads] = {}
         planes: list[_Request] = []
         chunked: list[_Request] = []
         for request in requests:
             image, region, array = images[rows[request]], regions[request], arrays[request]
-            if image is None or region[5] > len(image.offsets):
+            if image is None or (isinstance(image, ImageChunks) and region[5] > len(image.offsets)):
                 arrays[request] = None
                 continue
             if array is None:
                 t0, c0, z0, y0, x0, t1, c1, z1, y1, x1 = region
                 array = np.empty((t1 - t0, c1 - c0, z1 - z0, y1 - y0, x1 - x0), image.layout.pixel_dtype)
                 arrays[request] = array
+            if isinstance(image, ChunkFiles):
+                chunk_reads = chunk_files.setdefault(id(image), _ChunkReads(image, [], []))
+                chunk_reads.requests.append(request)
+                chunk_reads.regions.append((region, array))
+                continue
             reads = files.get(id(image.file))
             if reads is None:
                 reads = files[id(image.file)] = _FileReads(image.file, image.layout.decode)
@@ -209,20 +314,25 @@ class ExtentReader:
             _plan_planes(planes)
         if chunked:
             _plan_chunks(chunked)
-        return self._in_parallel(partial(self._read_files, arrays), [*files.values()])
+        reads_by_file: list[_FileReads | _ChunkReads] = [*files.values(), *chunk_files.values()]
+        if self._max_parallel_files > 1:
+            reads_by_file = [*files.values(), *chain.from_iterable(map(_ChunkReads.split, chunk_files.values()))]
+        return self._in_parallel(partial(self._read_files, arrays), reads_by_file)
 
-    def _locate_images(self, locate: Locate, rows: Sequence[int]) -> Mapping[int, ImageChunks | None]:
+    def _locate_images(self, locate: Locate, rows: Sequence[int]) -> Mapping[int, Located | None]:
         """Return the chunks of images, cached or located now."""
-        images: dict[Any, ImageChunks | None] = self._cache
+        images: Mapping[Any, Located | None] = self._cache
+        if len(rows) == 1:
+            return images if rows[0] in images else {rows[0]: self._locate_all(locate, rows)[0]}
         unknown = [row for row in dict.fromkeys(rows) if row not in images]
         if not unknown:
             return images
         located = self._in_parallel(partial(self._locate_all, locate), unknown)
         return {**dict(zip(unknown, located, strict=True)), **{row: images[row] for row in rows if row in images}}
 
-    def _locate_all(self, locate: Locate, rows: Sequence[int]) -> list[ImageChunks | None]:
+    def _locate_all(self, locate: Locate, rows: Sequence[int]) -> list[Located | None]:
         """Return the chunks of images that are not cached."""
-        images: list[ImageChunks | None] = []
+        images: list[Located | None] = []
         for row in rows:
             try:
                 images.append(locate(row))
@@ -239,17 +349,21 @@ class ExtentReader:
         with ThreadPoolExecutor(min(len(items), self._max_parallel_files), "omearrow-ds-chunks") as pool:
             return [result for results in pool.map(function, [[item] for item in items]) for result in results]
 
-    def _read_files(self, arrays: list[Array | None], files: Sequence[_FileReads]) -> list[int]:
+    def _read_files(self, arrays: list[Array | None], files: Sequence[_FileReads | _ChunkReads]) -> list[int]:
         """Read files and set arrays that cannot be read to None; return the requests of files that changed."""
         changed = []
         for reads in files:
             try:
+                if isinstance(reads, _ChunkReads):
+                    reads.fill()
+                    continue
                 if reads.reads:
                     reads.file.read_into(reads.reads, reads.copies)
                 if reads.chunks:
                     _decode_chunks(reads)
             except ChangedFileError:
-                changed += reads.requests if self._forget(reads.file) else []
+                if isinstance(reads, _FileReads) and self._forget(reads.file):
+                    changed += reads.requests
             except OMEArrowDSError:
                 raise
             except self._errors:
@@ -297,6 +411,28 @@ def _plan_chunks(requests: Iterable[_Request]) -> None:
             number = row * layout.num_across + column
             start, length = offsets.item(t, c, z, number), lengths.item(t, c, z, number)
             reads.chunks.setdefault((start, start + length, number), []).append((array[outer], inner))
+
+
+@lru_cache(16)  # Most images of a folder are alike.
+def _whole_windows(
+    shape: tuple[int, ...], chunk_shape: tuple[int, ...], shard: tuple[int, ...]
+) -> list[tuple[int, int, Window, Window]]:
+    """Return the chunks of an image; see `_file_windows`."""
+    return _file_windows([0, 0, 0, 0, 0, *shape], shape, chunk_shape, shard)
+
+
+def _file_windows(
+    region: Region, shape: tuple[int, ...], chunk_shape: tuple[int, ...], shard: tuple[int, ...]
+) -> list[tuple[int, int, Window, Window]]:
+    """Return the chunks that a region meets: number of the file and in the file, window of the chunk and the region."""
+    windows = []
+    for position, inner, outer in chunk_windows(region, chunk_shape):
+        file_number = chunk_number = 0
+        for index, size, length, chunks in zip(position, shape, chunk_shape, shard, strict=True):
+            file_number = file_number * -(-size // (length * chunks)) + index // chunks
+            chunk_number = chunk_number * chunks + index % chunks
+        windows.append((file_number, chunk_number, inner, outer))
+    return windows
 
 
 def _decode_chunks(reads: _FileReads) -> None:

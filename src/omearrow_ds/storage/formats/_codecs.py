@@ -11,7 +11,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
+def decompress_into(codec: str, stored: Array | bytes | memoryview, plain: Array) -> None:
     """Decompress ``stored`` into ``plain``, a one-dimensional array of bytes.
 
     Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.

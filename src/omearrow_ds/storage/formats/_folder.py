@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
@@ -278,10 +279,6 @@ class FolderSource(BaseSource):
         """Return the id of the image in a file."""
         return file.rpartition(".")[0] or file
 
-    @abstractmethod
-    def _read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) as a copy, `_checked`."""
-
     def _present(self) -> list[str]:
         """Return the names of the images of the folder, in any order."""
         names = []
@@ -365,9 +362,10 @@ class FolderSource(BaseSource):
             raise FormatError(msg)
         return image
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        with self._opening():
-            return [self._read(index) for index in indices]
+    def _new_image(self, index: int) -> Array:
+        """Return an array for an image, if it fits the memory."""
+        member = self._members[index]
+        return new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         with nullcontext() if self._in_place else self._opening():
@@ -397,16 +395,15 @@ class FolderSource(BaseSource):
         count, step = len(self), piece_length(self.shapes, self.dtypes)
         for first in range(0, count, step):
             stop = min(first + step, count)
-            for index in range(first, stop):
-                self._read_into(index, images[index])
+            self._read_into(range(first, stop), [images[index] for index in range(first, stop)])
             if done is not None:
                 self._refuse_replaced()  # otherwise, the other images would be reported as damaged
                 done(first, stop)
         self._refuse_replaced()
 
-    def _read_into(self, index: int, image: Array) -> None:
-        """Read one image into an array of its shape and dtype, in C order."""
-        (image[...],) = self.views([index])
+    @abstractmethod
+    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
+        """Read images into arrays of their shapes and dtypes, in C order."""
 
     @property
     def _parts(self) -> list[Path]:

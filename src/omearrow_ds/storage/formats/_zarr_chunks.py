@@ -1,7 +1,7 @@
-"""Zarr arrays in folders, read and written chunk file by chunk file.
+"""Zarr arrays in chunk files and shards, which are located by their metadata, read without zarr, and written.
 
 Opening an array through zarr takes twenty times as long as decoding it. Metadata (``zarr.json`` or ``.zarray``) that
-states only features implemented here gives a `Layout`; zarr reads all other arrays. Metadata is read at each access,
+states only features implemented here gives a `ZarrArray`; zarr reads all other arrays. Metadata is read at each access,
 because another tool may have overwritten the array: that takes 2 us warm. Asking for the file's time takes 1 us, and a
 network file system may answer that from memory.
 
@@ -12,8 +12,10 @@ Chunks written here have one plane and, by default, at most 1,024 x 1,024 pixels
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -21,176 +23,293 @@ from typing import Any, Literal, NamedTuple
 import imagecodecs
 import numpy as np
 import zarr
+from google_crc32c import value as crc32c
 from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.decode import new_image
-from omearrow_ds.errors import ImageError
+from omearrow_ds.errors import ImageError, OMEArrowDSError
 from omearrow_ds.resources import pixel_count
+from omearrow_ds.storage.byte_source import OPEN_FLAGS
+from omearrow_ds.storage.extents import Array, ChunkFile, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
 from omearrow_ds.storage.formats import _ngff
-from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._codecs import decompress_into
+from omearrow_ds.storage.formats._failures import damaged
 
 CHUNK_SHAPE = (1024, 1024)
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
 _BLOCK_BYTES = 2**18
 _LEVELS = {"zstd": 1, "lz4": 9}
 _REMEMBERED = 1024
-_SPARE_BYTES = 64  # a compressed chunk exceeds its pixels by less than this, if at all
+_SPARE_BYTES = 64  # A compressed chunk exceeds its pixels by less than this, if at all.
 _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
-_MOST_BYTES = 2**24  # limit for metadata, and for a chunk that is expected to be small
+_MAX_FILE_BYTES = 2**24  # Limit for metadata, and for a chunk that is expected to be small.
+_METADATA_BYTES = 4096  # Usual limit of metadata.
 
 # Its type stubs do not know arrays, without which Blosc would not know the size of a pixel.
 _blosc_encode: Any = imagecodecs.blosc_encode
 
 _ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs attributes dimension_names"
 _ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
-_UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
-STAGES = {"read_into": "decode", "contents": "read"}
+_UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError)
+_LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+_SHARD_ENTRY = struct.Struct("<QQ")  # First byte and number of bytes of a chunk.
+_MISSING_ENDS, _CHECKSUM_BYTES = (2**64 - 1, 2**65 - 2), 4
+STAGES = {"ZarrChunks.decode": "decode", "ZarrChunks.fetch": "read"}
 
 
-class Layout(NamedTuple):
-    """Shape, dtype and chunk shape of an array, the compressor, and each chunk's file and location in the array.
+class ZarrFiles(NamedTuple):
+    """Access to local files by path, or to objects by URL.
 
-    ``axes`` come from the names of its dimensions, None without them.
+    Attributes
+    ----------
+    read
+        Returns the bytes of a whole file that has usually fewer bytes than the second argument.
+    open
+        Opens a file to read ranges.
     """
 
+    read: Callable[[str, int], StoredBytes]
+    open: Callable[[str], ChunkFile]
+
+
+class ZarrArray(NamedTuple):
+    """Chunks of an array whose axes are in the order TCZYX.
+
+    Attributes
+    ----------
+    shape
+        (T, C, Z, Y, X), 1 for axes that the array lacks.
+    shard
+        Number of chunks of a file along each axis.
+    is_sharded
+        Whether the files are shards, which end with an index of their chunks.
+    names
+        Names of the chunk files or shards in C order.
+    compressor
+        Name of the codec; None without compression.
+    fill_value
+        Pixel value of missing chunks; None if only zarr knows it.
+    chunk_bytes
+        Number of bytes of the pixels of a chunk.
+    """
+
+    layout: ChunkLayout
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunk: tuple[int, ...]
+    shard: tuple[int, ...]
+    is_sharded: bool
+    names: Sequence[str]
     compressor: str | None
-    places: list[tuple[str, tuple[slice, ...]]]
-    axes: str | None = None
+    fill_value: Any
+    chunk_bytes: int
 
 
-class Found(NamedTuple):
-    """Folder and layout of the array of one level, and its axes if the array or its group names them."""
+def parse(description: bytes, axes: str | None = None) -> ZarrArray | None:
+    """Return the chunks of an array from its metadata, or None if zarr must read it.
 
-    folder: str
-    layout: Layout
-    axes: str | None
+    Supported: a regular chunk grid in C order, little-endian, plain or compressed by Blosc or zstd, also in shards.
 
-
-def parse(description: bytes) -> Layout | None:
-    """Return the layout of an array from its metadata, or None if zarr must interpret it.
-
-    Supported: a regular chunk grid in C order, little-endian, one file per chunk, plain or compressed by Blosc or zstd.
+    Parameters
+    ----------
+    axes
+        Axes of the array; by default those that the names of its dimensions state, or that its rank implies.
     """
     try:
-        found = json.loads(description)
-        return _parse_zarr3(found) if found["zarr_format"] == 3 else _parse_zarr2(found)
+        fields = json.loads(description)
+        return _parse_zarr3(fields, axes) if fields["zarr_format"] == 3 else _parse_zarr2(fields, axes)
     except _UNCLEAR:
         return None
 
 
-def _parse_zarr3(found: dict[str, Any]) -> Layout | None:
-    grid, key = found["chunk_grid"], found["chunk_key_encoding"]
-    to_bytes, *compressors = found["codecs"]
-    dtype = np.dtype(found["data_type"])
-    little = to_bytes == {"name": "bytes", "configuration": {"endian": "little"}}
-    plain = (
-        set(found) <= _ZARR3_KEYS
-        and found["node_type"] == "array"
-        and found["data_type"] == dtype.name
+def _parse_zarr3(fields: dict[str, Any], axes: str | None) -> ZarrArray | None:
+    grid, key = fields["chunk_grid"], fields["chunk_key_encoding"]
+    file_shape = chunk_shape = grid["configuration"]["chunk_shape"]
+    codecs, dtype = fields["codecs"], np.dtype(fields["data_type"])
+    if codecs[0]["name"] == "sharding_indexed":
+        sharding = codecs[0]["configuration"]
+        index_order, *checksums = sharding["index_codecs"]
+        is_checked = [codec["name"] for codec in checksums] == ["crc32c"]
+        if len(codecs) > 1 or index_order != _LITTLE_ENDIAN or not is_checked or sharding["index_location"] != "end":
+            return None
+        codecs, chunk_shape = sharding["codecs"], sharding["chunk_shape"]
+    to_bytes, *compressors = codecs
+    is_known = (
+        set(fields) <= _ZARR3_KEYS
+        and fields["node_type"] == "array"
+        and fields["data_type"] == dtype.name
         and grid["name"] == "regular"
         and key["name"] == "default"
-        and not found.get("storage_transformers")
-        and (little or (to_bytes == {"name": "bytes"} and dtype.itemsize == 1))
+        and not fields.get("storage_transformers")
+        and (to_bytes == _LITTLE_ENDIAN or (to_bytes == {"name": "bytes"} and dtype.itemsize == 1))
         and len(compressors) <= 1
     )
+    if not is_known:
+        return None
     separator = key["configuration"]["separator"]
-    chunk = grid["configuration"]["chunk_shape"]
     compressor = compressors[0]["name"] if compressors else None
-    layout = _layout(found["shape"], dtype, chunk, compressor, f"c{separator}", separator) if plain else None
-    return layout and layout._replace(axes=_ngff.axes_named(found.get("dimension_names")))
+    axes = axes or _ngff.axes_named(fields.get("dimension_names"))
+    sizes = fields["shape"], file_shape, chunk_shape
+    return _array_of(sizes, axes, dtype, compressor, (f"c{separator}", separator), fields["fill_value"])
 
 
-def _parse_zarr2(found: dict[str, Any]) -> Layout | None:
-    dtype = np.dtype(found["dtype"])
-    plain = found["zarr_format"] == 2 and found["order"] == "C" and not found["filters"] and found["dtype"] == dtype.str
-    compressor = found["compressor"]["id"] if found["compressor"] is not None else None
-    separator = found.get("dimension_separator", ".")
-    return _layout(found["shape"], dtype, found["chunks"], compressor, "", separator) if plain else None
+def _parse_zarr2(fields: dict[str, Any], axes: str | None) -> ZarrArray | None:
+    dtype = np.dtype(fields["dtype"])
+    if fields["zarr_format"] != 2 or fields["order"] != "C" or fields["filters"] or fields["dtype"] != dtype.str:
+        return None
+    compressor = fields["compressor"]["id"] if fields["compressor"] is not None else None
+    sizes = fields["shape"], fields["chunks"], fields["chunks"]
+    key = "", fields.get("dimension_separator", ".")
+    return _array_of(sizes, axes, dtype, compressor, key, fields["fill_value"])
 
 
-def _layout(
-    shape: list[int], dtype: np.dtype[Any], chunk: list[int], compressor: str | None, prefix: str, separator: str
-) -> Layout | None:
+def _array_of(
+    sizes: tuple[list[int], list[int], list[int]],
+    axes: str | None,
+    dtype: np.dtype[Any],
+    compressor: str | None,
+    key: tuple[str, str],
+    fill_value: Any,
+) -> ZarrArray | None:
+    """Return the chunks of an array, or None if zarr must read it.
+
+    Parameters
+    ----------
+    sizes
+        Shapes of the array, of a file and of a chunk.
+    key
+        Prefix and separator of the names of files.
+    """
+    rank = len(sizes[0])
+    axes = axes or {2: "YX", 5: AXES}.get(rank, "")
     has_pixels = dtype in schema.DTYPES or dtype in schema.LABEL_DTYPES
-    known = has_pixels and dtype == dtype.newbyteorder("<") and compressor in (None, "blosc", "zstd")
-    if not known or separator not in ("/", ".") or not shape or min(*shape, *chunk) < 1:
+    if not has_pixels or dtype != dtype.newbyteorder("<") or compressor not in (None, "blosc", "zstd"):
         return None
-    grid = [-(-size // length) for size, length in zip(shape, chunk, strict=True)]
-    if pixel_count(grid) > _MAX_CHUNKS or pixel_count(chunk) * dtype.itemsize > _MAX_CHUNK_BYTES:
+    if len(axes) != rank or axes != "".join(axis for axis in AXES if axis in axes) or key[1] not in ("/", "."):
         return None
-    places = []
-    for number in np.ndindex(*grid):
-        starts = [place * length for place, length in zip(number, chunk, strict=True)]
-        stops = [min(start + length, size) for start, length, size in zip(starts, chunk, shape, strict=True)]
-        places.append((prefix + separator.join(map(str, number)), tuple(map(slice, starts, stops))))
-    return Layout(tuple(shape), dtype.newbyteorder("<"), tuple(chunk), compressor, places)
+    if min(map(min, sizes)) < 1:
+        return None
+    shape, file_shape, chunk_shape = (
+        tuple(dict(zip(axes, lengths, strict=True)).get(axis, 1) for axis in AXES) for lengths in sizes
+    )
+    if any(size % length for size, length in zip(file_shape, chunk_shape, strict=True)):
+        return None
+    grid, shard = (
+        tuple(-(-size // length) for size, length in zip(lengths, chunk_shape, strict=True))
+        for lengths in (shape, file_shape)
+    )
+    chunk_bytes = pixel_count(chunk_shape) * dtype.itemsize
+    if max(pixel_count(grid), pixel_count(shard)) > _MAX_CHUNKS or chunk_bytes > _MAX_CHUNK_BYTES:
+        return None
+    file_grid = tuple(-(-size // length) for size, length in zip(sizes[0], sizes[1], strict=True))
+    has_fill = type(fill_value) is int or (type(fill_value) is float and dtype.kind == "f")
+    return ZarrArray(
+        ChunkLayout(chunk_shape, grid[4], dtype, dtype.newbyteorder("=")),
+        shape,
+        shard,
+        sizes[1] is not sizes[2],
+        _file_names(file_grid, *key),
+        compressor,
+        np.array(fill_value, dtype) if has_fill else None,
+        chunk_bytes,
+    )
 
 
-def read_into(folder: str, layout: Layout, image: Array) -> None:
-    """Decode the Zarr array in ``folder`` into ``image``, without an intermediate copy if the array is a single chunk.
-
-    Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
-    """
-    whole = layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous
-    chunk = image if whole else new_image(layout.chunk, layout.dtype, folder)
-    flat = chunk.reshape(-1).view(np.uint8)
-    for name, location in layout.places:
-        decode_into(f"{folder}/{name}", layout, flat)
-        if not whole:
-            part = image[location]
-            part[...] = chunk[tuple(map(slice, part.shape))]
+@lru_cache(64)  # Most arrays of a folder are alike.
+def _file_names(grid: tuple[int, ...], prefix: str, separator: str) -> list[str]:
+    """Return the names of the files of a grid, in C order."""
+    return [prefix + separator.join(map(str, position)) for position in np.ndindex(*grid)]
 
 
-def decode_into(path: str, layout: Layout, flat: Array) -> None:
-    """Decode the chunk in the file ``path`` into ``flat``, an array of its bytes; see `read_into` for errors."""
-    data = contents(path, flat.size + _SPARE_BYTES)
-    # Blosc trusts its header, and would read beyond the end of a truncated file.
-    blosc = layout.compressor == "blosc"
-    if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
-        raise ValueError(f"{path} has {len(data):,} bytes, which are not a Blosc chunk of {flat.size:,} bytes")
-    if layout.compressor is not None:
-        decompress_into(layout.compressor, data, flat)
-    elif len(data) == flat.size:
-        flat[...] = np.frombuffer(data, np.uint8)
+class ZarrChunks(ChunkFiles):
+    """Chunks of an array in a folder or below a URL; ``can_miss_chunks`` if a missing chunk is not an error."""
+
+    def __init__(self, array: ZarrArray, folder: str, files: ZarrFiles, *, can_miss_chunks: bool) -> None:
+        self.name, self.layout, self.shape, self.shard = folder, array.layout, array.shape, array.shard
+        self.fill_value, self._array, self._files = array.fill_value, array, files
+        self._can_miss_chunks = can_miss_chunks and array.fill_value is not None
+
+    def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
+        """Return the bytes of chunks of a file, None for missing ones.
+
+        Raises `FileNotFoundError` if a chunk is missing but must not be; `FormatError` if the file cannot be read.
+        """
+        array = self._array
+        path = f"{self.name}/{array.names[file_number]}"
+        try:
+            if not array.is_sharded:
+                return [self._files.read(path, array.chunk_bytes + _SPARE_BYTES)]
+            chunks = _read_shard(array, path, self._files, chunk_numbers)
+        except FileNotFoundError:
+            chunks = [None] * len(chunk_numbers)
+        except OMEArrowDSError:
+            raise
+        except (OSError, ValueError) as error:
+            raise damaged(Path(path), "OME-Zarr", error) from error
+        if None in chunks and not self._can_miss_chunks:
+            raise FileNotFoundError(path)
+        return chunks
+
+    def decode(self, file_number: int, data: StoredBytes, flat: Array) -> None:
+        """Fill an array of bytes with the pixels of a chunk.
+
+        Raises `FormatError` if it is damaged or has another size.
+        """
+        compressor, problem = self._array.compressor, None
+        # Blosc trusts its header, and would read beyond the end of a truncated file.
+        if compressor == "blosc" and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
+            problem = ValueError(f"{len(data):,} bytes are not a Blosc chunk of {flat.size:,} bytes")
+        elif compressor is None and len(data) != flat.size:
+            problem = ValueError(f"a chunk has {len(data):,} bytes, expected {flat.size:,}")
+        elif compressor is None:
+            flat[...] = np.frombuffer(data, np.uint8)
+        else:
+            try:
+                decompress_into(compressor, data, flat)
+            except ValueError as error:
+                problem = error
+        if problem is not None:
+            raise damaged(Path(self.name, self._array.names[file_number]), "OME-Zarr", problem) from problem
+
+
+def _read_shard(array: ZarrArray, path: str, files: ZarrFiles, numbers: Collection[int]) -> list[StoredBytes | None]:
+    """Return the bytes of chunks of a shard, None for missing ones: all with one read, some after reading the index."""
+    num_chunks = math.prod(array.shard)
+    index_bytes = num_chunks * _SHARD_ENTRY.size + _CHECKSUM_BYTES
+    if len(numbers) == num_chunks:
+        data = memoryview(files.read(path, num_chunks * (array.chunk_bytes + _SPARE_BYTES) + index_bytes))
+        size_bytes, index = len(data), data[max(0, len(data) - index_bytes) :]
     else:
-        raise ValueError(f"{path} has {len(data):,} bytes, expected {flat.size:,}")
+        file = files.open(path)
+        size_bytes = file.size_bytes
+        (index,) = file.read_ranges([(max(0, size_bytes - index_bytes), size_bytes)])
+    entries = index[:-_CHECKSUM_BYTES]
+    if len(index) < index_bytes or crc32c(bytes(entries)) != int.from_bytes(index[-_CHECKSUM_BYTES:], "little"):
+        raise ValueError("the index of the shard is damaged")
+    located = (_SHARD_ENTRY.unpack_from(entries, number * _SHARD_ENTRY.size) for number in numbers)
+    ranges = {number: (start, start + size) for number, (start, size) in zip(numbers, located, strict=True)}
+    existing = {number: ends for number, ends in ranges.items() if ends != _MISSING_ENDS}
+    if any(stop > size_bytes for _, stop in existing.values()):
+        raise ValueError("a chunk ends after its shard")
+    if len(numbers) == num_chunks:
+        return [data[slice(*existing[number])] if number in existing else None for number in numbers]
+    parts = dict(zip(existing, file.read_ranges([*existing.values()]), strict=True))
+    return [parts.get(number) for number in numbers]
 
 
-def read(array: Found) -> Array | None:
-    """Return the decoded array; None if a chunk file is missing, so that only zarr can read the array.
-
-    A chunk of unexpected size is not passed to zarr, which would decompress it at any size. Raises `OSError` or
-    `ValueError` if a chunk cannot be read, or is damaged.
-    """
-    image = new_image(array.layout.shape, array.layout.dtype, array.folder)
-    try:
-        read_into(array.folder, array.layout, image)
-    except FileNotFoundError:
-        return None
-    return image
-
-
-def contents(path: str, likely_bytes: int = 4096) -> bytes:
-    """Return the bytes of a file, three times as fast as pathlib if they are fewer than ``likely_bytes``.
+def read_file(path: str, likely_bytes: int = _METADATA_BYTES) -> bytes:
+    """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long.
 
     Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
     """
-    descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, OPEN_FLAGS)
     try:
         data = os.read(descriptor, likely_bytes)
         if len(data) < likely_bytes:
             return data
         size_bytes = os.fstat(descriptor).st_size
-        if size_bytes > max(_MOST_BYTES, 2 * likely_bytes):
+        if size_bytes > max(_MAX_FILE_BYTES, 2 * likely_bytes):
             raise ValueError(f"{path} has {size_bytes:,} bytes, expected fewer than {likely_bytes:,}")
         return data + os.read(descriptor, size_bytes)
     finally:
@@ -198,86 +317,86 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
 
 
 class Reader:
-    """Finds the Zarr arrays of images; metadata files are read at each access, but parsed only if they are new."""
+    """Finds arrays by their metadata, which is read each time; recent metadata is not parsed again."""
 
-    def __init__(self, level: int = 0) -> None:
-        self._level = level
+    def __init__(self, level: int, files: ZarrFiles) -> None:
+        self._level, self.files = level, files
         self._parse = lru_cache(_REMEMBERED)(parse)
         self._parse_group = lru_cache(_REMEMBERED)(partial(_level, level))
 
-    def layout(self, folder: str) -> Layout | None:
-        """Return the layout of the Zarr 3 array in ``folder``, or None if only zarr can read the array."""
-        return self._parse(contents(f"{folder}/zarr.json"))
+    def find_array(self, folder: str) -> ZarrArray | None:
+        """Return the Zarr 3 array in a folder, or None if zarr must read it."""
+        return self._parse(self._read(f"{folder}/zarr.json") or b"")
 
-    def find(self, folder: str) -> Found | None:
-        """Return the array of the image in ``folder``, from any software; None if only zarr can find the array."""
-        try:
-            description, name = self._description(folder)
-            layout = self._parse(description)
-            if layout is not None:
-                unclear = self._level or (name == ".zarray" and _names_dimensions(folder))
-                return None if unclear else Found(folder, layout, layout.axes)
-            level = self._parse_group(description)
-            if level is None:
-                return None
-            folder = f"{folder}/{level[0]}"
-            layout = self._parse(contents(f"{folder}/{name}"))
-        except (OSError, ValueError):
+    def find_image(self, folder: str) -> tuple[str, ZarrArray] | None:
+        """Return the folder and the array of the image in a folder; None if zarr must find or read it."""
+        description, name = self._read(f"{folder}/zarr.json"), "zarr.json"
+        if description is None:
+            if self._read(f"{folder}/.zmetadata") is not None:
+                return None  # zarr follows this file and ignores the files next to it.
+            name, description = ".zarray", self._read(f"{folder}/.zarray")
+        if description is None:
+            description = self._read(f"{folder}/.zattrs") or b""
+        array = self._parse(description)
+        level = self._parse_group(description) if array is None else None
+        if array is not None and (self._level or (name == ".zarray" and self._has_named_dimensions(folder))):
             return None
-        return None if layout is None else Found(folder, layout, level[1])
+        if level is not None:
+            folder = f"{folder}/{level[0]}"
+            array = self._parse(self._read(f"{folder}/{name}") or b"", level[1])
+        return None if array is None else (folder, array)
 
-    def _description(self, folder: str) -> tuple[bytes, str]:
-        """Return the metadata of the node in ``folder``, and the name of an array's metadata file."""
+    def _has_named_dimensions(self, folder: str) -> bool:
+        """Whether the attributes of a Zarr 2 array name its dimensions, as xarray writes them."""
+        return b"_ARRAY_DIMENSIONS" in (self._read(f"{folder}/.zattrs") or b"")
+
+    def _read(self, path: str) -> bytes | None:
+        """Return metadata: None if it is missing, no bytes if it cannot be read."""
         try:
-            return contents(f"{folder}/zarr.json"), "zarr.json"
+            return bytes(self.files.read(path, _METADATA_BYTES))
         except FileNotFoundError:
-            if Path(folder, ".zmetadata").exists():
-                raise  # zarr follows this file and ignores the files next to it
-            name = ".zarray" if Path(folder, ".zarray").exists() else ".zattrs"
-            return contents(f"{folder}/{name}"), ".zarray"
-
-
-def _names_dimensions(folder: str) -> bool:
-    """Whether the attributes of a Zarr 2 array name its dimensions, as xarray writes them."""
-    try:
-        return b"_ARRAY_DIMENSIONS" in contents(f"{folder}/.zattrs")
-    except FileNotFoundError:
-        return False
+            return None
+        except OMEArrowDSError:
+            raise
+        except (OSError, ValueError):
+            return b""
 
 
 def _level(level: int, description: bytes) -> tuple[str, str] | None:
     """Return the path and the axes of a level that a group names, or None if zarr must find it."""
     try:
-        found = json.loads(description)
-        if found.get("consolidated_metadata"):
+        fields = json.loads(description)
+        if fields.get("consolidated_metadata"):
             return None
-        multiscale = _ngff.multiscales_of(found["attributes"] if found.get("node_type") == "group" else found)
+        multiscale = _ngff.multiscales_of(fields["attributes"] if fields.get("node_type") == "group" else fields)
         path = PurePosixPath(_ngff.level_path(multiscale, "", level)) if multiscale else PurePosixPath("/")
-        inside = not path.is_absolute() and ".." not in path.parts
-        return (str(path), _ngff.axes_of(multiscale)) if multiscale and inside else None
+        is_inside = not path.is_absolute() and ".." not in path.parts
+        return (str(path), _ngff.axes_of(multiscale)) if multiscale and is_inside else None
     except _UNCLEAR:
         return None
 
 
 class Writer:
-    """Writes arrays (T, C, Z, Y, X), compressed or not, and reuses the metadata of arrays of equal shape and dtype."""
+    """Writes arrays (T, C, Z, Y, X), compressed or not, and caches their metadata."""
 
     def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
         self._compression, self._chunk_shape = compression, chunk_shape
-        self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, Layout]] = {}
+        self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, ZarrArray]] = {}
 
     def write(self, path: Path, pixels: Array) -> None:
-        """Write a new array at ``path``; chunks of zeros are written too, so that a missing chunk file shows damage."""
+        """Write a new array at ``path``; chunks of zeros too, so that a missing chunk file is a fault."""
         key = (pixels.shape, pixels.dtype)
         if key not in self._described:
             self._described[key] = self._describe(*key)
-        description, layout = self._described[key]
+        description, array = self._described[key]
         path.mkdir()
         (path / "zarr.json").write_bytes(description)
-        for name, location in layout.places:
-            part = pixels[location]
-            chunk = np.ascontiguousarray(part) if part.shape == layout.chunk else _padded(part, layout.chunk)
-            (path / name).write_bytes(self._encode(chunk.astype(layout.dtype, copy=False)))
+        shape, dtype = array.layout.chunk_shape, array.layout.dtype
+        windows = chunk_windows([0, 0, 0, 0, 0, *pixels.shape], shape)
+        for name, (_, _, window) in zip(array.names, windows, strict=True):
+            part = pixels[window]
+            chunk = np.ascontiguousarray(part) if part.shape == shape else _padded(part, shape)
+            (path / name).write_bytes(self._encode(chunk.astype(dtype, copy=False)))
 
     def _encode(self, chunk: Array) -> bytes:
         if self._compression == "none":
@@ -286,8 +405,8 @@ class Writer:
         encoded: bytes = _blosc_encode(chunk, shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, numthreads=1, **settings)
         return encoded
 
-    def _describe(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, Layout]:
-        """Return the ``zarr.json`` that zarr writes for an array, and its layout."""
+    def _describe(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, ZarrArray]:
+        """Return the ``zarr.json`` that zarr writes for an array, and its chunks."""
         codec = None
         if self._compression != "none":
             settings: dict[str, Any] = {"cname": self._compression, "clevel": _LEVELS[self._compression]}
@@ -303,11 +422,11 @@ class Writer:
             dimension_names=list(AXES.lower()),
         )
         description: bytes = files["zarr.json"].to_bytes()
-        layout = parse(description)
-        if layout is None:
+        array = parse(description)
+        if array is None:
             problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {self._chunk_shape}"
             raise ImageError(f"{problem}; pass a larger chunk_shape=")
-        return description, layout
+        return description, array
 
 
 def _padded(part: Array, shape: tuple[int, ...]) -> Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,8 @@ from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats._detect import ZARR_FILES
 from omearrow_ds.storage.formats._ranged import Objects
 
-_DESCRIBING = (*ZARR_FILES, ".zmetadata")
-_MOST_KEPT = 1024  # arrays and groups whose metadata is cached
+_METADATA_FILES = (*ZARR_FILES, ".zmetadata")
+_MAX_CACHED_FILES = 4096  # Files of metadata.
 
 
 class ZarrObjects(Store):
@@ -31,25 +30,32 @@ class ZarrObjects(Store):
     def __init__(self, objects: Objects, url: str, *, complete: bool) -> None:
         super().__init__(read_only=True)
         self._objects, self._url, self._complete = objects, url, complete
-        self._kept: dict[str, Any] = {}
-        self._described = "", memoryview(b"")  # zarr reads a group's metadata twice
+        self._metadata: dict[str, memoryview | None] = {}
 
-    def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
-        """Return the Zarr array or group at a URL below the root; Zarr version 3 is tried before version 2."""
+    def node(self, url: str) -> Any:
+        """Return the array or group at a URL below the root; version 3 is tried first, with one request."""
         path = url.removeprefix(self._url).strip("/")
-        with reading:
-            try:
-                return zarr.open(self, path=path, mode="r", zarr_format=3)
-            except FileNotFoundError:
-                return zarr.open(self, path=path, mode="r", zarr_format=2)
+        try:
+            return zarr.open(self, path=path, mode="r", zarr_format=3)
+        except FileNotFoundError:
+            return zarr.open(self, path=path, mode="r", zarr_format=2)
 
-    def kept(self, what: str, made: Callable[[], Any]) -> Any:
-        """Return the result of ``made``, cached under the key ``what``."""
-        if what not in self._kept:
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.clear()
-            self._kept[what] = made()
-        return self._kept[what]
+    def read(self, url: str) -> memoryview:
+        """Return an object; metadata, also that it is missing, is cached. Raises `MissingPathError`."""
+        if url.rpartition("/")[2] not in _METADATA_FILES:
+            return self._objects.part(url, 0, None)
+        metadata = self._metadata
+        if url not in metadata:
+            if len(metadata) >= _MAX_CACHED_FILES:
+                self._metadata = metadata = {}
+            try:
+                metadata[url] = self._objects.part(url, 0, None)
+            except MissingPathError:
+                metadata[url] = None
+        data = metadata[url]
+        if data is None:
+            raise MissingPathError(f"{url}: does not exist; restore it, or correct the URL")
+        return data
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrObjects) and self._url == other._url
@@ -57,11 +63,11 @@ class ZarrObjects(Store):
     __hash__ = None  # type: ignore[assignment]  # like all classes that define equality
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object or a byte range of an object; None if the object does not exist."""
+        """Return an object or a part of it; None if it does not exist."""
         try:
             data = await asyncio.to_thread(partial(self._read, key, byte_range))
         except MissingPathError:
-            if self._complete and key.rpartition("/")[2] not in _DESCRIBING:
+            if self._complete and key.rpartition("/")[2] not in _METADATA_FILES:
                 raise FormatError(f"{self._url}/{key}: does not exist; restore the folder") from None
             return None
         return prototype.buffer.from_bytes(bytes(data))
@@ -70,14 +76,8 @@ class ZarrObjects(Store):
         url = f"{self._url}/{key}"
         if isinstance(part, RangeByteRequest):
             return self._objects.part(url, part.start, part.end)
-        if part is None and key.rpartition("/")[2] in _DESCRIBING:
-            last, data = self._described
-            if last != key:
-                data = self._objects.part(url, 0, None)
-                self._described = key, data
-            return data
         if part is None:
-            return self._objects.part(url, 0, None)
+            return self.read(url)
         opened = self._objects.open(url)
         assert isinstance(part, OffsetByteRequest | SuffixByteRequest)
         start = part.offset if isinstance(part, OffsetByteRequest) else max(0, opened.size_bytes - part.suffix)
@@ -86,7 +86,7 @@ class ZarrObjects(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return a byte range of each object; None for an object that does not exist."""
+        """Return parts of objects."""
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def exists(self, key: str) -> bool:
@@ -97,22 +97,7 @@ class ZarrObjects(Store):
             return False
         return True
 
-    async def set(self, key: str, value: Buffer) -> None:
-        """Refuse to write."""
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    async def delete(self, key: str) -> None:
-        """Refuse to delete."""
-        raise NotImplementedError
-
-    def list(self) -> AsyncIterator[str]:
-        """Refuse to list."""
-        raise NotImplementedError
-
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Refuse to list."""
-        raise NotImplementedError
-
-    def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Refuse to list."""
-        raise NotImplementedError
+    set = delete = list = list_prefix = list_dir = _refuse

@@ -1,6 +1,7 @@
 """Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5, plates, bare arrays of Zarr 2 and 3 when read.
 
-zarr reads arrays that are sharded, big-endian or in another order, in 1.5 to 2.3 ms per image.
+Chunks and shards are read by `ExtentReader`. zarr reads arrays that are big-endian or in another order, in 1.5 to
+2.3 ms per image.
 Measurements are in ``docs/explanation/layouts.md``.
 """
 
@@ -20,16 +21,17 @@ import pyarrow as pa
 import zarr
 from zarr.errors import BaseZarrError
 
-from omearrow_ds.axes import to_tczyx
+from omearrow_ds.axes import AXES, to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
-from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
+from omearrow_ds.storage.byte_source import LocalFile
+from omearrow_ds.storage.extents import ChunkFiles, ExtentReader, Region, size_of
+from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array, BaseSource, Reader
 from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
     ListedPage,
@@ -41,8 +43,9 @@ from omearrow_ds.storage.formats._folder import (
 )
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import rows_to_positions
+from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks, ZarrFiles
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
 _SUFFIX = ".ome.zarr"
@@ -88,11 +91,16 @@ class Source(FolderSource):
     errors = _ERRORS
     has_levels = True
     can_skip = True
+    _max_parallel_files = 1
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:
-        self._level, self._arrays = level, _zarr_chunks.Reader(level)
+        self._level, self._arrays = level, _zarr_chunks.Reader(level, self._zarr_files())
+        self._chunks = ExtentReader((FileNotFoundError,), self._max_parallel_files)
         self.variant = (f"level {level}",) if level else ()
         super().__init__(path, known, **how)
+
+    def _zarr_files(self) -> ZarrFiles:
+        return ZarrFiles(_zarr_chunks.read_file, LocalFile)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -101,16 +109,15 @@ class Source(FolderSource):
     def _look(self) -> None:
         self._plate: tuple[str | None, list[str]] | None = None
         super()._look()
-        if self._listed and self._level:
-            raise ArgumentError(
-                "written collections have only level 0",
-                path=self.path,
-                option="level",
-                value=self._level,
-                remedy="pass level=0",
-            )
+        if self._listed:
+            self._refuse_level("written collections have only level 0", self.path)
         if self._plate is not None and not self._listed:
             self._take_plate(*self._plate)
+
+    def _refuse_level(self, problem: str, path: Path) -> None:
+        """Raise `ArgumentError` unless the selected level is the first."""
+        if self._level:
+            raise ArgumentError(problem, path=path, option="level", value=self._level, remedy="pass level=0")
 
     def _take_plate(self, name: str | None, listed: Sequence[str]) -> None:
         """Set the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
@@ -141,14 +148,14 @@ class Source(FolderSource):
         looked_at = spread(len(self))
         codecs, layouts, versions, direct = [], [], [], 0
         for index in looked_at:
-            path = self._root / self._members[index].file
+            path = self._folder_of(index)
             array, _ = self._array(path)
             with self._reading(path):
                 codecs.append("compressed" if array.compressors else "none")
                 chunk = " x ".join(map(str, array.chunks))
                 layouts.append(chunk if array.shards is None else f"{chunk} in shards")
             versions.append(str(array.metadata.zarr_format))
-            direct += self._plain(self._members[index].file) is not None
+            direct += self._arrays.find_image(str(path)) is not None
         reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
         chunking = f"one folder an image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
         known = len(looked_at) if len(looked_at) < len(self) else None
@@ -165,14 +172,7 @@ class Source(FolderSource):
         self._refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
-            if self._level:
-                raise ArgumentError(
-                    "a Zarr array has no levels",
-                    path=path,
-                    option="level",
-                    value=self._level,
-                    remedy="pass level=0",
-                )
+            self._refuse_level("a Zarr array has no levels", path)
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
@@ -189,14 +189,14 @@ class Source(FolderSource):
         if is_zarr_node(f"{group}/{name}"):
             return self._numbers(group / name)
         with self._reading(group / name):
-            return _zarr_chunks.contents(f"{group}/{name}")
+            return _zarr_chunks.read_file(f"{group}/{name}")
 
     def _numbers(self, path: Path) -> list[float]:
         array = self._node(path)
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
         with self._reading(path):
-            values: list[float] = _whole(_safe(array, path), path).astype(np.float64).reshape(-1).tolist()
+            values: list[float] = _read_whole(_safe(array, path), path).astype(np.float64).reshape(-1).tolist()
         return values
 
     def _no_images(self) -> FormatError:
@@ -260,9 +260,10 @@ class Source(FolderSource):
                 )
         return fields
 
-    def _plain(self, file: str) -> _zarr_chunks.Found | None:
-        """Return the array of an image whose chunk files are read directly; None if zarr must open and read it."""
-        return self._arrays.find(f"{self._root}/{file}")
+    def _folder_of(self, index: int) -> Path:
+        """Return the folder of an image, or of its only array in a collection that was written here."""
+        folder = self._root / self._members[index].file
+        return folder / "0" if self._listed else folder
 
     def _refuse_links(self, path: Path) -> None:
         refuse_links(path)
@@ -270,14 +271,12 @@ class Source(FolderSource):
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         del listed  # Only TIFF files have pages.
         self._refuse_links(self._root / file)
-        plain = self._plain(file)
-        if plain is not None:
-            shape, dtype, axes = plain.layout.shape, plain.layout.dtype, plain.axes
-        else:
-            array, axes = self._array(self._root / file)
-            shape, dtype = array.shape, np.dtype(array.dtype)
-        laid_out = self._laid_out(np.broadcast_to(np.zeros((), np.uint8), shape), axes, file)
-        return Member(file, self._image_id(file), laid_out.shape, dtype.newbyteorder("="))
+        located = self._arrays.find_image(f"{self._root}/{file}")
+        if located is not None:
+            return Member(file, self._image_id(file), located[1].shape, located[1].layout.pixel_dtype)
+        array, axes = self._array(self._root / file)
+        laid_out = self._laid_out(np.broadcast_to(np.zeros((), array.dtype), array.shape), axes, file)
+        return Member(file, self._image_id(file), laid_out.shape, laid_out.dtype.newbyteorder("="))
 
     def _image_id(self, file: str) -> str:
         return _without_suffix(file)
@@ -294,25 +293,49 @@ class Source(FolderSource):
             remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
             raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
-    def _read(self, index: int) -> Array:
-        if not self._listed:
-            return self._checked(index, self._read_foreign(self._members[index].file))
-        member = self._members[index]
-        image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
-        self._read_into(index, image)
-        return image
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        with self._opening():
+            return self._read_images(indices, list(map(self._new_image, indices)))
 
-    def _read_into(self, index: int, image: Array) -> None:
-        if not self._listed:
-            super()._read_into(index, image)
-            return
-        folder = f"{self._root}/{self._members[index].file}/0"
-        with refusing(Path(folder), "OME-Zarr", _ERRORS):
-            layout = self._layout(index, folder)
-            if layout is None:
-                image[...] = self._checked(index, _whole(self._complete(folder), Path(folder)))
-            else:
-                _zarr_chunks.read_into(folder, layout, image)
+    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
+        for image, pixels in zip(images, self._read_images(rows, images), strict=True):
+            if pixels is not image:
+                image[...] = pixels
+
+    def _read_images(self, rows: Sequence[int], images: Sequence[Array]) -> list[Array]:
+        """Return images: arrays of ``images`` if their chunks are located, otherwise arrays of zarr."""
+        return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in images], images)
+
+    def _read_located(
+        self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
+    ) -> list[Array]:
+        arrays: list[Any] = self._chunks.read(self._locate, rows, regions, images)
+        missing = [position for position, pixels in enumerate(arrays) if pixels is None]
+        for row, positions in rows_to_positions([rows[position] for position in missing]).items():
+            by_zarr = self._read_by_zarr(row, [regions[missing[position]] for position in positions])
+            for position, pixels in zip(positions, by_zarr, strict=True):
+                arrays[missing[position]] = pixels
+        return arrays
+
+    def _locate(self, index: int) -> ChunkFiles | None:
+        """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""
+        member = self._members[index]
+        folder = f"{self._root}/{member.file}"
+        if self._listed:
+            folder += "/0"
+            array = self._arrays.find_array(folder)
+            if array is None or "/" in array.names[0]:  # Another writer replaced it.
+                return None
+            if not self.fetches:
+                self._chunk_names.setdefault(array.shape, array.names)
+        else:
+            located = self._arrays.find_image(folder)
+            if located is None:
+                return None
+            folder, array = located
+        if array.shape != member.shape or array.layout.pixel_dtype != member.dtype:
+            self._checked(index, np.broadcast_to(np.zeros((), array.layout.pixel_dtype), array.shape))
+        return ZarrChunks(array, folder, self._arrays.files, can_miss_chunks=not self._listed)
 
     def files_of(self, index: int) -> Sequence[str]:
         member = self._members[index]
@@ -325,90 +348,37 @@ class Source(FolderSource):
         return {}
 
     def reader(self) -> Reader | None:
-        return self._read_through if self._listed else None
+        return self._read_through
 
     def _read_through(self, index: int, block: Array) -> Array:
         with self._opening():
-            self._read_into(index, block)
-        return block
+            return self._read_images([index], [block])[0]
 
-    def _layout(self, index: int, folder: str) -> _zarr_chunks.Layout | None:
-        """Return the layout of an array that this package wrote; None if another writer replaced it."""
-        layout = self._arrays.layout(folder)
-        if layout is None or "/" in layout.places[0][0]:
-            return None
-        member = self._members[index]
-        if layout.shape != member.shape or layout.dtype != member.dtype:
-            self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
-        if layout.shape not in self._chunk_names:
-            self._chunk_names[layout.shape] = [name for name, _ in layout.places]
-        return layout
-
-    def _complete(self, folder: str) -> zarr.Array[Any]:
-        """Return the array of an image listed in the sidecar, or raise `FormatError` if chunks are missing."""
-        array, _ = self._array(Path(folder))
-        if array.nchunks_initialized != array.nchunks:  # zarr would return its fill value
-            missing = array.nchunks - array.nchunks_initialized
-            raise FormatError(f"{folder}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
-        return array
-
-    def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
-        arrays: list[Any] = [None] * len(rows)
-        for row, positions in rows_to_positions(rows).items():
-            in_image = [regions[position] for position in positions]
-            folder = f"{self._root}/{self._members[row].file}/0"
-            if self.fetches or not self._listed:
-                parts = self._read_foreign_regions(row, in_image)
-            else:
-                with refusing(Path(folder), "OME-Zarr", _ERRORS):
-                    layout = self._layout(row, folder)
-                    if layout is not None:
-                        parts = _zarr_windows.read(folder, layout, in_image)
-                    else:
-                        array = self._complete(folder)
-                        self._checked(row, np.broadcast_to(np.zeros((), array.dtype), array.shape))
-                        parts = _zarr_windows.read_by_zarr(array, in_image, Path(folder))
-            for position, pixels in zip(positions, parts, strict=True):
-                arrays[position] = pixels
+    def _read_by_zarr(self, index: int, regions: Sequence[Region]) -> list[Array]:
+        """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
+        path, file = self._folder_of(index), self._members[index].file
+        array, axes = self._array(path)
+        if self._listed:
+            self._refuse_missing_chunks(array, path)
+        dtype = np.dtype(array.dtype)
+        like = np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), array.shape)
+        self._checked(index, self._laid_out(like, axes, file))
+        columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
+        arrays = []
+        with self._reading(path):
+            new_image(array.shards or array.chunks, dtype, path)
+            for region in regions:
+                part = [region[column + stop] for stop in (0, len(AXES)) for column in columns]
+                new_image(size_of(part), dtype, path)
+                pixels = self._laid_out(np.asarray(array[slices_of(part)]), axes, file)
+                arrays.append(np.ascontiguousarray(pixels, dtype.newbyteorder("=")))
         return arrays
 
-    def _read_foreign_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        file = self._members[row].file
-        path = self._root / file
-        plain = self._plain(file)
-        arrays = axes = None
-        if plain is not None:
-            axes = plain.axes
-            self._refuse_other(row, plain.layout.shape, plain.layout.dtype, axes)
-            of_array = _zarr_windows.regions_of_array(regions, axes, len(plain.layout.shape))
-            with self._reading(path), suppress(FileNotFoundError):  # Only zarr knows the pixels of missing chunks.
-                arrays = _zarr_windows.read(plain.folder, plain.layout, of_array)
-        if arrays is None:
-            array, axes = self._array(path)
-            self._refuse_other(row, array.shape, np.dtype(array.dtype), axes)
-            with self._reading(path):
-                of_array = _zarr_windows.regions_of_array(regions, axes, array.ndim)
-                arrays = _zarr_windows.read_by_zarr(array, of_array, path)
-        laid_out = [self._laid_out(pixels, axes, file) for pixels in arrays]
-        return [pixels.astype(pixels.dtype.newbyteorder("="), copy=False) for pixels in laid_out]
-
-    def _refuse_other(self, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], axes: str | None) -> None:
-        """Raise `FormatError` if an array of this shape, dtype and axes differs from the listed one."""
-        like = np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), shape)
-        self._checked(index, self._laid_out(like, axes, self._members[index].file))
-
-    def _read_foreign(self, file: str) -> Array:
-        plain = self._plain(file)
-        with self._reading(self._root / file):
-            image = None if plain is None else _zarr_chunks.read(plain)
-        if plain is not None and image is not None:
-            axes = plain.axes
-        else:
-            array, axes = self._array(self._root / file)
-            with self._reading(self._root / file):
-                image = _whole(array, self._root / file)
-        laid_out = self._laid_out(image, axes, file)
-        return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
+    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
+        """Raise `FormatError` if chunks are missing, for which zarr would return its fill value."""
+        missing = array.nchunks - array.nchunks_initialized
+        if missing:
+            raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
 
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[self.index(index)].file
@@ -449,13 +419,14 @@ _OF_BUCKET = 2  # Parts of a URL without an object name.
 
 
 class RemoteSource(Source):
-    """Images of OME-Zarr on a server, read by zarr, which fetches the chunks or shards of an image or a region.
+    """Images of OME-Zarr on a server, of which chunks and parts of shards are fetched.
 
     A folder of images is listed by its sidecar or by the server; a plate, and one image, by their attributes.
     """
 
     fetches = True
     takes = ("level",)
+    _max_parallel_files = 10
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, **how: Any) -> None:
         self._objects = objects
@@ -478,6 +449,9 @@ class RemoteSource(Source):
                     raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
             raise
 
+    def _zarr_files(self) -> ZarrFiles:
+        return ZarrFiles(partial(_read_object, self._nodes), self._objects.open)
+
     def _open_store(self) -> ZarrObjects:
         return ZarrObjects(self._objects, str(self._root), complete=self._listed)
 
@@ -488,9 +462,8 @@ class RemoteSource(Source):
         """Do nothing: servers have no links."""
         del path
 
-    def _plain(self, file: str) -> None:
-        """Return None: zarr opens and reads all arrays."""
-        del file
+    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
+        """Do nothing: the store raises an error for a missing chunk."""
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
         try:
@@ -522,14 +495,7 @@ class RemoteSource(Source):
         else:
             self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(sidecar))
             self._nodes.close()
-            if self._level:
-                raise ArgumentError(
-                    "written collections have only level 0",
-                    path=self.path,
-                    option="level",
-                    value=self._level,
-                    remedy="pass level=0",
-                )
+            self._refuse_level("written collections have only level 0", self.path)
         members = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
         self.stamp = (int.from_bytes(hashlib.blake2b(members.encode(), digest_size=16).digest()),)
 
@@ -552,27 +518,9 @@ class RemoteSource(Source):
         return fields
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        store = self._nodes.get()
-        node: zarr.Array[Any] | zarr.Group = store.kept(str(path), lambda: store.node(str(path), self._reading(path)))
+        with self._reading(path):
+            node: zarr.Array[Any] | zarr.Group = self._nodes.get().node(str(path))
         return node
-
-    def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
-        path = path / "0" if self._listed else path  # written here: the group need not be read to find its array
-        found = super()._array
-        array: tuple[zarr.Array[Any], str | None] = self._nodes.get().kept(f"{path} array", lambda: found(path))
-        return array
-
-    def _read(self, index: int) -> Array:
-        return self._checked(index, self._read_foreign(self._members[index].file))
-
-    def reader(self) -> Reader | None:
-        return None
-
-    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # as that of local files
-        return ()
-
-    def _read_into(self, index: int, image: Array) -> None:
-        image[...] = self._read(index)
 
     def label_images(self) -> list[str]:
         return []
@@ -600,6 +548,12 @@ class RemoteSource(Source):
         self._objects.forget()
 
 
+def _read_object(nodes: ProcessLocal[ZarrObjects], url: str, likely_bytes: int) -> memoryview:
+    """Return an object; its size is unknown until it arrives."""
+    del likely_bytes
+    return nodes.get().read(url)
+
+
 def _without_suffix(name: str) -> str:
     """Return the name of an image or a plate from the name of its folder."""
     return name.removesuffix(".zarr").removesuffix(".ome")
@@ -620,7 +574,7 @@ def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:
     return array
 
 
-def _whole(array: zarr.Array[Any], path: Path) -> Array:
+def _read_whole(array: zarr.Array[Any], path: Path) -> Array:
     """Return the pixels of an array read by zarr, if they and its largest chunk fit in memory."""
     for shape in (array.shape, array.shards or array.chunks):
         new_image(shape, np.dtype(array.dtype), path)

@@ -216,9 +216,9 @@ class Source(FolderSource):
     def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
         for index in indices:
-            member = self._members[index]
-            image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
-            images.append(image if self._read_in_place(member, image) else self._read_opened(index, image))
+            image = self._new_image(index)
+            is_read = self._read_in_place(self._members[index], image)
+            images.append(image if is_read else self._read_opened(index, image))
         return images
 
     def reader(self) -> Reader | None:
@@ -278,9 +278,9 @@ class Source(FolderSource):
     def _chunk_file(self, path: Path) -> ChunkFile:
         return LocalFile.as_it_is(path)
 
-    def _read_into(self, index: int, image: Array) -> None:
-        if not self._read_in_place(self._members[index], image):
-            pixels = self._read_opened(index, image)
+    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
+        for index, image in zip(rows, images, strict=True):
+            pixels = self._read_through(index, image)
             if pixels is not image:
                 image[...] = pixels
 
@@ -311,10 +311,6 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: was removed since it was opened; restore it, and open it again") from None
         if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self.stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-
-    def _read(self, index: int) -> Array:
-        member = self._members[index]
-        return self._read_image(index, new_image(member.shape, member.dtype, self._file(index)))
 
     def _read_image(self, index: int, image: Array) -> Array:
         """Return an image: ``image`` if its chunks are located, otherwise an array of tifffile."""
@@ -462,7 +458,10 @@ class RemoteSource(Source):
     def views(self, indices: Sequence[int]) -> list[Array]:
         if len(indices) > 1:
             self.coming(indices)
-        return FolderSource.views(self, indices)
+        with self._opening():
+            members = [self._members[index] for index in indices]
+            images = [new_image(member.shape, member.dtype, self._at(member.file)) for member in members]
+            return list(map(self._read_image, indices, images))
 
     def blocks(self) -> Iterator[Block]:
         self.coming(range(len(self)))

@@ -26,7 +26,10 @@ import numcodecs  # noqa: E402
 import zarr  # noqa: E402
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec  # noqa: E402
 
+from omearrow_ds.storage.byte_source import LocalFile  # noqa: E402
+from omearrow_ds.storage.extents import ExtentReader  # noqa: E402
 from omearrow_ds.storage.formats import _zarr_chunks, get_format  # noqa: E402
+from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks, ZarrFiles  # noqa: E402
 from tests.support.errors import raises  # noqa: E402
 
 ZARR = get_format("ome_zarr")
@@ -50,7 +53,7 @@ def only(fast):
             patch.setattr(zarr, "open_array", None)
             patch.setattr(zarr, "open", None)
         else:
-            patch.setattr(_zarr_chunks, "parse", lambda _: None)
+            patch.setattr(_zarr_chunks, "parse", lambda *_: None)
         yield
 
 
@@ -177,6 +180,31 @@ def test_plain_arrays_of_others_are_read_without_zarr(fresh, monkeypatch):
             assert all_same(scanned(source), images)
 
 
+@pytest.mark.parametrize("compressor", [None, ZstdCodec(), BloscCodec(cname="lz4")], ids=["none", "zstd", "blosc"])
+def test_shards_are_read_without_zarr(fresh, compressor):
+    path, image = fresh("") / "image.zarr", image_of((2, 3, 1, 25, 31))
+    options = {"chunks": (1, 1, 1, 5, 4), "shards": (1, 2, 1, 15, 8), "compressors": compressor}
+    zarr.create_array(path, data=image, **options)
+    source = open_images(path)
+    with only(fast=True):
+        assert same(source.read(0), image)
+        assert windows_are_cut(source, [image])
+
+
+def test_shard_with_a_damaged_index_is_an_error(fresh):
+    path, image = fresh("") / "image.zarr", image_of((20, 30))
+    zarr.create_array(path, data=image, chunks=(5, 5), shards=(10, 10), compressors=None)
+    source, shard = open_images(path), path / "c/1/2"
+    data = bytearray(shard.read_bytes())
+    data[-10] ^= 1
+    for damage in (bytes(data), bytes(data[:-1]), b""):
+        shard.write_bytes(damage)
+        for read in (lambda: source.read(0), lambda: source.read(0, (11, 13, 21, 22))):
+            with raises(FormatError, path=shard):
+                read()
+        assert same(source.read(0, (0, 10, 0, 30))[0, 0, 0], image[:10])
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_node_of_both_zarr_formats(fresh):
     folder, images = fresh(""), images_of([((4, 5), "uint16")] * 2)
@@ -252,20 +280,22 @@ def test_a_layout_is_what_zarr_makes_of_a_description(fresh, meddling):
     if value == "left out":
         del description[field]
     file.write_text(json.dumps(description))
-    layout = _zarr_chunks.parse(file.read_bytes())
+    array = _zarr_chunks.parse(file.read_bytes())
     try:
-        wanted = zarr.open_array(path, mode="r")
+        expected = zarr.open_array(path, mode="r")
     except (KeyError, TypeError, ValueError):  # zarr rejects metadata that this reader does not use.
         return
-    if layout is not None:
-        assert layout.shape == wanted.shape
-        assert layout.dtype == wanted.dtype
+    if array is not None:
+        assert array.shape == (1, 1, 1, *expected.shape)
+        assert array.layout.dtype == expected.dtype
+        files = ZarrFiles(_zarr_chunks.read_file, LocalFile)
+        chunks = ZarrChunks(array, str(path), files, can_miss_chunks=True)
         try:
-            found = _zarr_chunks.read(_zarr_chunks.Found(str(path), layout, None))
-        except ValueError as error:  # The size of a chunk contradicts the metadata.
+            (pixels,) = ExtentReader((FileNotFoundError,)).read(lambda _: chunks, [0], [[0] * 5 + [*array.shape]])
+        except FormatError as error:  # The size of a chunk contradicts the metadata.
             assert "12 bytes" in str(error)  # noqa: PT017
             return
-        assert found is None or np.array_equal(found, wanted[...])
+        assert pixels is None or np.array_equal(pixels[0, 0, 0], expected[...])
 
 
 @pytest.mark.parametrize(
