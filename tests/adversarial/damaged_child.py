@@ -133,7 +133,7 @@ class Examination:
                 self._try(lambda index=index: self._image(changed, index, source.read(index)), "read")
                 self._try(lambda index=index: self._metadata(changed, index, source.metadata(index)), "metadata")
             self._try(lambda: self._images(changed, source.take(list(range(count))[::-1])[::-1]), "take")
-            self._try(lambda: self._images(changed, _scanned(source.blocks())), "scan")
+            self._try(lambda: self._images(changed, _scanned(source.stream())), "scan")
 
     def _dataset(self, changed: set[str], *, preload: bool, **verify: bool) -> None:
         dataset = OMEArrowDataset(
@@ -302,7 +302,7 @@ def read_what_may_not_be_read(path: str, name: str) -> None:
             raise AssertionError("was read")
 
 
-def read_what_is_cut_short(path: str, name: str, engine: str | None, images: list[np.ndarray], kept: int) -> None:
+def read_what_is_cut_short(path: str, name: str, engine: str | None, images: list[np.ndarray], remaining: int) -> None:
     """Truncate the files of an open collection of ``images`` to ``kept`` percent, then read it in every way."""
     source = open_images(path, name, engine=engine)
     options: dict[str, Any] = {"preload": False, "normalize": False, "axes": "YX"}
@@ -310,9 +310,9 @@ def read_what_is_cut_short(path: str, name: str, engine: str | None, images: lis
     assert np.array_equal(source.read(0), images[0])
     for dataset in datasets:
         assert np.array_equal(dataset[0].numpy(), images[0][0, 0, 0])
-    for file in [each for each in Path(path).rglob("*") if each.is_file()] or [path]:
-        os.truncate(file, os.stat(file).st_size * kept // 100)  # noqa: PTH116
-    ways = [lambda: source.read(29), lambda: source.take([1, 28]), lambda: list(source.blocks())]
+    for file in [item for item in Path(path).rglob("*") if item.is_file()] or [path]:
+        os.truncate(file, os.stat(file).st_size * remaining // 100)  # noqa: PTH116
+    ways = [lambda: source.read(29), lambda: source.take([1, 28]), lambda: list(source.stream())]
     ways += [lambda: source.metadata(3)]
     ways += [lambda: datasets[0][28], lambda: datasets[1].__getitems__([3, 29])] if datasets else []
     for way in ways:

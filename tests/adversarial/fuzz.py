@@ -230,7 +230,7 @@ _FOREIGN: dict[str, Callable[[Path], list[Any]]] = {
 }
 
 
-def _compare(path: Path, name: str, wanted: Sequence[Any], undamaged: Sequence[Array] | None = None) -> None:
+def _compare(path: Path, name: str, expected: Sequence[Any], undamaged: Sequence[Array] | None = None) -> None:
     """Read in two ways, and compare the results."""
     try:
         source = open_images(path, name)
@@ -238,18 +238,18 @@ def _compare(path: Path, name: str, wanted: Sequence[Any], undamaged: Sequence[A
         assert path.name in str(error), error  # noqa: PT017
         return
     with source:
-        found: list[Any] = []
+        results: list[Any] = []
         for row in range(len(source)):
             try:
-                found.append(source.read(row))
+                results.append(source.read(row))
             except OMEArrowDSError as error:
                 assert path.name in str(error), error  # noqa: PT017
-                found.append(error)
-            _judge(found[row], wanted[row], None if undamaged is None else undamaged[row])
+                results.append(error)
+            _judge(results[row], expected[row], None if undamaged is None else undamaged[row])
         scanned = []
         with suppress(OMEArrowDSError):
-            scanned = [image for _, images in source.blocks() for image in images]
-        for image, read in zip(scanned, found, strict=False):
+            scanned = [image for _, images in source.stream() for image in images]
+        for image, read in zip(scanned, results, strict=False):
             assert not isinstance(read, Exception), f"scan gives what read refuses: {read}"
             assert same(image, read), "scan and read differ"
 

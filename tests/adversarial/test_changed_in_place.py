@@ -308,7 +308,7 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
     assert all_same(source.take(range(COUNT)), IMAGES)
     assert not source._frugal
     again = open_images(path)
-    assert all_same([image for _, part in again.blocks() for image in part], IMAGES)
+    assert all_same([image for _, part in again.stream() for image in part], IMAGES)
     calls = []
 
     def failing(self, *args):
@@ -347,7 +347,7 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
 @formats
 def test_a_scan_goes_on_where_its_source_is_closed(numbered, name):
     source = open_images(numbered(name), name)
-    scan = source.blocks()
+    scan = source.stream()
     _, first = next(scan)
     source.close()
     assert all_same([*first, *(image for _, part in scan for image in part)], IMAGES)

@@ -223,11 +223,11 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
         whole = file.read_row_group
 
         def other(number, **options):
-            found = whole(number, **options)
-            return pa.concat_tables([found, found])[:rows]
+            results = whole(number, **options)
+            return pa.concat_tables([results, results])[:rows]
 
         monkeypatch.setattr(file, "read_row_group", other)
-        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.blocks())):
+        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.stream())):
             with raises(FormatError, path=path, mentions=("row group 0", rows, 5), remedy=False):
                 read()
 

@@ -66,7 +66,7 @@ def test_workers_take_no_other_collection_for_it(opened, name):
 READS = {
     "read": lambda source: [source.read(index) for index in range(len(OLD))],
     "take": lambda source: source.take(range(len(OLD))),
-    "scan": lambda source: [image for _, part in source.blocks() for image in part],
+    "scan": lambda source: [image for _, part in source.stream() for image in part],
 }
 
 
@@ -110,4 +110,4 @@ def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
     source = open_images(path)
     write_images(NEW, path, name, overwrite=True)
     with raises(FormatError, path=path):
-        next(source.blocks())
+        next(source.stream())

@@ -12,7 +12,7 @@ from tests.support.strategies import all_same
 def scanned(source):
     """Return copies of the images of a scan, after checking their order."""
     images = []
-    for start, part in source.blocks():
+    for start, part in source.stream():
         assert start == len(images)
         images.extend(np.array(image) for image in part)
     return images
@@ -41,19 +41,21 @@ def windows_are_cut(source, images, seed=0):
     return all_same(read_boxes(source, wanted), [images[index][box] for index, box in wanted])
 
 
-def read_boxes(source, wanted):
+def read_boxes(source, expected):
     """Return regions of a source, given as pairs of an image and five slices."""
-    regions = [[*(cut.start for cut in box), *(cut.stop for cut in box)] for _, box in wanted]
-    return source.read_regions([index for index, _ in wanted], regions)
+    regions = [[*(cut.start for cut in box), *(cut.stop for cut in box)] for _, box in expected]
+    return source.read_arrays([index for index, _ in expected], regions)
 
 
 def check(source, images, indices):
     """Compare all results of a source with the written images."""
-    wanted = [images[index] for index in indices]
+    expected = [images[index] for index in indices]
     distinct = np.unique(np.array(indices, np.int64) % len(images))
-    assert all_same(source.take(indices), wanted)
-    assert all_same([source.read(index) for index in indices], wanted)
-    assert all_same(source.views(distinct.tolist()), [images[index] for index in distinct])
-    assert all_same([source.views([index])[0] for index in distinct.tolist()], [images[index] for index in distinct])
+    assert all_same(source.take(indices), expected)
+    assert all_same([source.read(index) for index in indices], expected)
+    assert all_same(source.read_arrays(distinct.tolist()), [images[index] for index in distinct])
+    assert all_same(
+        [source.read_arrays([index])[0] for index in distinct.tolist()], [images[index] for index in distinct]
+    )
     assert all_same(scanned(source), images)
     assert windows_are_cut(source, images)

@@ -151,13 +151,13 @@ def test_calls(opened, spied, case):
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
-    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].blocks())))
-    pixels = [asked for asked in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", asked)]
+    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].stream())))
+    pixels = [requests for requests in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", requests)]
     assert len(pixels) == (case == VERIFIED), f"{case}: opening asks for pixels: {pixels}"
     others = len(opening.asked) - len(pixels)
     compare(case, ["requests of opening"], [others], [OPENED.get(case, OPENED[case.split()[0]])])
-    asked = {each for each in reading.asked if each}
-    assert asked == ASKED.get(case, set()), f"{case}: reading asks for {asked}, not for {ASKED.get(case, set())}"
+    requests = {item for item in reading.asked if item}
+    assert requests == ASKED.get(case, set()), f"{case}: reading asks for {requests}, not for {ASKED.get(case, set())}"
 
 
 OF_OTHERS = [*(f"{name} bytes" for name in TABLES if name != "parquet_duck"), "arrow zstd", "parquet zstd"]
@@ -171,13 +171,17 @@ def work_beside(others, case, column, path):
     open_it = partial(open_images, path, name, image_column="a", engine=engine[-1] if engine else None)
     opening = calls_of(open_it)
     opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
-    reading = [partial(opened.take, [5, 3, 8, 0]), partial(opened.decode_into, decoded), partial(opened.views, [7])]
+    reading = [
+        partial(opened.take, [5, 3, 8, 0]),
+        partial(opened.decode_into, decoded),
+        partial(opened.read_arrays, [7]),
+    ]
     for operation in reading * 2:
         operation()
     calls, memory = list(map(calls_of, reading)), list(map(memory_of, reading))
-    assert not any("other" in asked for each in [opening, *calls] for asked in each.asked)
-    counted = [(each.own, each.store, len(each.asked)) for each in calls]
-    return counted, len(opening.asked), [(each.numpy_bytes, each.arrow_bytes // 2**18) for each in memory]
+    assert not any("other" in requests for item in [opening, *calls] for requests in item.asked)
+    counted = [(item.own, item.store, len(item.asked)) for item in calls]
+    return counted, len(opening.asked), [(item.numpy_bytes, item.arrow_bytes // 2**18) for item in memory]
 
 
 @pytest.mark.parametrize("case", OF_OTHERS)
@@ -247,9 +251,9 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
     source._pixel_paths = ["ome_image.chunks"]
-    views = _parquet.ParquetSource.views
-    one_by_one = lambda self, indices: [views(self, [index])[0] for index in indices]  # noqa: E731
-    monkeypatch.setattr(_parquet.ParquetSource, "views", one_by_one)
+    read_images = _parquet.ParquetSource._read_images
+    one_by_one = lambda self, rows: [read_images(self, [row])[0] for row in rows]  # noqa: E731
+    monkeypatch.setattr(_parquet.ParquetSource, "_read_images", one_by_one)
     calls = calls_of(lambda: source.take(range(0, 32, 2)))
     assert calls.store["ParquetFile.read_row_group"] == 16
     assert set(calls.asked) == {"ome_image.chunks"}

@@ -197,7 +197,7 @@ def verify(path: Path, *, as_json: bool, **options: Any) -> None:
             raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
         progress = not as_json and sys.stderr.isatty()
         with tqdm(total=len(plain), unit="image", desc="verifying", disable=not progress) as bar:
-            for _, images in VerifiedSource(plain).blocks():
+            for _, images in VerifiedSource(plain).stream():
                 bar.update(len(images))
     elapsed_s = time.perf_counter() - started_s
     if as_json:

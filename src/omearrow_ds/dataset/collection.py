@@ -27,7 +27,7 @@ from omearrow_ds.kernels.crops import assemble
 from omearrow_ds.kernels.page_requests import request_files
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
-from omearrow_ds.storage.formats._base import BaseSource, Reader
+from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
 
@@ -303,24 +303,26 @@ class Collection(StoredImages):
             return samples
         if self._is_read_once and self.page_requests.is_needed():
             self.request_ahead(positions)
-        read = self._reader if samples.nbytes >= _BLOCK_BYTES else None
-        images = self._distinct(positions) if read is None else {}
+        source = self._filling_source if samples.nbytes >= _BLOCK_BYTES else None
+        images = self._distinct(positions) if source is None else {}
         worth(samples.nbytes)
 
         def fill(share: slice) -> None:
             # Fresh memory for all images of a batch causes page faults, which take longer than reading large images.
-            block = None if read is None else new_image(tuple(self.shapes[0].tolist()), self.dtypes[0], str(self.path))
+            shape = tuple(self.shapes[0].tolist())
+            block = [] if source is None else [new_image(shape, self.dtypes[0], str(self.path))]
             for position, sample in zip(positions[share], samples[share], strict=True):
-                image = images[position] if read is None or block is None else read(position, block)
+                image = images[position] if source is None else source.read_arrays([position], out=block)[0]
                 scale(plan.cuts[position](image), plan.divisors[position], sample)
 
         fill_in_threads(fill, samples, threads)
         return samples
 
     @cached_property
-    def _reader(self) -> Reader | None:
-        """Function that reads images into one reused block of memory; None if images differ or are in memory."""
-        return self.source.reader() if self._is_read_once and self.plan.is_stored_alike else None
+    def _filling_source(self) -> BaseSource | None:
+        """Source that reads images into one reused block of memory; None if images differ or are in memory."""
+        is_filled = self._is_read_once and self.plan.is_stored_alike and self.source.fills_out
+        return self.source if is_filled else None
 
     def _scaled(self, image: Array, position: int) -> Array:
         view = self.plan.cuts[position](image)
@@ -411,7 +413,7 @@ class Collection(StoredImages):
             for t0, c0, z0, t1, c1, z1 in part.regions:
                 rows.append(field)
                 regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
-        arrays = self.source.read_regions(rows, regions)
+        arrays = self.source.read_arrays(rows, regions)
         if len(arrays) == len(placed):
             return arrays
         remaining = iter(arrays)

@@ -160,7 +160,7 @@ class StoredImages:
         return self._fetch(positions) if self.image_cache is None else self.image_cache.get(positions, self._fetch)
 
     def _fetch(self, positions: list[int]) -> Sequence[Array]:
-        return self.source.views(positions)
+        return self.source.read_arrays(positions)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         distinct = sorted(set(positions))
@@ -202,7 +202,7 @@ class StoredImages:
             assert stack is not None
             return sent([(0, stack)], shape, self.dtypes[0], device)
         with PreloadProgressBar(source, options.progress) as bar:
-            return sent(_with_progress(source.blocks(), bar.done), shape, self.dtypes[0], device)
+            return sent(_with_progress(source.stream(), bar.done), shape, self.dtypes[0], device)
 
     @classmethod
     def _computed(cls) -> set[str]:

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import (
@@ -54,27 +53,23 @@ class WithColumns(Over):
         columns = dict(chain.from_iterable(zip(table.column_names, table.columns, strict=True) for table in tables))
         return pa.table({name: columns[name] for name in names})
 
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        return self._source.read_arrays(rows, regions, out)
+
     @property
-    def mapping(self) -> MappedFile | None:
-        return self._source.mapping
+    def fills_out(self) -> bool:
+        return self._source.fills_out
+
+    def read_groups(self) -> Iterable[slice]:
+        return self._source.read_groups()
 
     def stacked(self) -> Stacks | None:
         return self._source.stacked()
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        return self._source.views(indices)
-
-    def reader(self) -> Reader | None:
-        return self._source.reader()
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        return self._source.read_regions(rows, regions)
-
-    def blocks(self) -> Iterator[Block]:
-        return self._source.blocks()
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        self._source.decode_into(images, done)
+    def stream(self) -> Iterator[Block]:
+        return self._source.stream()
 
     def outline(self) -> Outline:
         return self._source.outline()

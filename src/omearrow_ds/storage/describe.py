@@ -186,7 +186,7 @@ def _pixel_range(source: BaseSource) -> PixelRange | None:
     num_images = min(MAX_IMAGES, len(indices), int(_MAX_PIXELS_BYTES // max(1, sizes_bytes[indices].max())))
     spread = indices[np.linspace(0, len(indices) - 1, num_images).astype(int)]
     try:
-        return PixelRange.measure(source.views(spread.tolist()))
+        return PixelRange.measure(source.read_arrays(spread.tolist()))
     except OMEArrowDSError:
         return None
 

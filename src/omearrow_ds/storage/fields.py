@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, copy_others
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_folder_of_others, refuse_special
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
@@ -69,26 +69,56 @@ class FieldSource(Over):
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *fields.pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        images = []
-        self._expect_files(indices)
-        for index in indices:
-            grid = self._fields.grids[index]
-            if grid.size == 1:
-                images += self._source.views([int(grid.flat[0])])
-                continue
-            images.append(self._read_into(index, np.empty(self.shapes[index], self.dtypes[index])))
-        return images
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        if regions is None:
+            return self._read_whole(rows, out)
+        if not self._are_planes:
+            return self._read_regions(rows, regions)
+        files: list[int] = []
+        in_files: list[Region] = []
+        shapes = []
+        for row, (t0, c0, z0, y0, x0, t1, c1, z1, y1, x1) in zip(rows, regions, strict=True):
+            grid = self._fields.grids[row][t0:t1, c0:c1, z0:z1]
+            files += grid.ravel().tolist()
+            in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * grid.size
+            shapes.append((*grid.shape, y1 - y0, x1 - x0))
+        planes = self._source.read_arrays(files, in_files)
+        if len(planes) == len(rows):
+            return planes
+        arrays, first = [], 0
+        for shape in shapes:
+            stop = first + math.prod(shape[:3])
+            arrays.append(np.concatenate(planes[first:stop]).reshape(shape))
+            first = stop
+        return arrays
+
+    def _read_whole(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+        """Return whole fields, by one call for all their files."""
+        files = [self._fields.grids[row].ravel().tolist() for row in rows]
+        if out is None and all(len(numbers) == 1 for numbers in files):
+            return self._source.read_arrays([number for (number,) in files])
+        images = out or [np.empty(self.shapes[row], self.dtypes[row]) for row in rows]
+        targets = [target for row, image in zip(rows, images, strict=True) for target in self._targets(row, image)]
+        of_files = targets if all(target.flags.c_contiguous for target in targets) else None
+        copy_others(self._source.read_arrays(list(chain.from_iterable(files)), out=of_files), targets)
+        return list(images)
+
+    def _targets(self, row: int, image: Array) -> Iterator[Array]:
+        """Yield the part of an image that each of its files contains."""
+        sizes = self._plane[row, :3].tolist()
+        for position in np.ndindex(self._fields.grids[row].shape):
+            yield image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
+
+    @property
+    def fills_out(self) -> bool:
+        return not self._source.fetches
 
     def files_of(self, index: int) -> Sequence[str]:
         return [file for number in self._fields.grids[index].flat for file in self._source.files_of(int(number))]
 
-    def reader(self) -> Reader | None:
-        return None if self._source.fetches else self._read_into
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        if self._are_planes:
-            return self._read_planes(rows, regions)
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         files: list[int] = []
         in_files: list[Region] = []
         targets: list[tuple[int, tuple[slice, ...]]] = []
@@ -99,7 +129,7 @@ class FieldSource(Over):
                 files.append(int(self._fields.grids[row][position]))
                 in_files.append([*starts, *region[3:5], *stops, *region[8:]])
                 targets.append((number, outer))
-        parts = self._source.read_regions(files, in_files)
+        parts = self._source.read_arrays(files, in_files)
         if len(parts) == len(rows):
             return parts
         arrays = [np.empty(size_of(region), self.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
@@ -107,56 +137,16 @@ class FieldSource(Over):
             arrays[number][target] = part
         return arrays
 
-    def _read_planes(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return regions of fields whose files hold one plane."""
-        files: list[int] = []
-        in_files: list[Region] = []
-        shapes = []
-        for row, (t0, c0, z0, y0, x0, t1, c1, z1, y1, x1) in zip(rows, regions, strict=True):
-            grid = self._fields.grids[row][t0:t1, c0:c1, z0:z1]
-            files += grid.ravel().tolist()
-            in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * grid.size
-            shapes.append((*grid.shape, y1 - y0, x1 - x0))
-        planes = self._source.read_regions(files, in_files)
-        if len(planes) == len(rows):
-            return planes
-        arrays, first = [], 0
-        for shape in shapes:
-            stop = first + math.prod(shape[:3])
-            arrays.append(np.concatenate(planes[first:stop]).reshape(shape))
-            first = stop
-        return arrays
-
     @cached_property
     def _are_planes(self) -> bool:
         return bool((self._plane[:, :3] == 1).all())
 
-    def _expect_files(self, indices: Iterable[int]) -> None:
-        if self._source.fetches:
-            self._source.coming([int(number) for index in indices for number in self._fields.grids[index].flat])
+    def coming(self, indices: Sequence[int]) -> None:
+        self._source.coming([int(number) for index in indices for number in self._fields.grids[index].flat])
 
-    def _read_into(self, index: int, image: Array) -> Array:
-        sizes = self._plane[index, :3].tolist()
-        read = self._source.reader()
-        for position, number in np.ndenumerate(self._fields.grids[index]):
-            planes = image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
-            if read is None or not planes.flags.c_contiguous:
-                (planes[...],) = self._source.views([int(number)])
-            elif (pixels := read(int(number), planes)) is not planes:
-                planes[...] = pixels
-        return image
-
-    def blocks(self) -> Iterator[Block]:
-        self._expect_files(range(len(self)))
-        for index in range(len(self)):
-            yield index, self.views([index])
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        self._expect_files(range(len(self)))
-        for index in range(len(self)):
-            self._read_into(index, images[index])
-            if done is not None:
-                done(index, index + 1)
+    def stream(self) -> Iterator[Block]:
+        self.coming(range(len(self)))
+        return super().stream()
 
     def metadata(self, index: int) -> dict[str, Any]:
         index = self.index(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.resources import one_of
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
+from omearrow_ds.storage.formats._base import Array, BaseSource, Over
 
 
 class LabelSource(Over):
@@ -24,15 +24,14 @@ class LabelSource(Over):
         super().__init__(source)
         self.dtypes = [LABEL_DTYPES.get(dtype, dtype) for dtype in source.dtypes]
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        return list(map(self._narrow, indices, self._source.views(indices)))
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        del out
+        return list(map(self._narrow, rows, self._source.read_arrays(rows, regions)))
 
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        return list(map(self._narrow, rows, self._source.read_regions(rows, regions)))
-
-    def blocks(self) -> Iterator[Block]:
-        for start, images in self._source.blocks():
-            yield start, list(map(self._narrow, range(start, start + len(images)), images))
+    def read_groups(self) -> Iterable[slice]:
+        return self._source.read_groups()
 
     def _narrow(self, index: int, pixels: Array) -> Array:
         dtype = self.dtypes[index]

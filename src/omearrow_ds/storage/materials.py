@@ -75,11 +75,11 @@ class Stored:
         sizes_bytes = image_bytes(self.shapes[numbers], [self.dtypes[index] for index in numbers.tolist()])
         for part in split_by_bytes(sizes_bytes, HELD_BYTES):
             indices = numbers[part].tolist()
-            yield from map(self._image, indices, self._verified.views(indices))
+            yield from map(self._image, indices, self._verified.read_arrays(indices))
 
     def in_order(self) -> Iterator[codec.Image]:
         """Yield all images in order; use an image before requesting the next one, which may reuse its memory."""
-        for start, images in self._verified.blocks():
+        for start, images in self._verified.stream():
             yield from (self._image(number, pixels) for number, pixels in enumerate(images, start=start))
 
     def _image(self, number: int, pixels: Array) -> codec.Image:

@@ -83,7 +83,7 @@ class PartStacks(Stacks):
         with self._looking:
             part = self._parts.get(number) or self._part(number)
         if part.stacks is None:
-            image: Array = self._cut(part.source.views([index])[0][None])[0]
+            image: Array = self._cut(part.source.read_arrays([index])[0][None])[0]
             return image
         part.stacks.prepare(index)
         return part.stacks[index]
@@ -112,10 +112,9 @@ class PartStacks(Stacks):
         for number, part in parts.items():
             if part.stacks is None:
                 in_part = np.flatnonzero(numbers == number)
-                distinct, again = np.unique(indices[in_part] - self._starts[number], return_inverse=True)
-                views = part.source.views(distinct.tolist())
-                images = [self._cut(np.ascontiguousarray(image)[None]) for image in views]
-                addresses[in_part] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
+                arrays = part.source.read_arrays((indices[in_part] - self._starts[number]).tolist())
+                images = [self._cut(np.ascontiguousarray(image)[None]) for image in arrays]
+                addresses[in_part] = [Stacks([image]).addresses[0] for image in images]
                 owners.append(images)
         return ImageAddresses(addresses, owners)
 

@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Parted, Stamp, by_part, is_uniform
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -176,40 +175,34 @@ class PartsSource(BaseSource):
             first = self.starts[number]
             yield self.part(number), [index - first for index in here], keep
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        return [keep(image) for part, here, keep in self._by_part(indices) for image in part.views(here)]
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
         order = sorted(range(len(rows)), key=rows.__getitem__)
         arrays: dict[int, Array] = {}
         for part, part_rows, keep in self._by_part([rows[position] for position in order]):
             positions = order[len(arrays) : len(arrays) + len(part_rows)]
-            read = part.read_regions(part_rows, [regions[position] for position in positions])
-            arrays |= zip(positions, map(keep, read), strict=True)
+            of_regions = None if regions is None else [regions[position] for position in positions]
+            of_out = None if out is None else [out[position] for position in positions]
+            images = part.read_arrays(part_rows, of_regions, of_out)
+            arrays |= zip(positions, map(keep, images) if out is None else images, strict=True)
         return [arrays[position] for position in range(len(rows))]
+
+    @property
+    def fills_out(self) -> bool:
+        return self.format.in_folder and len(self) > 0 and self.part(0).fills_out
 
     def stacked(self) -> Stacks | None:
         number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)
-        if number is None or not self.uniform or self.part(number).stacked() is None:
+        if number is None or not is_uniform(self) or self.part(number).stacked() is None:
             return None
         return PartStacks(self)
 
-    def blocks(self) -> Iterator[Block]:
+    def stream(self) -> Iterator[Block]:
         self.expect(range(len(self.parts)))
         for number, (first, stop) in enumerate(pairwise(self.starts)):
-            small = len(self.parts) > _VIEWED_PARTS and self._bytes_of(first, stop) < _VIEWED_BYTES
-            for start, images in self.part(number).blocks() if stop > first else ():
-                yield first + start, _copied(images) if small else images
-
-    def _bytes_of(self, first: int, stop: int) -> int:
-        return int(image_bytes(self.shapes[first:stop], self.dtypes[first:stop]).sum()) if stop > first else 0
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        self.expect(range(len(self.parts)))
-        for number, (first, stop) in enumerate(pairwise(self.starts)):
-            if stop > first:
-                part = images[first:stop] if isinstance(images, np.ndarray) else _From(images, first)
-                self.part(number).decode_into(part, None if done is None else _Counting(done, first))
+            for start, images in self.part(number).stream() if stop > first else ():
+                yield first + start, images
 
     def _place(self, index: int) -> tuple[BaseSource, int]:
         ((part, (here,), _),) = self._by_part([self.index(index)])
@@ -246,30 +239,6 @@ class PartsSource(BaseSource):
         return (
             f"<{self.format.label} source of {len(self)} images in {len(self.parts)} parts at {os.fspath(self.path)!r}>"
         )
-
-
-class _From:
-    """Images in memory from some index on."""
-
-    def __init__(self, images: SupportsImages, first: int) -> None:
-        self._images, self._first = images, first
-
-    def __getitem__(self, index: int) -> Array:
-        return self._images[self._first + index]
-
-
-class _Counting:
-    """Reports finished images of a part by their indices in all parts."""
-
-    def __init__(self, done: Done, first: int) -> None:
-        self._done, self._first = done, first
-
-    def __call__(self, first: int, stop: int) -> None:
-        self._done(self._first + first, self._first + stop)
-
-
-def _copied(images: Array | list[Array]) -> Array | list[Array]:
-    return images.copy() if isinstance(images, np.ndarray) else list(map(np.array, images))
 
 
 def _digest(said: object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,9 @@ from numpy.lib.array_utils import byte_bounds
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.image_extents import PieceLayout
 
 _MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
@@ -49,7 +50,7 @@ def runs_of(source: BaseSource) -> list[Run]:
 
     The list is also empty if a checksum is missing, because fetched bytes could not be verified.
     """
-    mapping, checksums = source.mapping, source.checksums
+    mapping, checksums = source.mapping if isinstance(source, TableSource) else None, source.checksums
     stacks = None if mapping is None or checksums is None or checksums.null_count else source.stacked()
     if mapping is None or stacks is None:
         return []
@@ -122,9 +123,9 @@ class Placed(BaseSource):
         self.image_ids, self.shapes, self.dtypes, self.checksums = known
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         """Fetch images; images that are near each other in the file share a request."""
-        located = list(map(self._locate, indices))
+        located = list(map(self._locate, rows))
         stored = self._fetch([(start, start + layout.num_bytes) for start, layout in located])
         images = (layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True))
         return [image.astype(image.dtype.newbyteorder("="), copy=False) for image in images]
@@ -150,10 +151,6 @@ class Placed(BaseSource):
     @cached_property
     def _whole(self) -> BaseSource:
         return self._open_whole(self.path)
-
-    def blocks(self) -> Iterator[Block]:
-        """Return blocks of all images, read through the opened part."""
-        return self._whole.blocks()
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the metadata of an image, read through the opened part."""

@@ -249,7 +249,7 @@ class FormatModule(Protocol):
         exceptions that its library raises for unreadable data.
     STAGES
         Optional. Functions that ``profile`` reports as separate stages of an epoch, for instance
-        ``{"Source.views": "read+decode"}``; without it all of reading is ``"read"``.
+        ``{"Source._read_images": "read+decode"}``; without it all of reading is ``"read"``.
     """
 
     write: Callable[[Any, Any, Path, str], None]

@@ -21,7 +21,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
+from omearrow_ds.storage.formats._base import Array, BaseSource, Parted, is_uniform
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._stored import Outline, Stored
@@ -196,7 +196,7 @@ class RemoteParts(PublishedSource):
             return None
         if not self.manifest.outline:  # It was made by an older version.
             return super().stacked()
-        in_place = len(self) and self.uniform and self.outline().stored.in_place  # Known without fetching a part.
+        in_place = len(self) and is_uniform(self) and self.outline().stored.in_place  # Known without fetching a part.
         return PartStacks(self) if in_place else None
 
     def _file_of(self, number: int) -> Path:
@@ -237,13 +237,11 @@ class RemoteParts(PublishedSource):
                 raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
         with self._reading_alone():
-            return super().views(indices)
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        with self._reading_alone():
-            return super().read_regions(rows, regions)
+            return super().read_arrays(rows, regions, out)
 
     def _closed(self, number: int) -> None:
         pinned = self._pinned.pop(number, None)

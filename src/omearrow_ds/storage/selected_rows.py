@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from omearrow_ds.kernels.selected_stacks import SelectedStacks
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted, Reader
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.row_filter import RowFilter
@@ -84,15 +83,14 @@ class SelectedRows(Over):
         stacks = self._source.stacked()
         return None if stacks is None else SelectedStacks(stacks, self._selected)
 
-    def reader(self) -> Reader | None:
-        read = self._source.reader()
-        return None if read is None else lambda index, block: read(int(self._selected[index]), block)
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        return self._source.read_arrays(self._selected[rows].tolist(), regions, out)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        return self._source.views(self._selected[indices].tolist())
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        return self._source.read_regions(self._selected[rows].tolist(), regions)
+    @property
+    def fills_out(self) -> bool:
+        return self._source.fills_out
 
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._selected[self.index(index)]))
@@ -105,25 +103,22 @@ class SelectedRows(Over):
             return partial(self._reopen, **self.pinned), ()
         return SelectedRows, (self._source, self._selected, None, self._condition)
 
-    def blocks(self) -> Iterator[Block]:
-        # Blocks of a mapped file are views. Null images have no pixels, so reading all images reads no more.
-        if not self._condition or self._source.mapping is not None:
-            yield from self._blocks_of_source()
+    def stream(self) -> Iterator[Block]:
+        if not self._condition:  # Null images have no pixels, so reading all images reads no more.
+            yield from self._stream_source()
             return
         if self.parted is not None and not self._is_sparse:
             self.expect(np.flatnonzero(np.diff(self.parted.starts)).tolist())
-        stops_bytes = np.cumsum(image_bytes(self.shapes, self.dtypes))
-        for block in np.split(np.arange(len(self)), np.flatnonzero(np.diff(stops_bytes // _BLOCK_BYTES)) + 1):
-            yield int(block[0]), self.views(block.tolist())
+        yield from super().stream()
 
-    def _blocks_of_source(self) -> Iterator[Block]:
-        done = 0
-        for start, images in self._source.blocks():
+    def _stream_source(self) -> Iterator[Block]:
+        num_read = 0
+        for start, images in self._source.stream():
             first, stop = np.searchsorted(self._selected, [start, start + len(images)])
             selected = self._selected[first:stop] - start
             for run in np.split(selected, np.flatnonzero(np.diff(selected) > 1) + 1) if len(selected) else []:
-                yield done, images[run[0] : run[-1] + 1]
-                done += len(run)
+                yield num_read, images[run[0] : run[-1] + 1]
+                num_read += len(run)
 
 
 def filter_rows(source: BaseSource, row_filter: RowFilter) -> BaseSource:

@@ -233,9 +233,9 @@ def _measured(
     if not len(indices):
         raise FormatError(f"{opened.path}: has no images to measure; pass a collection with images")
     source = verified_where_stored(opened) if verify else opened
-    images = (image for _, images in source.blocks() for image in images)
+    images = (image for _, images in source.stream() for image in images)
     if of_dataset is not None:
-        images = (source.views([index])[0] for index in indices)
+        images = (source.read_arrays([index])[0] for index in indices)
     keys = list(zip(*(opened.column(name).to_pylist() for name in names), strict=True)) or [()] * len(opened)
     groups: dict[tuple[Any, ...], list[_Values]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)

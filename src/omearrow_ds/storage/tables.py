@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._base import Array, BaseSource, Over
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
@@ -104,11 +104,27 @@ class JoinedColumns(Over):
         left = set(first.other_image_columns) - set(self.image_column)
         self.other_image_columns = tuple(name for name in first.other_image_columns if name in left)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        parts = [source.views(indices) for source in self._sources]
-        return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        if regions is not None:
+            return self._read_regions(rows, regions)
+        if out is None:
+            parts = [source.read_arrays(rows) for source in self._sources]
+            return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
+        for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
+            for row, image, channels in zip(rows, out, source.read_arrays(rows), strict=True):
+                image[:, starts[row] : stops[row]] = channels
+        return list(out)
 
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    @property
+    def fills_out(self) -> bool:
+        return True
+
+    def read_groups(self) -> Iterable[slice]:
+        return self._sources[0].read_groups()
+
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         parts: list[list[Array]] = [[] for _ in rows]
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
             positions, in_source = [], []
@@ -118,7 +134,7 @@ class JoinedColumns(Over):
                 if channels[0] < channels[1]:
                     positions.append(position)
                     in_source.append([region[0], channels[0], *region[2:6], channels[1], *region[7:]])
-            read = source.read_regions([rows[position] for position in positions], in_source) if positions else []
+            read = source.read_arrays([rows[position] for position in positions], in_source) if positions else []
             for position, array in zip(positions, read, strict=True):
                 parts[position].append(array)
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1) for arrays in parts]
@@ -138,21 +154,6 @@ class JoinedColumns(Over):
         if len({channel["name"] for channel in channels} - {None}) < len(channels):
             channels = [{**channel, "id": None, "name": name} for channel, name in zip(channels, names, strict=True)]
         return {**first, "channels": channels}
-
-    def blocks(self) -> Iterator[Block]:
-        in_order = ((image for _, images in source.blocks() for image in images) for source in self._sources)
-        for index, images in enumerate(zip(*in_order, strict=True)):
-            yield index, [np.concatenate(images, axis=1)]
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        if not isinstance(images, np.ndarray) or (self._stops != self._stops[:, :1]).any():
-            super().decode_into(images, done)
-            return
-        # All rows have the same channels. An image is complete when its part of the last column is.
-        first = 0
-        for source, stop in zip(self._sources, self._stops[:, 0].tolist(), strict=True):
-            source.decode_into(images[:, :, first:stop], done if source is self._sources[-1] else None)
-            first = stop
 
     def stored_as(self) -> Stored:
         stored = [source.stored_as() for source in self._sources]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
 from omearrow_ds.storage.checksums import KIND, Hasher
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Over, SupportsImages, piece_length
 
 Array = np.ndarray[Any, Any]
@@ -74,14 +75,22 @@ class VerifiedSource(Over):
             if done is not None:
                 done(part.start, part.stop)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        if regions is not None:
+            return self._read_regions(rows, regions)
         # Hashing would copy arrays that are not contiguous, and `read` would copy them again.
-        images = list(map(np.ascontiguousarray, self._source.views(indices)))
-        self._check(indices, images)
+        images = list(map(np.ascontiguousarray, self._source.read_arrays(rows, out=out)))
+        self._check(rows, images)
         return images
 
-    def blocks(self) -> Iterator[Block]:
-        for start, images in self._source.blocks():
+    @property
+    def fills_out(self) -> bool:
+        return self._source.fills_out
+
+    def stream(self) -> Iterator[Block]:
+        for start, images in self._source.stream():
             self._check(range(start, start + len(images)), images)
             yield start, images
 

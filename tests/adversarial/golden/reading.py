@@ -63,16 +63,16 @@ def _check_pixels(source: ImageSource, images: list[Array]) -> None:
     for index, image in enumerate(images):
         _check_same(source.read(index), image)
     drawn = random.Random(0).choices(range(-len(images), len(images)), k=2 * len(images))
-    for found, index in zip(source.take(drawn), drawn, strict=True):
-        _check_same(found, images[index])
+    for results, index in zip(source.take(drawn), drawn, strict=True):
+        _check_same(results, images[index])
     for index, image in enumerate(images):
         height, width = image.shape[3:]
         y, x = drawn[0] % height, drawn[-1] % width
         part = source.read(index, (y, min(y + 9, height), x, min(x + 20, width)), channels=-1)
         _check_same(part, image[:, -1:, :, y : y + 9, x : x + 20])
-    scanned = [image for _, part in source.blocks() for image in part]
-    for found, image in zip(scanned, images, strict=True):
-        _check_same(found, image)
+    scanned = [image for _, part in source.stream() for image in part]
+    for results, image in zip(scanned, images, strict=True):
+        _check_same(results, image)
 
 
 def _check_same(found: Array, wanted: Array) -> None:

@@ -312,10 +312,10 @@ class _Running:
     def _scan(self) -> None:
         images = images_of(self.content)
         with open_images(self.path, self.store.format) as source:
-            found = [image for _, part in source.blocks() for image in part]
-            assert len(found) == len(images)
-            assert all(map(same, found, images)), "an image of a scan differs"
-            self.holds.given(found, f"a scan of {self.program.name}")
+            results = [image for _, part in source.stream() for image in part]
+            assert len(results) == len(images)
+            assert all(map(same, results, images)), "an image of a scan differs"
+            self.holds.given(results, f"a scan of {self.program.name}")
         self._checked(len(images))
 
     # Replaced by a writer. Open sources return the old images, or raise an error of the package.

@@ -88,13 +88,12 @@ def failing(image):
 class SlowStore(arrow.Source):
     """A store with slow reads."""
 
-    def views(self, indices):
-        time.sleep(SLEEP_S * len(indices))
-        return super().views(indices)
+    def _read_images(self, rows):
+        time.sleep(SLEEP_S * len(rows))
+        return super()._read_images(rows)
 
-    def blocks(self):
-        for index in range(len(self)):
-            yield index, self.views([index])
+    def read_groups(self):
+        return (slice(row, row + 1) for row in range(len(self)))
 
     def stacked(self):
         return None

@@ -174,8 +174,8 @@ def write_ipc(path, batches):
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_file_of_several_batches_decodes_as_ome_arrow_does(suffix, encoding, data):
-    found = data.draw(collected(encoding))
-    rows = pa.array(found, schema.image_struct(encoding))
+    results = data.draw(collected(encoding))
+    rows = pa.array(results, schema.image_struct(encoding))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"images{suffix}"
         if suffix == ".arrow":
@@ -183,11 +183,11 @@ def test_a_file_of_several_batches_decodes_as_ome_arrow_does(suffix, encoding, d
             write_ipc(path, [rows.slice(0, cut), rows.slice(cut)])
         else:
             pq.write_table(pa.table({"ome_image": rows}), path, row_group_size=data.draw(st.integers(1, 3)))
-        indices = data.draw(st.lists(st.integers(-len(found), len(found) - 1), max_size=6))
+        indices = data.draw(st.lists(st.integers(-len(results), len(results) - 1), max_size=6))
         with open_images(path) as source:
-            wanted = [oracle(record) for record in found]
-            assert all_same(source.take(indices), [wanted[index] for index in indices])
-            assert all_same([image for _, images in source.blocks() for image in images], wanted)
+            expected = [oracle(record) for record in results]
+            assert all_same(source.take(indices), [expected[index] for index in indices])
+            assert all_same([image for _, images in source.stream() for image in images], expected)
 
 
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
@@ -263,7 +263,7 @@ def test_what_ome_arrow_refuses_is_a_decode_error(tmp_path, encoding, change):
         source.read(1)
     assert all_same(source.take([2, 0]), [image, image])
     with raises(DecodeError, path=tmp_path / "images.arrow", mentions="image 1", remedy=False):
-        list(source.blocks()) and [image for _, images in source.blocks() for image in images]
+        list(source.stream()) and [image for _, images in source.stream() for image in images]
 
 
 @pytest.mark.parametrize("change", [{"z": 9}, {"c": None}, {"pixels": [1]}, {"pixels": None}], ids=str)

@@ -567,10 +567,10 @@ def test_one_region_is_read_where_a_store_can(stores):
     """On demand, a crop requests only its own window."""
     path, _ = stores["tiff", "same"]
     dataset = OMEArrowDataset(path, objects=cells([(4, 5)]), crop_size=(3, 3), axes="CZYX", preload=False)
-    asked = []
+    requests = []
     source = dataset.source
-    read_regions = source.read_regions
-    source.read_regions = lambda rows, regions: asked.append(regions) or read_regions(rows, regions)
+    read_arrays = source.read_arrays
+    source.read_arrays = lambda rows, regions: requests.append(regions) or read_arrays(rows, regions)
     dataset[0]
-    assert [region[3:5] + region[8:] for region in asked[0]] == [[3, 4, 6, 7]]
+    assert [region[3:5] + region[8:] for region in requests[0]] == [[3, 4, 6, 7]]
     assert open_images(path).read(0, region=(3, 6, 4, 7)).shape == (1, 2, 2, 3, 3)

@@ -44,7 +44,7 @@ def open_dataset(folder, name, kind=OMEArrowDataset, **options):
 
 
 def batch_of(dataset):
-    assert dataset._collection._reader is not None
+    assert dataset._collection._filling_source is not None
     samples = np.stack([np.asarray(sample) for sample in dataset.__getitems__(INDICES)])
     assert samples.nbytes > 2**22
     return samples

@@ -63,13 +63,13 @@ PATTERN = "{well}_s{site}_{channel}.tif"
 def check(source, folder, files):
     """Compare every way to read with tifffile; ``files`` has a grid (T, C, Z) of names per image."""
     for index, grid in enumerate(files):
-        wanted = np.stack([np.stack([np.stack([tifffile.imread(folder / z) for z in c]) for c in t]) for t in grid])
-        assert same(source.read(index), wanted)
-        assert same(source.views([index])[0], wanted)
-        assert tuple(source.shapes[index]) == wanted.shape
-        assert source.dtypes[index] == wanted.dtype
+        expected = np.stack([np.stack([np.stack([tifffile.imread(folder / z) for z in c]) for c in t]) for t in grid])
+        assert same(source.read(index), expected)
+        assert same(source.read_arrays([index])[0], expected)
+        assert tuple(source.shapes[index]) == expected.shape
+        assert source.dtypes[index] == expected.dtype
     assert all(same(one, source.read(index)) for index, one in enumerate(source.take(range(len(files)))))
-    for start, images in source.blocks():
+    for start, images in source.stream():
         assert same(images[0], source.read(start))
     decoded = [np.empty(shape, dtype) for shape, dtype in zip(source.shapes, source.dtypes, strict=True)]
     source.decode_into(decoded)

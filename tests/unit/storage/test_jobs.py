@@ -404,7 +404,7 @@ def test_a_collection_without_images_has_a_part_without(tmp_path):
     with open_images(tmp_path / "x.parts") as source:
         assert len(source) == 0
         assert source.columns.schema == pa.schema([("number", pa.int64())])
-        assert list(source.blocks()) == []
+        assert list(source.stream()) == []
 
 
 def test_what_made_it_is_in_the_manifest_without_paths(tmp_path, plate):
@@ -528,7 +528,7 @@ def test_on_the_command_line(tmp_path, plate):
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
     assert "share 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
     assert "12 of 23 parts are written" in run("info", dst, code=1)
-    assert "without part 1, 2, " in run("publish", dst, code=1)
+    assert "missing: part 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
     assert found(dst) == list(range(COUNT))

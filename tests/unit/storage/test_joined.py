@@ -302,8 +302,8 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path,
     before = held()
     source = open_images(tmp_path)
     assert held() <= before
-    views = source.views(range(count))
-    windows = source.read_regions(range(count), [[0] * 5 + [1] * 5] * count)
+    views = source.read_arrays(range(count))
+    windows = source.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
     assert held() - before <= 2 * OPEN_PARTS
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))
@@ -323,11 +323,11 @@ def test_any_parts_are_what_they_were_written_of(tmp_path_factory: pytest.TempPa
     source = open_images(folder)
     assert len(source) == starts[-1]
     if len(source):
-        asked = data.draw(st.lists(st.integers(-len(source), len(source) - 1), max_size=8))
-        for index, found in zip(asked, source.take(asked), strict=True):
-            np.testing.assert_array_equal(found, image(index % len(source)))
-    seen = [index for start, images in source.blocks() for index in range(start, start + len(images))]
-    assert seen == list(range(len(source)))
+        requests = data.draw(st.lists(st.integers(-len(source), len(source) - 1), max_size=8))
+        for index, results in zip(requests, source.take(requests), strict=True):
+            np.testing.assert_array_equal(results, image(index % len(source)))
+    observed = [index for start, images in source.stream() for index in range(start, start + len(images))]
+    assert observed == list(range(len(source)))
 
 
 def test_target_of_recommend_is_next_to_the_folder(tmp_path: Path) -> None:

@@ -99,11 +99,11 @@ def test_any_pages_of_any_series_are_those_of_tifffile(data):
     """The space is series x pages x channels x type of the column x type of the file."""
     lengths = data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=3), label="pages of each series")
     ome, compressed = data.draw(st.booleans(), label="OME"), data.draw(st.booleans(), label="compressed")
-    places = [(series, page) for series, length in enumerate(lengths) for page in range(length)]
-    num_channels = data.draw(st.integers(1, min(3, len(places))), label="channels")
-    chosen = data.draw(st.permutations(places), label="order")
-    rows = [chosen[first : first + num_channels] for first in range(0, len(places), num_channels)]
-    rows = rows[: len(places) // num_channels]
+    positions = [(series, page) for series, length in enumerate(lengths) for page in range(length)]
+    num_channels = data.draw(st.integers(1, min(3, len(positions))), label="channels")
+    chosen = data.draw(st.permutations(positions), label="order")
+    rows = [chosen[first : first + num_channels] for first in range(0, len(positions), num_channels)]
+    rows = rows[: len(positions) // num_channels]
     write_as = data.draw(st.sampled_from([int, float, str, "{}.0".format]), label="type of numbers")
     suffix = data.draw(st.sampled_from([".csv", ".parquet"]))
     with tempfile.TemporaryDirectory() as name:
@@ -126,7 +126,7 @@ def test_any_pages_of_any_series_are_those_of_tifffile(data):
         with open_images(write_table(folder / f"t{suffix}", **columns)) as source:
             np.testing.assert_array_equal(source.take(range(len(rows))), expected)
             region = [0, 0, 0, 1, 2, 1, num_channels, 1, 4, 6]
-            crops = source.read_regions(list(reversed(range(len(rows)))), [region] * len(rows))
+            crops = source.read_arrays(list(reversed(range(len(rows)))), [region] * len(rows))
             np.testing.assert_array_equal(crops, [image[..., 1:4, 2:6] for image in reversed(expected)])
 
 
@@ -208,7 +208,7 @@ def test_pages_of_a_long_movie_are_found_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tifffile, "TiffFile", counted)
     with open_images(path) as source:
-        assert len(list(source.blocks())) == 200
+        assert sum(len(images) for _, images in source.stream()) == 200
     assert len(opened) <= 3
 
 

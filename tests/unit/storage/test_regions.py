@@ -172,11 +172,13 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
     options |= {"predictor": options.get("predictor", False) and "compression" in options}
     tifffile.imwrite(file, image, photometric="minisblack", **options)
     source = open_source(file)
-    (laid_out,) = source.views([0])
-    wanted = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
+    (laid_out,) = source.read_arrays([0])
+    expected = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
     oracle = tifffile.imread(file).astype(dtype, copy=False).reshape(laid_out.shape)
     for _ in range(2):  # Without and with cached positions.
-        assert all(same(found, oracle[box]) for found, (_, box) in zip(read_boxes(source, wanted), wanted, strict=True))
+        assert all(
+            same(results, oracle[box]) for results, (_, box) in zip(read_boxes(source, expected), expected, strict=True)
+        )
     shutil.rmtree(folder)
 
 

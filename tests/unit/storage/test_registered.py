@@ -78,14 +78,14 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
 
 
 def test_profile_tells_the_stages_that_it_names(installed):
-    views = (
-        "    def views(self, *args):\n        return super().views(*args)\n\n"
+    reading = (
+        "    def _read_images(self, *args):\n        return super()._read_images(*args)\n\n"
         "    def stacked(self):\n        return None\n"
     )
-    folder = installed(f"{PAPYRUS}\n{views}\nSTAGES = {{'Source.views': 'decode'}}\n")
+    folder = installed(f"{PAPYRUS}\n{reading}\nSTAGES = {{'Source._read_images': 'decode'}}\n")
     write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.papyrus")
-    found = profile_dataset(folder / "a.papyrus", num_workers=0, batch_size=2, epochs=1, trials=False).breakdown
-    assert found["decode"].calls == 2
+    results = profile_dataset(folder / "a.papyrus", num_workers=0, batch_size=2, epochs=1, trials=False).breakdown
+    assert results["decode"].calls == 2
 
 
 def test_the_commands_know_it(installed, programs):

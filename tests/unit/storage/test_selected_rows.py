@@ -47,7 +47,7 @@ def check_chosen(source, numbers):
     region = source.read(1, region=(2, 9, 3, 11), channels=[1])
     assert same(region, IMAGES[numbers[1]][:, 1:, :, 2:9, 3:11])
     in_blocks = [
-        (first + offset, number_of(pixels)) for first, block in source.blocks() for offset, pixels in enumerate(block)
+        (first + offset, number_of(pixels)) for first, block in source.stream() for offset, pixels in enumerate(block)
     ]
     assert in_blocks == list(enumerate(numbers))
     decoded = np.empty((len(numbers), *IMAGES[0].shape), np.uint16)
@@ -79,7 +79,7 @@ def test_images_of_different_shapes_are_chosen(stored, name):
         assert all(
             same(pixels, images[number]) for pixels, number in zip(source.take([0, 1, 2]), [1, 2, 5], strict=True)
         )
-        in_blocks = [pixels for _, block in source.blocks() for pixels in block]
+        in_blocks = [pixels for _, block in source.stream() for pixels in block]
         assert all(same(pixels, images[number]) for pixels, number in zip(in_blocks, [1, 2, 5], strict=True))
 
 
@@ -119,7 +119,8 @@ def test_fields_of_a_plate_are_chosen_by_well_and_site(tmp_path):
         assert numbers_of(source) == expected
         assert source.rows.tolist() == expected
         buffer = np.empty(source.shapes[0], np.uint16)
-        assert number_of(source.reader()(1, buffer)) == expected[1]
+        assert source.read_arrays([1], out=[buffer])[0] is buffer
+        assert number_of(buffer) == expected[1]
     loaddata = tmp_path / "load_data.csv"
     rows = [f"{well},{site},{plate},{well}_{site}_DAPI.tif,{plate},{well}_{site}_GFP.tif\n" for well, site in wells]
     names = "Metadata_Well,Metadata_Site,PathName_DAPI,FileName_DAPI,PathName_GFP,FileName_GFP\n"
@@ -151,7 +152,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
         assert numbers_of(source) == [0, 1, 2, 9, 10, 11]
         assert source.image_ids == ["id-0", "id-1", "id-2", "id-9", "id-10", "id-11"]
         assert list(source.parted.starts) == [0, 3, 3, 6]
-        assert list(map(number_of, (pixels for _, block in source.blocks() for pixels in block))) == [
+        assert list(map(number_of, (pixels for _, block in source.stream() for pixels in block))) == [
             0,
             1,
             2,
@@ -172,7 +173,7 @@ def test_few_images_of_parts_on_a_server_are_fetched_alone(tmp_path):
     publish(tmp_path / "plate.parts", images, [18, 18])
     with serving(tmp_path) as server:
         with open_images(f"{server.url}/plate.parts", filter="label in (3, 20)") as source:
-            assert [number_of(pixels) for _, block in source.blocks() for pixels in block] == [3, 20]
+            assert [number_of(pixels) for _, block in source.stream() for pixels in block] == [3, 20]
             assert source.parted.window is None
         sent_bytes = sum(sent for path, sent in server.sent_bytes.items() if "/parts/" in path)
         assert sent_bytes < 8 * images[0].nbytes
@@ -194,9 +195,9 @@ def test_images_that_are_not_chosen_are_neither_read_nor_checked(stored, name):
     damaged[damaged.index(plane) + 100] ^= 1
     file.write_bytes(damaged)
     with open_images(path, verify=True, filter=CONDITION) as source:
-        assert [number_of(pixels) for _, block in source.blocks() for pixels in block] == CHOSEN
+        assert [number_of(pixels) for _, block in source.stream() for pixels in block] == CHOSEN
     with open_images(path, verify=True, filter="treatment == 'TAXOL'") as source, pytest.raises(ChecksumError):
-        list(source.blocks())
+        list(source.stream())
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "zarr"])

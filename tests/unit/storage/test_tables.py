@@ -111,9 +111,9 @@ def check(opened, images, rows):
     assert all_same([opened.read(index) for index in range(len(images))], images)
     order = [*range(len(images))[::-1], 0, 0] if images else []
     assert all_same(opened.take(order), [images[index] for index in order])
-    assert all_same(opened.views(range(len(images))), images)
-    assert all_same([np.array(opened.views([index])[0]) for index in range(len(images))], images)
-    scanned = [(start + number, image) for start, part in opened.blocks() for number, image in enumerate(part)]
+    assert all_same(opened.read_arrays(range(len(images))), images)
+    assert all_same([np.array(opened.read_arrays([index])[0]) for index in range(len(images))], images)
+    scanned = [(start + number, image) for start, part in opened.stream() for number, image in enumerate(part)]
     assert [index for index, _ in scanned] == list(range(len(images)))
     assert all_same([image for _, image in scanned], images)
     decoded = [np.zeros_like(image) for image in images]

@@ -442,9 +442,9 @@ def test_a_stored_image_of_lance_is_one_request_of_its_own_bytes(server, bucket,
             assert server.requests.total() == 1
             assert server.sent_bytes.total() <= 1.1 * images[index].nbytes + 2**13 * (encoding == "list")
         assert source.stored_as().reading == "by Lance, rows by number, of a dataset on a server"
-        assert source.stored_size()[0] == len([each for each in (bucket / "a.lance").rglob("*") if each.is_file()])
+        assert source.stored_size()[0] == len([item for item in (bucket / "a.lance").rglob("*") if item.is_file()])
         check(source, images, [59, 0, 7])
-        for _, block in source.blocks():
+        for _, block in source.stream():
             np.testing.assert_array_equal(np.stack(list(block)), np.stack(images))
 
 

@@ -272,7 +272,7 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     """
     collection, source = dataset._collection, dataset._collection.verified_source
     start, images = perf_counter(), []
-    for image in chain.from_iterable(block for _, block in source.blocks()):
+    for image in chain.from_iterable(block for _, block in source.stream()):
         images.append(np.array(image))
         if perf_counter() - start > most_s and len(collection.samples_of(len(images))):
             break

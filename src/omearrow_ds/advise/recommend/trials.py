@@ -81,7 +81,7 @@ class Subject:
     def scan_s(self, take: Callable[[int, Array], Any]) -> float:
         """Pass the first images to ``take``, and return the estimated seconds for all images of the collection."""
         start_s, read_bytes = self.clock(), 0
-        blocks = verified_where_stored(self.source).blocks()  # Like `convert` and preloading.
+        blocks = verified_where_stored(self.source).stream()  # Like `convert` and preloading.
         for first, images in blocks:
             for index, image in enumerate(images, start=first):
                 take(index, image)

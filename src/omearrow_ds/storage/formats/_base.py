@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,8 +26,7 @@ from omearrow_ds.errors import (
     PathExistsError,
 )
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes, space_on_disk
-from omearrow_ds.storage.byte_source import MappedFile
+from omearrow_ds.resources import image_bytes, space_on_disk, split_by_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
@@ -47,10 +46,10 @@ _TOLD = (
 )
 _PIECE_BYTES = 2**21  # pixels written and then read again: less than the cache that cores share
 _REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
+BLOCK_BYTES = 2**25  # Images that are read together when all are read.
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
-Reader = Callable[[int, Array], Array]
 
 
 class Parted(NamedTuple):
@@ -73,8 +72,9 @@ class BaseSource(ColumnReader, ABC):
     """An open collection of images; subclasses define how a format is opened and read.
 
     A subclass sets ``name`` and ``errors`` (exceptions of the format's library), fills ``path``, ``image_ids``,
-    ``shapes``, ``dtypes`` and ``columns`` in its constructor, and implements `views`, `blocks` and `metadata`. All
-    other ways to read call these. Members that `omearrow_ds.ImageSource` does not declare are private to this package.
+    ``shapes``, ``dtypes`` and ``columns`` in its constructor, and implements `_read_images` or `read_arrays`, and
+    `metadata`. All other ways to read call these. Members that `omearrow_ds.ImageSource` does not declare are private
+    to this package.
 
     Attributes
     ----------
@@ -236,50 +236,59 @@ class BaseSource(ColumnReader, ABC):
         self.columns, checksums = columns_and_checksums(columns, str(self.path))
         self.checksums = self.checksums if checksums is None else checksums
 
-    @abstractmethod
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        """Return the images at sorted, distinct ``indices``; the arrays may be read-only views of a mapped file."""
+    def read_arrays(
+        self,
+        rows: Sequence[int],
+        regions: Sequence[Region] | None = None,
+        out: Sequence[Array] | None = None,
+    ) -> list[Array]:
+        """Return one image (T, C, Z, Y, X), or one region of an image, per row.
 
-    def reader(self) -> Reader | None:
-        """Return a function that reads one image into a reused buffer; None if `views` is as fast.
-
-        It takes an index and an array of the image's shape and dtype, and returns that array or another one.
-        """
-        return None
-
-    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
-        """Return the files that store this image and little else; empty if they are unknown before files are read."""
-        return ()
-
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return one array (t, c, z, y, x) per region; the arrays may be read-only views.
-
-        A format that can read less than an image overrides this. Here images are decoded whole, a few at once unless
-        they are mapped.
+        The arrays may be read-only views of a mapped file.
 
         Parameters
         ----------
         rows
-            The image of each region, in any order, with repeats.
+            Indices of images, in any order, with repeats.
         regions
-            Starts of T, C, Z, Y and X, then their stops; not empty, and inside the image.
+            Starts of T, C, Z, Y and X, then their stops, per row; not empty, and inside the image. By default, images
+            are read whole.
+        out
+            Contiguous arrays of the shapes and dtypes of the images. Sources with `fills_out` fill and return them.
         """
+        if regions is not None:
+            return self._read_regions(rows, regions)
+        if out is not None and self.fills_out:
+            return self._read_into(rows, out)
+        distinct = sorted(set(rows))
+        images = self._read_images(distinct)
+        if distinct == (rows if isinstance(rows, list) else list(rows)):
+            return images
+        by_row = dict(zip(distinct, images, strict=True))
+        return [by_row[row] for row in rows]
+
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        """Return the images of sorted, distinct rows."""
+        raise NotImplementedError
+
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+        """Return images: arrays of ``out`` that were filled, or other arrays."""
+        raise NotImplementedError
+
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        """Return regions of images that are decoded whole, a few at once unless they are mapped."""
         slices = list(map(slices_of, regions))
         distinct = sorted(set(rows))
-        step = len(distinct)
-        if step > 1 and not self._in_place:
+        parts = [slice(0, len(distinct))]
+        if len(distinct) > 1 and not self._in_place:
             sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[row] for row in distinct])
-            if sizes_bytes.sum(dtype=float) > _REGIONS_BYTES:
-                step = max(1, _REGIONS_BYTES // int(sizes_bytes.max()))
-        if step >= len(distinct):
-            images = dict(zip(distinct, self.views(distinct), strict=True))
-            return [images[row][region] for row, region in zip(rows, slices, strict=True)]
-        arrays: dict[int, Array] = {}
+            parts = [*split_by_bytes(sizes_bytes, _REGIONS_BYTES)]
         positions = rows_to_positions(rows)
-        for first in range(0, len(distinct), step):
-            part = distinct[first : first + step]
-            for row, image in zip(part, self.views(part), strict=True):
-                arrays |= {position: np.array(image[slices[position]]) for position in positions[row]}
+        arrays: dict[int, Array] = {}
+        for part in parts:
+            for row, image in zip(distinct[part], self.read_arrays(distinct[part]), strict=True):
+                crops = {position: image[slices[position]] for position in positions[row]}
+                arrays |= crops if len(parts) == 1 else {n: np.array(crop) for n, crop in crops.items()}
         return [arrays[position] for position in range(len(rows))]
 
     @cached_property
@@ -287,42 +296,32 @@ class BaseSource(ColumnReader, ABC):
         """Whether images are views of a memory-mapped file, so that a region costs only its own pixels."""
         return self.stored_as().in_place
 
-    @abstractmethod
-    def blocks(self) -> Iterator[Block]:
-        """Yield pairs of a first index and the images from it on, which are a list, or one array (n, T, C, Z, Y, X)."""
-
     @property
-    def mapping(self) -> MappedFile | None:
-        """Memory-mapped file to whose memory the arrays of `blocks` refer; None if they are copies."""
-        return None
+    def fills_out(self) -> bool:
+        """Whether `read_arrays` fills ``out``, which saves an allocation or a copy of each image."""
+        return False
 
-    @abstractmethod
-    def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, with every field of ome-arrow."""
+    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
+        """Return the files that store this image and little else; empty if they are unknown before files are read."""
+        return ()
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all images have the same shape and dtype."""
-        return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
+    def read_groups(self) -> Iterable[slice]:
+        """Return consecutive rows that are cheap to read by one call, for example those of a row group."""
+        return split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
 
     def stacked(self) -> Stacks | None:
         """Return all images as views of the memory-mapped file, or None if they cannot be views."""
-        mapping = self.mapping
-        if not self.uniform or mapping is None:
-            return None
-        blocks = [images for _, images in self.blocks()]
-        arrays = [images for images in blocks if isinstance(images, np.ndarray)]
-        if not arrays or len(arrays) < len(blocks):
-            return None
-        return Stacks(arrays, mapping.refuse_changed, is_mapped=True)
+        return None
 
-    def refuse_damaged(self, index: int) -> None:
-        """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
-        self.views([index])  # Raises a more precise error if the format's library finds the fault.
-        raise FormatError(
-            f"{self.path}: image {index}: stored bytes do not fit its shape; the file is damaged, restore it",
-            image=index,
-        )
+    def stream(self) -> Iterator[Block]:
+        """Yield all images in order, as pairs of a first index and an array (n, T, C, Z, Y, X) or a list of images."""
+        stacks = self.stacked()
+        if type(stacks) is Stacks:  # Subclasses open files, or select images.
+            for rows, images in stacks.pieces(piece_length(self.shapes, self.dtypes)):
+                yield rows.start, self.read_arrays(rows) if images is None else images
+            return
+        for group in self.read_groups():
+            yield group.start, self.read_arrays(range(group.start, group.stop))
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         """Decode each image once into ``images[index]``, which is an array of the image's shape and dtype.
@@ -330,7 +329,15 @@ class BaseSource(ColumnReader, ABC):
         ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
         """
         step = piece_length(self.shapes, self.dtypes)
-        for start, decoded in self.blocks():
+        if self.fills_out:
+            for first in range(0, len(self), step):
+                rows = range(first, min(first + step, len(self)))
+                out = [images[row] for row in rows]
+                copy_others(self.read_arrays(rows, out=out), out)
+                if done is not None:
+                    done(rows.start, rows.stop)
+            return
+        for start, decoded in self.stream():
             for first in range(start, start + len(decoded), step):
                 part = decoded[first - start : first - start + step]
                 stop = first + len(part)
@@ -341,6 +348,10 @@ class BaseSource(ColumnReader, ABC):
                         images[index][...] = image
                 if done is not None:
                     done(first, stop)
+
+    @abstractmethod
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, with every field of ome-arrow."""
 
     @abstractmethod
     def stored_as(self) -> Stored:
@@ -452,24 +463,23 @@ class BaseSource(ColumnReader, ABC):
         """
         position = self.index(index)
         if region is None and channels is None and z is None and t is None:
-            return _owned(self.views([position])[0])
-        where = f"{self.path}: image {position} ({self.image_ids[position]!r})"
+            return _owned(self.read_arrays([position])[0])
+        subject = f"{self.path}: image {position} ({self.image_ids[position]!r})"
         picked = pick_region(
             self.shapes[position].tolist(),
             region,
             {"T": t, "C": channels, "Z": z},
             lambda: [channel["name"] for channel in self.metadata(position)["channels"]],
-            where,
+            subject,
         )
-        return _owned(picked.join(self.read_regions([position] * len(picked.regions), picked.regions)))
+        return _owned(picked.join(self.read_arrays([position] * len(picked.regions), picked.regions)))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, including duplicates, each as a copy."""
-        positions = self.indices(indices).tolist()
-        distinct = sorted(set(positions))
-        views = dict(zip(distinct, self.views(distinct), strict=True))
-        owned = {position: _owned(views[position]) for position in distinct}
-        return [owned.pop(position) if position in owned else np.array(views[position]) for position in positions]
+        positions: list[int] = self.indices(indices).tolist()
+        images = self.read_arrays(positions)
+        is_repeated = len(set(positions)) < len(positions)
+        return [np.array(image, order="C") for image in images] if is_repeated else list(map(_owned, images))
 
     def index(self, index: int) -> int:
         """Return ``index`` as a non-negative number; raise `ImageIndexError` if it is invalid."""
@@ -529,7 +539,7 @@ class BaseSource(ColumnReader, ABC):
             self.column_schema,
             self.column,
             image_bytes(self.shapes, self.dtypes),
-            lambda index: self.views([index])[0],
+            lambda index: self.read_arrays([index])[0],
             lambda index: [channel["name"] for channel in self.metadata(index)["channels"]],
         )
 
@@ -632,6 +642,11 @@ def _state_of(path: str) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def is_uniform(source: BaseSource) -> bool:
+    """Return whether all images of a source have one shape and dtype."""
+    return len(set(source.dtypes)) <= 1 and bool((source.shapes == source.shapes[:1]).all())
+
+
 def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
     """Group sorted indices by part, as pairs of part number and indices; ``starts`` ends with the total number."""
     if len(indices) == 1:  # a sample
@@ -649,6 +664,13 @@ def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
     """Return how many decoded images fit in the CPU cache, assuming that all are as large as the first image."""
     first_bytes = math.prod(shapes[0].tolist()) * dtypes[0].itemsize if len(shapes) else 0
     return max(1, _PIECE_BYTES // max(1, first_bytes))
+
+
+def copy_others(images: Iterable[Array], out: Iterable[Array]) -> None:
+    """Copy images that are not the arrays of ``out`` to these arrays."""
+    for image, target in zip(images, out, strict=True):
+        if image is not target:
+            target[...] = image
 
 
 def _owned(image: Array) -> Array:

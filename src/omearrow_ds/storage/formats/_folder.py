@@ -24,7 +24,7 @@ from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -362,17 +362,25 @@ class FolderSource(BaseSource):
             raise FormatError(msg)
         return image
 
-    def _new_image(self, index: int) -> Array:
-        """Return an array for an image, if it fits the memory."""
-        member = self._members[index]
-        return new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        members = [self._members[row] for row in rows]
+        images = [new_image(member.shape, member.dtype, f"{self._root}/{member.file}") for member in members]
+        return self._read_into(rows, images)
 
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    @property
+    def fills_out(self) -> bool:
+        return True
+
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        if regions is None:
+            return super().read_arrays(rows, out=out)
         with nullcontext() if self._in_place else self._opening():
             arrays = self._read_located(rows, regions)
         missing = [position for position, pixels in enumerate(arrays) if pixels is None]
         if missing:
-            whole = super().read_regions([rows[n] for n in missing], [regions[n] for n in missing])
+            whole = super()._read_regions([rows[n] for n in missing], [regions[n] for n in missing])
             for position, pixels in zip(missing, whole, strict=True):
                 arrays[position] = pixels
         return arrays
@@ -385,25 +393,6 @@ class FolderSource(BaseSource):
     @abstractmethod
     def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
         """Return an array per region; None if it must be cropped from the whole image."""
-
-    def blocks(self) -> Iterator[Block]:
-        for index in range(len(self)):
-            yield index, self.views([index])
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        self._refuse_replaced()
-        count, step = len(self), piece_length(self.shapes, self.dtypes)
-        for first in range(0, count, step):
-            stop = min(first + step, count)
-            self._read_into(range(first, stop), [images[index] for index in range(first, stop)])
-            if done is not None:
-                self._refuse_replaced()  # otherwise, the other images would be reported as damaged
-                done(first, stop)
-        self._refuse_replaced()
-
-    @abstractmethod
-    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
-        """Read images into arrays of their shapes and dtypes, in C order."""
 
     @property
     def _parts(self) -> list[Path]:

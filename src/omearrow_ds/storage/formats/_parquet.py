@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,8 +18,9 @@ from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._base import Array, by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -32,7 +34,7 @@ from omearrow_ds.storage.formats._parquet_pages import (
 )
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, refuse_damaged, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])
@@ -41,6 +43,7 @@ _MOST_GROUPS = 512  # limit of row groups whose pages are checked before the fir
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
+_PIECE_BYTES = 2**18  # Limit of the pages that are decoded together when all images are read, except a larger page.
 _FOOTER_BYTES = 2**16  # size that covers most footers
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
@@ -195,7 +198,7 @@ class ParquetSource(TableSource):
             reading = "in place: out of the mapped file"
         elif self.engine == "pages":
             pages = self._reader.get().pages(0)
-            sizes = pages.page_rows().tolist() if isinstance(pages, EncodedPages) else [0]
+            sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed alone"
         else:
@@ -236,22 +239,23 @@ class ParquetSource(TableSource):
         self._reader.close()
         self._bytes.close()
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        parts = by_part(self._starts, indices)
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        parts = by_part(self._starts, rows)
         if not self._chunks:
-            return [image for number, rows in parts for image in self._of_group(number, rows)]
-        in_groups = [(number, [row - self._starts[number] for row in rows]) for number, rows in parts]
+            return [image for number, of_group in parts for image in self._of_group(number, of_group)]
+        in_groups = [(number, [row - self._starts[number] for row in of_group]) for number, of_group in parts]
         images: list[Array] = []
-        for (number, rows), read in zip(parts, self._reader.get().read(in_groups), strict=True):
-            images += self._of_group(number, rows) if read is None else read
+        for (number, of_group), read in zip(parts, self._reader.get().read(in_groups), strict=True):
+            images += self._of_group(number, of_group) if read is None else read
         if self._objects is not None:
             self._bytes.get().clear_cache()
         return images
 
-    def blocks(self) -> Iterator[Block]:
+    def read_groups(self) -> Iterable[slice]:
         if self._objects is not None:
-            return self._blocks_by_size()
-        return self._reader.get().blocks(self._starts, self._of_group) if self._chunks else super().blocks()
+            return super().read_groups()
+        sizes_bytes = image_bytes(self.shapes, self.dtypes)
+        return read_groups(self._starts, sizes_bytes, self._reader.get() if self._chunks else None)
 
     @property
     def mapping(self) -> MappedFile | None:
@@ -261,13 +265,13 @@ class ParquetSource(TableSource):
 
     def stacked(self) -> Stacks | None:
         mapping = self.mapping
-        if not self.uniform or mapping is None:
+        if not is_uniform(self) or mapping is None:
             return None
         arrays = self._reader.get().stacks(len(self._starts) - 1)
         if not arrays:
             return None
         layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._pieces[0]))
-        return stack_images(arrays, layout, mapping.refuse_changed, self.refuse_damaged)
+        return stack_images(arrays, layout, mapping.refuse_changed, partial(refuse_damaged, self))
 
     def _find_pages(self, file: ByteSource, number: int) -> Pages:
         rows = np.arange(self._starts[number], self._starts[number + 1])
@@ -278,10 +282,12 @@ class ParquetSource(TableSource):
         images: list[Array] = []
         start = self._starts[number]
         for array in self._read_group(number, self._column.pixel_field):
-            here = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
-            if here:
+            in_array = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
+            if in_array:
                 block = self._block(array, np.arange(start, start + len(array)))
-                images += [block[row - start] for row in here]
+                images.extend(
+                    block.images() if len(in_array) == len(array) else [block[row - start] for row in in_array]
+                )
             start += len(array)
         return images
 
@@ -308,10 +314,6 @@ class ParquetSource(TableSource):
         for number, rows in by_part(self._starts, indices.tolist()):
             places = pa.array(np.array(rows) - self._starts[number])
             yield pa.concat_arrays(self._read_group(number, field)).take(places)
-
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        for number in range(len(self._starts) - 1):
-            yield from self._read_group(number, field)
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
@@ -365,3 +367,26 @@ def _info_paths(column: ImageColumn, *, told: bool = False) -> list[str]:
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:
     columns = file.schema
     return [columns.column(number).path for number in range(len(columns))]
+
+
+def read_groups(starts: Sequence[int], sizes_bytes: Array, reader: PageReader | None) -> Iterator[slice]:
+    """Yield the rows of a few whole pages, or of a row group that pyarrow decodes as a whole.
+
+    Parameters
+    ----------
+    starts
+        First row of each row group, and the number of rows.
+    sizes_bytes
+        Size of each row's pixels.
+    reader
+        Reader of pages; None if pyarrow decodes all row groups.
+    """
+    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+        pages = None if reader is None else reader.pages(number)
+        if pages is None:
+            yield slice(start, stop)
+            continue
+        first_rows = pages.first_rows
+        ends_bytes = np.concatenate([[0], np.cumsum(sizes_bytes[start:stop])])[first_rows]
+        for part in split_by_bytes(np.diff(ends_bytes), _PIECE_BYTES):
+            yield slice(start + first_rows[part.start], start + first_rows[part.stop])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -117,25 +117,6 @@ class PageReader:
                 self._pages[number] = None
                 images.append(None)
         return images
-
-    def blocks(
-        self, starts: Sequence[int], read_group: Callable[[int, Sequence[int]], list[Array]]
-    ) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield the first row and the images of each page; images that pages cannot provide are read by pyarrow.
-
-        Row groups begin at rows ``starts``; ``read_group(number, rows)`` reads rows by pyarrow.
-        """
-        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-            first, pages, data = start, self.pages(number), self.file.data
-            try:
-                for images in () if pages is None or data is None else pages.blocks(data):
-                    yield first, images
-                    first += len(images)
-                    self.file.refuse_changed()
-            except OtherPagesError:
-                self._pages[number] = None
-            if first < stop:
-                yield first, read_group(number, range(first, stop))
 
     def stacks(self, num_groups: int) -> list[Array] | None:
         """Return all images of a mapped file as views, without checks; None if any image cannot be a view."""
@@ -250,7 +231,7 @@ class PlainPages:
             if not fits or page.nulls not in (None, index.num_nulls(number)):
                 raise OtherPagesError
             starts[first:stop] += start - index.starts[first]
-        self._first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
+        self.first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
         self._layout = index.only_layout
         self._is_native = all(dtype.isnative for dtype in {layout.dtype for layout in index.layouts})
         self.ranges = self._extents.ranges  # From the length before the first chunk.
@@ -263,25 +244,12 @@ class PlainPages:
             raise OtherPagesError from error
         return images if self._is_native else [cast(image, image.dtype) for image in images]
 
-    def blocks(self, data: Array) -> Iterator[Array | list[Array]]:
-        """Yield the images of each page."""
-        for first, stop in itertools.pairwise(self._first_rows):
-            if self._layout is not None and self._layout.num_pieces:
-                try:
-                    self._extents.check(data, first, stop)
-                except OtherLayoutError as error:
-                    raise OtherPagesError from error
-                yield cast(self._extents.stack(data, first, stop), self._layout.dtype)
-            else:
-                rows = range(first, stop)
-                yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
-
     def stacks(self, data: Array) -> list[Array] | None:
         """Return one array per page with its images; None if images differ in shape or dtype, or cannot be views."""
         layout = self._layout
         if layout is None or layout.strides is None or not layout.dtype.isnative:
             return None
-        return [self._extents.stack(data, first, stop) for first, stop in itertools.pairwise(self._first_rows)]
+        return [self._extents.stack(data, first, stop) for first, stop in itertools.pairwise(self.first_rows)]
 
 
 class EncodedPages:
@@ -289,39 +257,40 @@ class EncodedPages:
 
     def __init__(self, index: _PageIndex, chunk: ColumnChunk, expected: Expected, piece_codec: str | None) -> None:
         self._index, self._chunk, self._expected, self._piece_codec = index, chunk, expected, piece_codec
+        self.first_rows = index.first_rows
         self._first_values: dict[int, int] = {}  # Offset of the values in each checked page that is not compressed.
         self._starts: list[int] = index.starts.tolist()
 
-    def page_rows(self) -> Array:
-        """Return the number of images of each page."""
-        return np.diff(self._index.first_rows)
-
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
         """Return the byte ranges of the pages of sorted ``rows``."""
-        pages = dict.fromkeys(map(self._index.page_of, rows))
-        return [(self._index.pages[number].start, self._index.pages[number].stop) for number in pages]
+        pages = self._index.pages
+        return [(pages[number].start, pages[number].stop) for number, _ in self._by_page(rows)]
+
+    def _by_page(self, rows: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+        """Group sorted rows by page."""
+        first_rows, first, last = self.first_rows, rows[0], rows[-1]
+        page, stop = self._index.page_of(first), last + 1
+        if last < first_rows[page + 1]:
+            return [(page, rows)]
+        if stop - first > len(rows):
+            return [(number, list(of_page)) for number, of_page in itertools.groupby(rows, self._index.page_of)]
+        groups: list[tuple[int, Sequence[int]]] = []
+        while first < stop:
+            end = min(stop, first_rows[page + 1])
+            if first < end:
+                groups.append((page, range(first, end)))
+            first, page = end, page + 1
+        return groups
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
         """Return images as views of decompressed pages, or as copies."""
         images: list[Array] = []
-        by_page = (
-            itertools.groupby(rows, self._index.page_of) if len(rows) > 1 else [(self._index.page_of(rows[0]), rows)]
-        )
-        for (page, of_page), data in zip(by_page, stored, strict=True):
+        for (page, of_page), data in zip(self._by_page(rows), stored, strict=True):
             try:
-                images.extend(self._images_of_page(page, list(of_page), np.frombuffer(data, np.uint8)))
+                images.extend(self._images_of_page(page, of_page, np.frombuffer(data, np.uint8)))
             except _MALFORMED as error:
                 raise OtherPagesError from error
         return images
-
-    def blocks(self, data: Array) -> Iterator[Array | list[Array]]:
-        """Yield the images of each page."""
-        for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self._index.first_rows))):
-            body = data[self._index.pages[page].start : self._index.pages[page].stop]
-            try:
-                yield self._images_of_page(page, rows, body)
-            except _MALFORMED as error:
-                raise OtherPagesError from error
 
     def _images_of_page(self, page: int, rows: Sequence[int], body: Array) -> Array | list[Array]:
         """Return images of a page, stacked if they are consecutive and stored alike."""
@@ -439,7 +408,7 @@ class DictionaryPages:
         dtypes: Sequence[np.dtype[Any]],
     ) -> None:
         compressed = chunk.codec is not None
-        self._codec = chunk.codec
+        self._codec, self.first_rows = chunk.codec, [0, len(shapes)]
         self._page = dictionary_page(header_reader(file), chunk.start, data_start, compressed=compressed)
         self._shapes, self._dtypes = shapes, dtypes
         # Values are stored back to back, so all lengths must be known. Every value of the dictionary must belong to a
@@ -479,11 +448,6 @@ class DictionaryPages:
             if int.from_bytes(data[first - _LENGTH.itemsize : first], "little") != length:
                 raise OtherPagesError
         return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
-
-    def blocks(self, data: Array) -> Iterator[list[Array]]:
-        """Yield all chunks."""
-        rows = range(len(self._shapes))
-        yield self.images(rows, [data.data[start:stop] for start, stop in self.ranges(rows)])
 
 
 Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages

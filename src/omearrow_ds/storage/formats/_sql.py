@@ -16,7 +16,7 @@ import pyarrow as pa
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, MetadataError, OMEArrowDSError
 from omearrow_ds.resources import image_bytes
-from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._failures import first_line
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
@@ -198,7 +198,17 @@ class SqlSource(TableSource):
             )
         return as_arrays(table["pixels"].take(by_key[np.argsort(np.argsort(rows))]))
 
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+    def stream(self) -> Iterator[Block]:
+        """Yield all images by one scan, which is faster than reading rows by number."""
+        num_read = 0
+        for chunks in self._scan(self._column.pixel_field):
+            yield num_read, self._images(chunks, np.arange(num_read, min(num_read + len(chunks), len(self))))
+            num_read += len(chunks)
+        if num_read != len(self):
+            raise self._changed(num_read, len(self))
+
+    def _scan(self, field: str) -> Iterator[pa.Array]:
+        """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
         rows = max(1, min(VECTOR_ROWS, STREAMED_BYTES // self._image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
         with self._opening():

@@ -17,17 +17,14 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
 from omearrow_ds.codec.leaves import among, flags, is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
-from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
-
-BLOCK_BYTES = 2**25  # Images of an object that are fetched together when all are read.
 
 
 class TableSource(BaseSource):
@@ -109,13 +106,14 @@ class TableSource(BaseSource):
         size_bytes = self._bytes.get().size_bytes
         return 1, size_bytes, size_bytes
 
+    @property
+    def mapping(self) -> MappedFile | None:
+        """Memory-mapped file that contains the images of `stacked`; None without such images."""
+        return None
+
     @abstractmethod
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         """Return ``chunks`` or ``planes`` of sorted, distinct rows, as one or more arrays in order."""
-
-    @abstractmethod
-    def _fetch_all(self, field: str) -> Iterable[pa.Array]:
-        """Return ``chunks`` or ``planes`` of all rows, in arrays of bounded size, in order."""
 
     @abstractmethod
     def _read_info(self, column: ImageColumn) -> pa.Table:
@@ -266,27 +264,14 @@ class TableSource(BaseSource):
         with self._interpreting():
             return schema.metadata_of(record)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         images: list[Array] = []
-        rows = np.array(indices, np.int64)
-        for chunks in self._fetch(self._column.pixel_field, rows) if len(rows) else []:
-            images.extend(self._images(chunks, rows[len(images) : len(images) + len(chunks)]))
-        if len(images) != len(rows):
-            raise self._changed(len(images), len(rows))
+        indices = np.array(rows, np.int64)
+        for chunks in self._fetch(self._column.pixel_field, indices) if len(indices) else []:
+            images.extend(self._images(chunks, indices[len(images) : len(images) + len(chunks)]))
+        if len(images) != len(indices):
+            raise self._changed(len(images), len(indices))
         return images
-
-    def blocks(self) -> Iterator[Block]:
-        done = 0
-        for chunks in self._fetch_all(self._column.pixel_field):
-            yield done, self._images(chunks, np.arange(done, min(done + len(chunks), len(self))))
-            done += len(chunks)
-        if done != len(self):
-            raise self._changed(done, len(self))
-
-    def _blocks_by_size(self) -> Iterator[Block]:
-        """Yield the images in blocks of limited size, each by one call of `views`."""
-        for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES):
-            yield part.start, self.views(range(part.start, part.stop))
 
     def _changed(self, num_images: int, expected: int) -> FormatError:
         problem = f"{num_images:,} images were read, expected {expected:,}"
@@ -324,6 +309,15 @@ class TableSource(BaseSource):
             raise DecodeError(
                 f"{self.path}: pixels cannot be located: {error}; the file is damaged, restore it"
             ) from error
+
+
+def refuse_damaged(source: TableSource, index: int) -> None:
+    """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
+    source.read_arrays([index])  # Raises a more precise error if the format's library finds the fault.
+    raise FormatError(
+        f"{source.path}: image {index}: stored bytes do not fit its shape; the file is damaged, restore it",
+        image=index,
+    )
 
 
 def ids_of(info: pa.Table) -> list[Any]:

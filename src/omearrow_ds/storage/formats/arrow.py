@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,10 @@ from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
-from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._base import Array, by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
@@ -215,9 +216,9 @@ class Source(TableSource):
                 file.sound.add(number)
         return batch
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         memory = self._memory
-        return self._located(indices) if memory is None else self._fetched(memory, indices)
+        return self._located(rows) if memory is None else self._fetched(memory, rows)
 
     def _located(self, indices: Sequence[int]) -> list[Array]:
         """Return images as views of the file, or of the memory of an object that may not have been fetched."""
@@ -261,25 +262,31 @@ class Source(TableSource):
                 self._fetch_batch(memory, number)
             return super().chunk_codec()
 
-    def blocks(self) -> Iterator[Block]:
-        return self._blocks_of_batches() if self._memory is None else self._blocks_by_size()
-
-    def _blocks_of_batches(self) -> Iterator[Block]:
-        for number, start in enumerate(self._starts[:-1]):
-            images = self._images_of(number)
-            with self._interpreting():
-                block = images if isinstance(images, np.ndarray) else images.images()
-            yield start, block
+    def read_groups(self) -> Iterable[slice]:
+        if self._memory is not None:
+            return super().read_groups()
+        return (slice(start, stop) for start, stop in itertools.pairwise(self._starts) if start < stop)
 
     @property
     def mapping(self) -> MappedFile | None:
         file = self._file.get()
         if not isinstance(file.mapping, MappedFile) or self._objects is not None:
             return None
+        with self._reading():
+            if _compression(file.mapped) != "none":
+                return None
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
                 return None
         return file.mapping
+
+    def stacked(self) -> Stacks | None:
+        mapping = self.mapping
+        if not is_uniform(self) or mapping is None:
+            return None
+        blocks = map(self._images_of, range(len(self._starts) - 1))
+        arrays = [images for images in blocks if isinstance(images, np.ndarray)]
+        return Stacks(arrays, mapping.refuse_changed, is_mapped=True) if arrays else None
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
@@ -303,9 +310,6 @@ class Source(TableSource):
         for number, rows in by_part(self._starts, indices.tolist()):
             column = self._batch(number).column(self._position).field(field)
             yield column.take(pa.array(np.array(rows) - self._starts[number]))
-
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        yield from self._fetch(field, np.arange(len(self)))
 
 
 def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.Table:

@@ -275,11 +275,11 @@ class Source(_sql.SqlSource):
             fetch(field, indices[start : start + rows]) for start in range(0, len(indices), rows)
         )
 
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+    def _scan(self, field: str) -> Iterator[pa.Array]:
         done, limited = 0, self._keyed and self._frugal
         if self._scanned:
             try:
-                for array in super()._fetch_all(field):
+                for array in super()._scan(field):
                     yield array
                     done += len(array)
             except MemoryLimitError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, MissingPathError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Stamp, by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -44,7 +45,7 @@ from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._ranged import Found
 from omearrow_ds.storage.formats._remote_table import OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import BLOCK_BYTES, as_arrays, as_reader, unnest
+from omearrow_ds.storage.formats._table import as_arrays, as_reader, refuse_damaged, unnest
 from omearrow_ds.storage.formats._urls import as_parsed
 
 if TYPE_CHECKING:
@@ -318,21 +319,21 @@ class Source(LeafSource):
                 mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
         return mapped.get(number)
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         if self.engine != "pages":
-            return super().views(indices)
+            return super()._read_images(rows)
         images: list[Array] = []
-        for number, rows in by_part(self._starts, indices):
+        for number, in_file in by_part(self._starts, rows):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
-            of_file = None if pages is None else pages.images([row - start for row in rows])
-            images += self._one_by_one(pages, rows, start) if of_file is None else of_file
+            of_file = None if pages is None else pages.images([row - start for row in in_file])
+            images += self._one_by_one(pages, in_file, start) if of_file is None else of_file
         return images
 
     def _one_by_one(self, pages: PixelPages | None, rows: Sequence[int], start: int) -> list[Array]:
         """Return images of a data file; Lance reads those that its pages do not contain as expected."""
         images = [None if pages is None else pages.image(row - start) for row in rows]
         return [
-            super(Source, self).views([row])[0] if image is None else image
+            super(Source, self)._read_images([row])[0] if image is None else image
             for row, image in zip(rows, images, strict=True)
         ]
 
@@ -342,21 +343,12 @@ class Source(LeafSource):
         return None if pages is None else pages.mapping
 
     def stacked(self) -> Stacks | None:
-        pages = self._pages(0) if self.uniform and self.mapping is not None else None
-        stacks = None if pages is None else pages.stacked(self.refuse_damaged)
+        pages = self._pages(0) if is_uniform(self) and self.mapping is not None else None
+        stacks = None if pages is None else pages.stacked(partial(refuse_damaged, self))
         return stacks if stacks is not None and len(stacks) == len(self) else None
 
-    def blocks(self) -> Iterator[Block]:
-        if self.engine != "pages":
-            yield from super().blocks()
-            return
-        step = self._rows_of(_BLOCK_BYTES)
-        for number, file in enumerate(self._files):
-            for first in range(0, file.rows, step):
-                count, pages = min(step, file.rows - first), self._pages(number)
-                stack = None if pages is None else pages.stack(first, count)
-                start = file.start + first
-                yield start, self.views(range(start, start + count)) if stack is None else stack
+    def read_groups(self) -> Iterable[slice]:
+        return split_by_bytes(self._image_bytes, self._block_bytes)
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         if not self._files or field != "chunks":
@@ -370,11 +362,6 @@ class Source(LeafSource):
             with self._reading():
                 arrays += take_rows(session, [row - start for row in rows])
         return arrays
-
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        step = self._rows_of(self._block_bytes)
-        for first in range(0, len(self), step):
-            yield from self._fetch(field, np.arange(first, min(first + step, len(self))))
 
 
 class RemoteSource(OnServer, Source):

@@ -28,13 +28,13 @@ from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
+from omearrow_ds.storage.formats._base import Array, BaseSource, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span
+from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span, read_groups
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
@@ -413,16 +413,16 @@ class Source(BaseSource):
         self._file.close()
         self._pages.close()
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         if self._one_each:
-            return self._chunks_of(indices)
-        rows = sorted(row for index in indices for row in self._rows[self._firsts[index] : self._firsts[index + 1]])
-        chunks = dict(zip(rows, self._chunks_of(rows), strict=True))
-        return [self._put_together(index, chunks) for index in indices]
+            return self._chunks_of(rows)
+        chunk_rows = sorted(chunk for row in rows for chunk in self._rows[self._firsts[row] : self._firsts[row + 1]])
+        chunks = dict(zip(chunk_rows, self._chunks_of(chunk_rows), strict=True))
+        return [self._put_together(row, chunks) for row in rows]
 
-    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         if self._one_each:
-            return super().read_regions(rows, regions)
+            return super()._read_regions(rows, regions)
         uses: dict[int, list[tuple[int, Window, Window]]] = {}
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
@@ -458,14 +458,11 @@ class Source(BaseSource):
             image[_box(start, chunk.shape)] = chunk
         return image
 
-    def blocks(self) -> Iterator[Block]:
+    def read_groups(self) -> Iterable[slice]:
+        sizes_bytes = image_bytes(self.shapes, self.dtypes)
         if not self._one_each:
-            return self._put_all()
-        return self._pages.get().blocks(self._starts, self._of_group)
-
-    def _put_all(self) -> Iterator[Block]:
-        for part in split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES):
-            yield part.start, self.views(range(part.start, part.stop))
+            return split_by_bytes(sizes_bytes, _BLOCK_BYTES)
+        return read_groups(self._starts, sizes_bytes, self._pages.get())
 
     def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""

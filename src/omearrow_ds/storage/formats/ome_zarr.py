@@ -29,7 +29,7 @@ from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError
 from omearrow_ds.storage.byte_source import LocalFile
 from omearrow_ds.storage.extents import ChunkFiles, ExtentReader, Region, size_of
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
-from omearrow_ds.storage.formats._base import Array, BaseSource, Reader
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import (
@@ -293,18 +293,9 @@ class Source(FolderSource):
             remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
             raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
         with self._opening():
-            return self._read_images(indices, list(map(self._new_image, indices)))
-
-    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
-        for image, pixels in zip(images, self._read_images(rows, images), strict=True):
-            if pixels is not image:
-                image[...] = pixels
-
-    def _read_images(self, rows: Sequence[int], images: Sequence[Array]) -> list[Array]:
-        """Return images: arrays of ``images`` if their chunks are located, otherwise arrays of zarr."""
-        return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in images], images)
+            return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in out], out)
 
     def _read_located(
         self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
@@ -346,13 +337,6 @@ class Source(FolderSource):
     def _chunk_names(self) -> dict[tuple[int, ...], Sequence[str]]:
         """Names of the chunk files, by the shapes read so far."""
         return {}
-
-    def reader(self) -> Reader | None:
-        return self._read_through
-
-    def _read_through(self, index: int, block: Array) -> Array:
-        with self._opening():
-            return self._read_images([index], [block])[0]
 
     def _read_by_zarr(self, index: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""

@@ -24,7 +24,6 @@ import pyarrow as pa
 import tifffile
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import (
@@ -36,7 +35,7 @@ from omearrow_ds.storage.byte_source import (
 )
 from omearrow_ds.storage.extents import ChunkFile, Decode, ExtentReader, ImageChunks, Region
 from omearrow_ds.storage.formats import _ome_siblings, _ome_xml
-from omearrow_ds.storage.formats._base import Array, Block, Done, Reader, SupportsImages
+from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
@@ -213,23 +212,16 @@ class Source(FolderSource):
             )
             raise FormatError(f"{path}: {problem}; {remedy}")
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        images: list[Array] = []
-        for index in indices:
-            image = self._new_image(index)
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+        images = []
+        for index, image in zip(rows, out, strict=True):
             is_read = self._read_in_place(self._members[index], image)
             images.append(image if is_read else self._read_opened(index, image))
         return images
 
-    def reader(self) -> Reader | None:
-        return self._read_through
-
     def files_of(self, index: int) -> Sequence[str]:
         member = self._members[index]
         return () if member.listed is not None else (f"{self._root}/{member.file}",)
-
-    def _read_through(self, index: int, image: Array) -> Array:
-        return image if self._read_in_place(self._members[index], image) else self._read_opened(index, image)
 
     def _read_opened(self, index: int, image: Array) -> Array:
         with self._opening():
@@ -277,12 +269,6 @@ class Source(FolderSource):
 
     def _chunk_file(self, path: Path) -> ChunkFile:
         return LocalFile.as_it_is(path)
-
-    def _read_into(self, rows: Sequence[int], images: Sequence[Array]) -> None:
-        for index, image in zip(rows, images, strict=True):
-            pixels = self._read_through(index, image)
-            if pixels is not image:
-                image[...] = pixels
 
     def _read_in_place(self, member: Member, image: Array) -> bool:
         """Read the pixels at the offset of the listing; return False if it is missing or the file has changed."""
@@ -445,8 +431,9 @@ class RemoteSource(Source):
         with self._asking(self._file(self.index(index))):
             return super().metadata(index)
 
-    def reader(self) -> Reader | None:
-        return None
+    @property
+    def fills_out(self) -> bool:
+        return False  # Files are prefetched for a batch, not for an image.
 
     def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # as that of local files
         return ()
@@ -455,21 +442,15 @@ class RemoteSource(Source):
         urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
         self._objects.expect({url: self._seen.get(url) for url in urls})
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
-        if len(indices) > 1:
-            self.coming(indices)
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+        if len(rows) > 1:
+            self.coming(rows)
         with self._opening():
-            members = [self._members[index] for index in indices]
-            images = [new_image(member.shape, member.dtype, self._at(member.file)) for member in members]
-            return list(map(self._read_image, indices, images))
+            return list(map(self._read_image, rows, out))
 
-    def blocks(self) -> Iterator[Block]:
+    def stream(self) -> Iterator[Block]:
         self.coming(range(len(self)))
-        return super().blocks()
-
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        self.coming(range(len(self)))
-        super().decode_into(images, done)
+        return super().stream()
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()

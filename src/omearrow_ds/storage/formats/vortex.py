@@ -7,7 +7,7 @@ Measurements are in ``docs/explanation/layouts.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -19,16 +19,18 @@ import pyarrow as pa
 
 from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
+from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._remote_table import CopiedTable
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
-from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
-from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place, without_views
+from omearrow_ds.storage.formats._table import as_reader, unnest
+from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
@@ -218,7 +220,9 @@ class Source(LeafSource):
         with self._reading():
             for index in indices:
                 chunks: Any = rows.scalar(index).as_py()
-                pieces = [chunk["pixel_bytes"] for chunk in chunks]
+                pieces = [chunk["pixel_bytes"] for chunk in chunks or ()]
+                if not pieces:  # The image is null.
+                    return None
                 share = int(self._image_bytes[index]) / len(pieces)
                 if not all(isinstance(piece, bytes) and len(piece) == share for piece in pieces):
                     return None
@@ -227,25 +231,42 @@ class Source(LeafSource):
                 images.append(np.frombuffer(pixels, dtype).reshape(shape))
         return images
 
-    def views(self, indices: Sequence[int]) -> list[Array]:
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
         mapped = self._mapped_images()
-        if not mapped and len(indices) == 1:
-            one = self._images_of_scalars(indices)  # any encoding: only this image is decoded
-            return super().views(indices) if one is None else one
+        if not mapped and len(rows) == 1:
+            image = self._images_of_scalars(rows)  # Any encoding: only this image is decoded.
+            return super()._read_images(rows) if image is None else image
         pixels = self._pixel_rows(self._column.pixel_field)
-        if mapped:
-            parts = by_part(pixels.starts, indices)
-            return [mapped[number][row - pixels.starts[number]] for number, rows in parts for row in rows]
         images: list[Array] = []
-        for number, rows in by_part(pixels.starts, indices):
-            few = len(rows) < _MANY and not pixels.decoded_whole[number]
-            found = self._images_of_scalars(rows) if few else None
-            images += super().views(rows) if found is None else found
+        for number, in_part in by_part(pixels.starts, rows):
+            if mapped:
+                images += [mapped[number][row - pixels.starts[number]] for row in in_part]
+                continue
+            is_few = len(in_part) < _MANY and not pixels.decoded_whole[number]
+            few = self._images_of_scalars(in_part) if is_few else None
+            images += super()._read_images(in_part) if few is None else few
         return images
 
-    def blocks(self) -> Iterator[Block]:
-        mapped = self._mapped_images()
-        yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False) if mapped else super().blocks()
+    def read_groups(self) -> Iterable[slice]:
+        rows = self._pixel_rows(self._column.pixel_field)
+        for is_decoded_whole, (start, stop) in zip(rows.decoded_whole, pairwise(rows.starts), strict=True):
+            sizes_bytes = self._image_bytes[start:stop]
+            for part in [slice(0, stop - start)] if is_decoded_whole else split_by_bytes(sizes_bytes, _BLOCK_BYTES):
+                yield slice(start + part.start, start + part.stop)
+
+    def stream(self) -> Iterator[Block]:
+        """Yield all images by `take` of many rows; scalars would need a second scan, which holds more memory."""
+        if self._mapped_images():
+            yield from super().stream()
+            return
+        for group in self.read_groups():
+            yield group.start, super()._read_images(range(group.start, group.stop))
+
+    def stacked(self) -> Stacks | None:
+        arrays = [images for images in self._mapped_images() if isinstance(images, np.ndarray)]
+        if not is_uniform(self) or not arrays or len(arrays) < len(self._mapped_images()):
+            return None
+        return Stacks(arrays, self._file.get().mapping.refuse_changed, is_mapped=True)
 
     @property
     def mapping(self) -> MappedFile | None:
@@ -255,19 +276,6 @@ class Source(LeafSource):
         rows = self._pixel_rows(field)
         with self._reading():
             return rows.take(indices.tolist())
-
-    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        rows = self._pixel_rows(field)
-        step = self._rows_of(_BLOCK_BYTES)
-        for number, (start, stop) in enumerate(pairwise(rows.starts)):
-            self._file.get().mapping.refuse_changed()
-            if rows.decoded_whole[number]:
-                with self._reading():
-                    arrays = as_arrays(rows.parts[number].to_arrow_array())
-                yield from map(without_views, arrays)
-            else:
-                for first in range(start, stop, step):
-                    yield from self._fetch(field, np.arange(first, min(first + step, stop)))
 
 
 class RemoteSource(CopiedTable, Source):

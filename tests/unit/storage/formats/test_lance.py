@@ -59,8 +59,8 @@ def test_lance_pages(stored, kinds):
     source = open_images(path)
     assert source.engine == "pages"
     check(source, images, [0, 39, 20, 21, 20])
-    assert np.shares_memory(source.views([7])[0], source.views([7])[0])
-    assert not source.views([7])[0].flags.writeable
+    assert np.shares_memory(source.read_arrays([7])[0], source.read_arrays([7])[0])
+    assert not source.read_arrays([7])[0].flags.writeable
     by_lance = open_images(path, engine="lance")
     assert by_lance.engine == "lance"
     check(by_lance, images, [0, 39, 20, 21, 20])
@@ -110,17 +110,17 @@ def set_in_frames(path, where, value):
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**39, 2**63 - 1])
-@pytest.mark.parametrize("where", [1, 9])
-def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, where, value):
+@pytest.mark.parametrize("position", [1, 9])
+def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, position, value):
     """Lance allocates the stored size; without enough memory, this aborts the process."""
     images = images_of(MANY)
     path = stored("lance", images, compression="zstd")
-    set_in_frames(path, where, value)
+    set_in_frames(path, position, value)
     source = open_images(path)
     with raises(DecodeError, path=path, mentions="image 2"):
         source.read(2)
     with raises(DecodeError, path=path, mentions="image 2"):
-        list(source.blocks())
+        list(source.stream())
     assert same(source.read(3), images[3])
 
 
@@ -178,7 +178,7 @@ def test_a_lance_value_with_another_header_is_not_cut(stored, offset):
     data[start + offset] ^= 1
     file.write_bytes(data)
     assert source._pages(0).image(7) is None
-    assert source._pages(0).stack(5, 5) is None
+    assert [images is None for _, images in source.stacked().pieces(5)] == [False, True, *[False] * 6]
     assert same(source.read(8), images[8])
 
 

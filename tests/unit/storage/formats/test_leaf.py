@@ -40,7 +40,6 @@ PATHS = {
         "views kept": {
             (vortex_format, "in_place"): lambda *_: None,
             (_vortex_rows, "without_views"): lambda lists: lists,
-            (vortex_format, "without_views"): lambda lists: lists,
             (vortex_format.Source, "_images_of_scalars"): lambda *_: None,
         },
         "not cut": {
@@ -54,7 +53,7 @@ PATHS = {
     },
     "lance": {
         "fastest": {},
-        "pages one by one": {(lance_format.PixelPages, "stack"): lambda *_: None},
+        "pages one by one": {(lance_format.PixelPages, "stacked"): lambda *_: None},
         "pages not as they seemed": {(lance_format.Source, "_pages"): lambda *_: None},
         "by its files": {(lance_format, "find_places"): lambda *_: None},
         "not cut": {
@@ -154,7 +153,7 @@ def test_rows_beside_each_other_and_apart(stored, name, path, encoding, look):
         check(source, images, [7, 3, 7, -1])
         for indices in ([0], [39], [20], [0, 1], [38, 39], [5, 6, 7], [0, 39], range(40), range(1, 40)):
             assert all_same(source.take(indices), [images[index] for index in indices])
-            assert all_same(source.views(indices), [images[index] for index in indices])
+            assert all_same(source.read_arrays(indices), [images[index] for index in indices])
 
 
 @both

@@ -61,8 +61,8 @@ def read_in_all_ways(path, engine=None):
         images = [source.read(index) for index in range(count)]
         order = [*range(count - 1, -1, -1), 0]
         assert all_same(source.take(order), [images[index] for index in order])
-        assert all_same([source.views([index])[0] for index in range(count)], images)
-        assert all_same([image for _, part in source.blocks() for image in part], images)
+        assert all_same([source.read_arrays([index])[0] for index in range(count)], images)
+        assert all_same([image for _, part in source.stream() for image in part], images)
     return images
 
 
@@ -114,7 +114,7 @@ def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, com
     assert source.engine == "pages"
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
     assert all_same(source.take(range(len(images))), images)
-    assert all_same([image for _, part in source.blocks() for image in part], images)
+    assert all_same([image for _, part in source.stream() for image in part], images)
     assert all(groups_of(source))
 
 
@@ -165,7 +165,7 @@ def test_engines(stored, tmp_path):
 
 def test_an_empty_collection(stored):
     for name in ("parquet", "parquet_duck"):
-        assert list(open_images(stored(name, []), engine="pages").blocks()) == []
+        assert list(open_images(stored(name, []), engine="pages").stream()) == []
 
 
 @encodings
@@ -361,7 +361,7 @@ def test_a_file_cut_short_while_it_is_mapped(stored):
     assert same(source.read(0), images[0])
     with path.open("r+b") as file:
         file.truncate(1000)
-    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.blocks())):
+    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.stream())):
         with raises(FormatError, path=path):
             read()
 
