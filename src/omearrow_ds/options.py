@@ -159,15 +159,15 @@ def options_of(record: type[OptionRecord]) -> list[Field[Any]]:
 
 
 def describe_options(record: type[OptionRecord]) -> str:
-    """Return a Markdown table of the options of a record, for the reference."""
+    """Return a Markdown table of options for the reference page."""
     lines = ["| option | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
     for declared in options_of(record):
         rule, flag = rule_of(declared), flag_of(declared)
         least = "" if rule.minimum is None else f"from {rule.minimum}"
         allowed = ", ".join(f"`{choice!r}`" for choice in rule.choices) or least
-        name, shown = f"`{declared.name}=`", f"`{flag}`" if flag else ""
+        name, flag_text = f"`{declared.name}=`", f"`{flag}`" if flag else ""
         lines.append(
-            f"| {name} | {shown} | `{declared.default!r}` | {allowed} | {rule.help.replace('|', chr(92) + '|')} |"
+            f"| {name} | {flag_text} | `{declared.default!r}` | {allowed} | {rule.help.replace('|', chr(92) + '|')} |"
         )
     return "\n".join(lines)
 

@@ -231,7 +231,7 @@ class Collection(StoredImages):
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         if not self.plan.is_stored_alike:
             raise ArgumentError(
-                "images differ in shape or dtype",
+                "images that differ in shape or dtype cannot be preloaded on a device",
                 path=self.path,
                 option="preload",
                 value=str(device),
@@ -240,7 +240,7 @@ class Collection(StoredImages):
         crops, boxes = self.crops, None
         if crops is not None and (crops.resize is not None or crops.box_size is None):
             raise ArgumentError(
-                "crops on a device need one size but boxes differ in size",
+                "crops on a device need one size, but boxes differ in size",
                 path=self.path,
                 option="preload",
                 remedy="pass crop_size=, or preload=True and device='cuda' to the loader",

@@ -54,7 +54,7 @@ def _samples(dataset: Any, indices: list[int]) -> Sequence[Any]:
 
 
 def batched(dataset: Dataset[Any]) -> Dataset[Any]:
-    """Return a copy of a dataset with every ``ConcatDataset`` replaced by `BatchedConcat`, also below ``Subset``.
+    """Return a copy of a dataset in which `BatchedConcat` replaces each ``ConcatDataset``, also inside ``Subset``.
 
     Subclasses of ``ConcatDataset`` are not replaced, since they may create their own samples.
     """

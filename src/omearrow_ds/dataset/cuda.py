@@ -58,7 +58,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
-    """Raise `MemoryLimitError` if pixels exceed the free device memory or ``max_bytes``, by default half of it."""
+    """Raise `MemoryLimitError` if pixels exceed ``max_bytes``, by default half of the free device memory."""
     free = free_bytes(device)
     limit, limit_name = (free // 2, "half of the free device memory") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:

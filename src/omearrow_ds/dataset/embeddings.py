@@ -131,7 +131,8 @@ def _columns_by_id(columns: Any, subject: str) -> _Columns | None:
         table = as_table(columns, subject)
         if table is None or _IDS not in table.column_names:
             raise MetadataError(
-                f"{subject}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
+                f"{subject}: columns= lacks the column {_IDS!r}, which assigns rows to embeddings; "
+                f"add it, or pass the dataset",
                 column=_IDS,
             )
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)

@@ -259,7 +259,8 @@ def _rows_of_functions(source: BaseSource, illumination: Any) -> list[Sequence[A
         columns = [_column_for(source, name) for name in named]
         if not columns:
             raise ColumnError(
-                f"{source.path}: channels have no names for illumination=True; pass the functions instead"
+                f"{source.path}: illumination=True needs channel names, which these images lack; "
+                f"pass the functions instead"
             )
         return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
     if isinstance(illumination, Mapping):
@@ -292,7 +293,8 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
         raise unknown_column(candidates[-1], source.column_names, source.path, use)
     if source.column(column).null_count:
         raise ColumnError(
-            f"{source.path}: column {column!r} has nulls; fill them, or pass functions as illumination=", column=column
+            f"{source.path}: column {column!r} has nulls; fill them, or pass the functions with illumination=",
+            column=column,
         )
     return column
 

@@ -209,12 +209,12 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def source(self) -> BaseSource:
-        """Open collection that this dataset reads from."""
+        """Source of the images of this dataset."""
         return self._collection.source
 
     @property
     def preloaded(self) -> bool:
-        """Whether decoded pixels are in CPU memory or in device memory."""
+        """Whether all pixels are decoded and in memory, on the CPU or on a device."""
         return self._collection.cache is not None or self._collection.on_device is not None
 
     @property
@@ -267,7 +267,7 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns, known without reading them. Columns of objects come first.
+        """Names of the columns, without reading their values. Columns of objects come first.
 
         Examples
         --------
@@ -364,7 +364,7 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def preload_bytes(self) -> int:
-        """Memory in bytes that preloading all images and masks of the collection needs."""
+        """Number of bytes that all images and masks of the collection occupy if they are preloaded."""
         return self._collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
 
     @cached_property

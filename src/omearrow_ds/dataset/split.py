@@ -38,7 +38,7 @@ _OFF = Fraction(1, 10**6)  # Tolerance for the sum of fractions as typed.
 def split_positions(
     samples: int, fractions: Sequence[float], groups: Array | None, classes: Array | None, seed: int, path: str
 ) -> list[Array]:
-    """Return the sorted int64 positions of the samples of each part; each of ``samples`` is in one part.
+    """Divide ``samples`` into parts, and return the sorted positions (int64) of each part.
 
     ``groups`` and ``classes`` are (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order
     of the sorted keys. Raises `ArgumentError` if ``fractions`` or ``seed`` are invalid, there are fewer groups than

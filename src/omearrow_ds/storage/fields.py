@@ -40,7 +40,7 @@ Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as 
 
 @dataclass(frozen=True)
 class Fields:
-    """Image files, ids and columns of fields of view."""
+    """Files, ids and columns of the fields of view of a plate."""
 
     files: Sequence[str]  # Names relative to a folder, or absolute ones.
     grids: Sequence[Array]  # One array (T, C, Z) of file indices per field.
@@ -260,8 +260,8 @@ def _planes(
         other = planes.setdefault(key, {}).setdefault(plane, name)
         if other != name:
             raise FormatError(
-                f"{path}: field {'_'.join(key)} has two files for one plane, {other} and {name}; name the part in "
-                f"which they differ in pattern=, or move one of them to another folder"
+                f"{path}: {other} and {name} are the same plane of field {'_'.join(key)}; add the part of their names "
+                f"that differs to pattern=, or move one of them to another folder"
             )
     return planes
 
@@ -275,7 +275,7 @@ def joined_files(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Return a source of fields, read from files in ``root`` or, with ``objects``, from files at URLs.
+    """Return a source of fields whose files are in the folder ``root``, or at URLs if ``objects`` is passed.
 
     Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
     read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,

@@ -48,7 +48,7 @@ _UNREADABLE = (FormatError, MissingPathError)
 
 @dataclass(frozen=True)
 class PartWriter:
-    """Images, plan and target of the parts to write."""
+    """Writer of the parts of a collection, according to a plan."""
 
     material: Material
     plan: Plan
@@ -104,8 +104,8 @@ class _WriterSpec:
             material = self.reopen()
         if known_of(material) != self.source["known"]:
             raise FormatError(
-                f"{material.source.path}: on host {socket.gethostname()} differs from the planned source; provide the "
-                f"same source on all hosts, unchanged until all parts are written"
+                f"{material.source.path}: the source on host {socket.gethostname()} is not the one that was planned; "
+                f"provide the same source on all hosts, and do not change it before all parts are written"
             )
         return PartWriter(material, self.cut.plan(material), self.target, self.parts, self.skip_errors)
 

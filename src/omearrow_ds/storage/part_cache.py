@@ -146,7 +146,9 @@ class PartCache:
             mark = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
             os.close(descriptor)
         if mark != _MARK and any(path.iterdir()):
-            raise FormatError(f"{path}: is not a part cache of this user; pass another folder")
+            raise FormatError(
+                f"{path}: contains other files than those of a part cache of this user; pass another folder"
+            )
         return cls(path, limit_bytes)
 
     def entries(self) -> list[CacheEntry]:

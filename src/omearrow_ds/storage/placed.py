@@ -174,4 +174,4 @@ class Placed(BaseSource):
             self._whole.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a part is reopened by its collection")
+        raise TypeError("a single part cannot be pickled; pickle its collection")

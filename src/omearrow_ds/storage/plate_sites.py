@@ -84,6 +84,6 @@ def _refuse_paths(source: BaseSource, joined: InputTable, pairs: Pairs) -> None:
     if (paths == 0).any() != (numbers == 0).any() and len(numbers):
         path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
         raise MetadataError(
-            f"{joined.name}: {FIELD!r} may contain field paths of {source.path}, or sites counted from 1; "
-            f"pass on={path} for paths, or on={site} for sites"
+            f"{joined.name}: {FIELD!r} may contain either field paths of {source.path}, or sites counted "
+            f"from 1; for paths, pass on={path}, and for sites, on={site}"
         )

@@ -148,7 +148,7 @@ def _in_json(value: Any) -> Any:
 
 
 class Samples(Protocol):
-    """Interface of a dataset or a view of a dataset: an open source, and the image index of each sample."""
+    """Interface of a dataset or a view: its source, and the image index of each sample."""
 
     @property
     def source(self) -> BaseSource:

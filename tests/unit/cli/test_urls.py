@@ -347,7 +347,7 @@ def test_cache_leaves_what_is_none(server, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (plate, plate / PARTS, tmp_path / "served"):
         for words in ([], ["--clear"], ["--limit", "0"]):
-            assert "is not a part cache of this user" in listed(folder, *words, code=1)
+            assert "other files than those of a part cache" in listed(folder, *words, code=1)
     assert "is not a folder" in listed(tmp_path / "none", "--clear", code=1)
     assert listed(tmp_path / "empty", "--clear")["parts"] == []
     assert list((tmp_path / "empty").iterdir()) == []

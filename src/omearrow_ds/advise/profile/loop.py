@@ -55,7 +55,7 @@ class Duration(NamedTuple):
 
 
 class SampleOrder(Sampler[int]):
-    """Sampler whose order spans many epochs: each run begins after the last sample of the previous run.
+    """Sampler with one endless order: the first sample of an epoch follows the last sample of the previous epoch.
 
     Otherwise, each short run would read the same images, which are in the page cache after the first run. An iteration
     ends when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches. With ``shuffle``, the order

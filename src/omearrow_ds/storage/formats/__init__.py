@@ -310,7 +310,7 @@ def format_names() -> str:
 
 
 def fitting(test: Callable[[Format], bool]) -> list[Format]:
-    """Return the built-in formats for which ``test`` is true; without any, return those of other packages."""
+    """Return the built-in formats that pass ``test``, or those of other packages if none does."""
     return [fmt for fmt in FORMATS if test(fmt)] or [fmt for fmt in formats() if test(fmt)]
 
 

@@ -38,7 +38,7 @@ _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_sh
 
 
 class ColumnReader:
-    """Base class of objects with ids and columns of samples, which are read when they are requested.
+    """Base class of objects that have the ids of samples and read columns of samples on request.
 
     A subclass either sets ``columns``, or sets ``column_schema`` and implements `_read_columns`.
     """

@@ -59,7 +59,7 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
 
 
 def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
-    """Return a reader of the metadata of a data file of the dataset at ``path``."""
+    """Return a reader for the metadata of one data file of a dataset."""
     from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
     return LanceFileReader(as_parsed(path / "data" / name), storage_options=client)

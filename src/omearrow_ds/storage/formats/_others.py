@@ -52,10 +52,10 @@ _OTHERS = (
 
 
 def other_of(name: str, head: bytes) -> Other | None:
-    """Return the unsupported type of a file from its name or first bytes, or None."""
+    """Return which unsupported file type the name or the first bytes indicate, or None."""
     ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
     named = (other for other in _OTHERS if ending in other.suffixes)
-    return next(named, None) or next((each for each in _OTHERS if each.magic and head.startswith(each.magic)), None)
+    return next(named, None) or next((other for other in _OTHERS if other.magic and head.startswith(other.magic)), None)
 
 
 def refuse_other(path: Path, head: bytes, name: str = "") -> None:

@@ -90,7 +90,7 @@ def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
 
 
 def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
-    """Return the image of a series; axes that the file does not name become Z, or T and Z."""
+    """Return the image of a series; unnamed axes become Z, or T and Z."""
     axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
     # By position: two axes may have one letter. An axis of one element has no influence on the order of the planes.
     long = [position for position, axis in enumerate(axes) if shape[position] != 1 or axis in "YX"]

@@ -150,7 +150,7 @@ class Source(LeafSource):
         self.close()
         if engine == "pages" and len(self) and self.engine != engine:
             raise ArgumentError(
-                "the pixels are not in uncompressed or zstd pages",
+                "the pages of the pixels are neither plain nor compressed with zstd",
                 path=path,
                 option="engine",
                 value=engine,
