@@ -285,7 +285,7 @@ PLANTED = """
     def broken(self, *_):
         raise OSError("disk on fire\\nand more")
 
-    tiff.Source.views = tiff.Source.decode_into = broken
+    tiff.Source.read_arrays = tiff.Source.decode_into = broken
 """
 
 

@@ -346,7 +346,10 @@ def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
     """Warn if file names suggest that each file is one channel of a field, but each file is read as an image."""
     if opening.get("pattern") is not None or not isinstance(path, str | os.PathLike) or not Path(path).is_dir():
         return
-    layout, num_fields, num_channels = suggestion(Path(path)) or ("", 0, 0)
+    try:
+        layout, num_fields, num_channels = suggestion(Path(path)) or ("", 0, 0)
+    except (OSError, FormatError):  # Opening reports unreadable entries.
+        return
     if num_channels > 1:
         names = f"{count(num_fields, 'field')} x {count(num_channels, 'channel')}"
         problem = f"{path}: each file is read as one image, but file names suggest {names}"

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Parted, Stamp, by_part, is_uniform
@@ -201,8 +202,13 @@ class PartsSource(BaseSource):
     def stream(self) -> Iterator[Block]:
         self.expect(range(len(self.parts)))
         for number, (first, stop) in enumerate(pairwise(self.starts)):
-            for start, images in self.part(number).stream() if stop > first else ():
-                yield first + start, images
+            if stop == first:
+                continue
+            size_bytes = image_bytes(self.shapes[first:stop], self.dtypes[first:stop]).sum()
+            # Views of many small files, which a writer collects, would exceed the limit of open files.
+            is_copied = len(self.parts) > _VIEWED_PARTS and size_bytes < _VIEWED_BYTES
+            for start, images in self.part(number).stream():
+                yield first + start, list(map(np.array, images)) if is_copied else images
 
     def _place(self, index: int) -> tuple[BaseSource, int]:
         ((part, (here,), _),) = self._by_part([self.index(index)])

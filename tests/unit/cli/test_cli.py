@@ -112,7 +112,7 @@ def test_info_says_the_compression_that_was_asked_for(stored, name, compression)
 def test_info_decodes_no_pixel(stored, monkeypatch, name):
     path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
     source_type = get_format(name).module().Source
-    for method in ("read", "take", "views", "blocks", "decode_into", "stacked"):
+    for method in ("read", "take", "read_arrays", "stream", "decode_into", "stacked"):
         monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))
     assert describe(path).images == 20
 

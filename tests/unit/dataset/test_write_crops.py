@@ -142,18 +142,18 @@ def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held
     path = fields(tmp_path, "parquet", ".parquet")
     monkeypatch.setattr(under_test, "_HELD_BYTES", held_bytes)
     with open_images(path) as source:
-        read, plain = [], type(source).views
+        read, read_arrays = [], type(source).read_arrays
 
-        def views(self, indices):
-            read.append(list(indices))
-            return plain(self, indices)
+        def recorded(self, rows, **options):
+            read.append(list(rows))
+            return read_arrays(self, rows, **options)
 
-        monkeypatch.setattr(type(source), "views", views)
+        monkeypatch.setattr(type(source), "read_arrays", recorded)
         write_crops(source, cells(), tmp_path / "c.arrow", crop_size=(1, 1))
         if held_bytes > 1:
             assert read == [[0, 1, 2]]
         else:
-            assert [len(each) for each in read] == [1] * len(read)
+            assert [len(rows) for rows in read] == [1] * len(read)
         assert len(source.read(0)) == 2  # The caller's source stays open.
 
 

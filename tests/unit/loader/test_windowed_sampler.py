@@ -45,21 +45,23 @@ def dataset(tmp_path):
 
 def test_each_image_is_decoded_once_a_window(dataset):
     lazy = dataset(preload=False, cache_bytes=3 * 800, return_ids=True)
-    views = lazy.source.views
+    read_arrays = lazy.source.read_arrays
     decoded = []
-    lazy.source.views = lambda indices: decoded.extend(indices) or views(indices)
+    lazy.source.read_arrays = lambda rows: decoded.extend(rows) or read_arrays(rows)
     loader = OMEArrowDataLoader(lazy, 8, shuffle_fields=3, num_workers=0)
-    wanted = {image_id: image for image, image_id in dataset(return_ids=True)}
+    expected = {image_id: image for image, image_id in dataset(return_ids=True)}
     orders = []
     for _ in range(2):
         decoded.clear()
-        seen = []
+        read_ids = []
         for images, image_ids in loader:
-            seen += image_ids
-            assert all(torch.equal(image, wanted[each]) for image, each in zip(images, image_ids, strict=True))
-        assert sorted(seen) == sorted(wanted)
+            read_ids += image_ids
+            assert all(
+                torch.equal(image, expected[image_id]) for image, image_id in zip(images, image_ids, strict=True)
+            )
+        assert sorted(read_ids) == sorted(expected)
         assert len(decoded) <= FIELDS + 3 * (FIELDS // 3 - 1)  # A batch may span two windows.
-        orders.append(seen)
+        orders.append(read_ids)
     assert orders[0] != orders[1]
     why = loader.settings["sampler"].why
     assert "random over 3 images at a time" in why
