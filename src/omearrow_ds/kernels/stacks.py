@@ -78,7 +78,7 @@ class Prefixes:
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
         self._addresses, self._distances, self._refuse = addresses, distances, refuse
-        self._expected, self._expected_bytes = [row.tobytes() for row in expected], expected
+        self._expected = [row.tobytes() for row in expected]
         self.flags, self.num_unchecked = bytearray(len(addresses)), len(addresses)
         self.is_checked = np.frombuffer(self.flags, bool)
 
@@ -99,21 +99,6 @@ class Prefixes:
                 self._refuse(index)
             self.flags[index] = 1
             self.num_unchecked = self.num_unchecked - 1 if self.num_unchecked > 1 else self.flags.count(0)
-
-    def are_expected(self, first: int, stop: int, step_bytes: int) -> bool:
-        """Compare the bytes of consecutive images at equal distances, and return whether all are as expected."""
-        count, (num_chunks, width) = stop - first, self._expected_bytes.shape
-        if b"\0" not in self.flags[first:stop]:
-            return True
-        address, *following = (int(self._addresses[first]) + self._distances[:2]).tolist()
-        strides = (step_bytes, following[0] - address if following else 0, 1)
-        data = {"data": (address, True), "shape": (count, num_chunks, width), "strides": strides, "version": 3}
-        stored = np.asarray(_ArrayInterface({**data, "typestr": "|u1"}, self))
-        if (stored != self._expected_bytes).any():
-            return False
-        self.flags[first:stop] = bytes([1]) * count
-        self.num_unchecked = self.flags.count(0)
-        return True
 
 
 class Stacks:
@@ -174,17 +159,6 @@ class Stacks:
         number = bisect.bisect_right(self._starts, index) - 1
         image: Array = self.arrays[number][index - self._starts[number]]
         return image
-
-    def pieces(self, num_images: int) -> Iterator[tuple[range, Array | None]]:
-        """Yield indices and arrays of up to ``num_images`` consecutive images; None if bytes before a chunk differ."""
-        for start, array in zip(self._starts, self.arrays, strict=False):
-            for number in range(0, len(array), num_images):
-                images, first = array[number : number + num_images], start + number
-                stop = first + len(images)
-                if self.guard is not None:
-                    self.guard(1)
-                is_expected = self.prefixes is None or self.prefixes.are_expected(first, stop, array.strides[0])
-                yield range(first, stop), images if is_expected else None
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return stacks of a region of each image; ``cut`` returns this region as a view of an array of images."""

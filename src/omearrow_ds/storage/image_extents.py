@@ -148,6 +148,22 @@ class ImageExtents:
             images.append(layout.image(data, layout.prefix_bytes))
         return images
 
+    def check(self, data: Array, first: int, stop: int) -> None:
+        """Check the bytes before the pieces of images ``first`` to ``stop - 1``, which are at equal distances.
+
+        Raises `OtherLayoutError` if they differ.
+        """
+        layout = self.layouts[first]
+        if not layout.prefixes or b"\0" not in self._is_checked[first:stop]:
+            return
+        shape = (stop - first, layout.num_pieces, layout.prefix_bytes)
+        image_step = self._starts[first + 1] - self._starts[first] if stop > first + 1 else 0
+        strides = (image_step, layout.piece_step, 1)
+        stored = np.ndarray(shape, np.uint8, data, self._starts[first] - layout.prefix_bytes, strides)
+        if (stored != np.frombuffer(b"".join(layout.prefixes), np.uint8).reshape(shape[1:])).any():
+            raise OtherLayoutError
+        self._is_checked[first:stop] = b"\1" * (stop - first)
+
     def stack(self, data: Array, first: int, stop: int) -> Array:
         """Return images ``first`` to ``stop - 1``, which are consecutive and have one layout, without checking them."""
         return self.layouts[first].stack(data, self._starts[first], stop - first)

@@ -260,6 +260,8 @@ class BaseSource(ColumnReader, ABC):
             return self._read_regions(rows, regions)
         if out is not None and self.fills_out:
             return self._read_into(rows, out)
+        if len(rows) == 1:
+            return self._read_images(rows)
         distinct = sorted(set(rows))
         images = self._read_images(distinct)
         if distinct == (rows if isinstance(rows, list) else list(rows)):
@@ -271,7 +273,7 @@ class BaseSource(ColumnReader, ABC):
         """Return the images of sorted, distinct rows."""
         raise NotImplementedError
 
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
         """Return images: arrays of ``out`` that were filled, or other arrays."""
         raise NotImplementedError
 
@@ -315,11 +317,6 @@ class BaseSource(ColumnReader, ABC):
 
     def stream(self) -> Iterator[Block]:
         """Yield all images in order, as pairs of a first index and an array (n, T, C, Z, Y, X) or a list of images."""
-        stacks = self.stacked()
-        if type(stacks) is Stacks:  # Subclasses open files, or select images.
-            for rows, images in stacks.pieces(piece_length(self.shapes, self.dtypes)):
-                yield rows.start, self.read_arrays(rows) if images is None else images
-            return
         for group in self.read_groups():
             yield group.start, self.read_arrays(range(group.start, group.stop))
 
@@ -477,9 +474,10 @@ class BaseSource(ColumnReader, ABC):
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, including duplicates, each as a copy."""
         positions: list[int] = self.indices(indices).tolist()
-        images = self.read_arrays(positions)
-        is_repeated = len(set(positions)) < len(positions)
-        return [np.array(image, order="C") for image in images] if is_repeated else list(map(_owned, images))
+        distinct = sorted(set(positions))
+        images = dict(zip(distinct, self.read_arrays(distinct), strict=True))
+        owned = {position: _owned(image) for position, image in images.items()}
+        return [owned.pop(position) if position in owned else np.array(images[position]) for position in positions]
 
     def index(self, index: int) -> int:
         """Return ``index`` as a non-negative number; raise `ImageIndexError` if it is invalid."""

@@ -362,10 +362,10 @@ class FolderSource(BaseSource):
             raise FormatError(msg)
         return image
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def _new_images(self, rows: Sequence[int]) -> list[Array]:
+        """Return arrays for images, if they fit the memory."""
         members = [self._members[row] for row in rows]
-        images = [new_image(member.shape, member.dtype, f"{self._root}/{member.file}") for member in members]
-        return self._read_into(rows, images)
+        return [new_image(member.shape, member.dtype, f"{self._root}/{member.file}") for member in members]
 
     @property
     def fills_out(self) -> bool:
@@ -375,7 +375,7 @@ class FolderSource(BaseSource):
         self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
     ) -> list[Array]:
         if regions is None:
-            return super().read_arrays(rows, out=out)
+            return self._read_into(rows, out)
         with nullcontext() if self._in_place else self._opening():
             arrays = self._read_located(rows, regions)
         missing = [position for position, pixels in enumerate(arrays) if pixels is None]

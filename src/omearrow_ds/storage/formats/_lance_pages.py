@@ -161,6 +161,18 @@ class PixelPages:
         except OtherLayoutError:
             return None
 
+    def stack(self, first: int, count: int) -> Array | None:
+        """Return consecutive images as one view (n, T, C, Z, Y, X); None if they differ in shape, dtype or distance."""
+        self.mapping.refuse_changed()
+        arrays = None if self._extents is None else self._extents.stacks(self.mapping.data, first, first + count)
+        if self._extents is None or arrays is None or len(arrays) > 1:
+            return None
+        try:
+            self._extents.check(self.mapping.data, first, first + count)
+        except OtherLayoutError:
+            return None
+        return arrays[0]
+
     def stacked(self, refuse: Callable[[int], object]) -> Stacks | None:
         """Return all images as views of the file; None if they are compressed, scattered, or differ in shape or dtype.
 

@@ -20,7 +20,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
-from omearrow_ds.storage.formats._base import Array, by_part, is_uniform
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -43,7 +43,6 @@ _MOST_GROUPS = 512  # limit of row groups whose pages are checked before the fir
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
-_PIECE_BYTES = 2**18  # Limit of the pages that are decoded together when all images are read, except a larger page.
 _FOOTER_BYTES = 2**16  # size that covers most footers
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
@@ -254,8 +253,20 @@ class ParquetSource(TableSource):
     def read_groups(self) -> Iterable[slice]:
         if self._objects is not None:
             return super().read_groups()
+        return self._groups()
+
+    def _groups(self) -> Iterator[slice]:
+        """Yield parts of row groups, or whole row groups that pyarrow decodes."""
         sizes_bytes = image_bytes(self.shapes, self.dtypes)
-        return read_groups(self._starts, sizes_bytes, self._reader.get() if self._chunks else None)
+        for start, stop in itertools.pairwise(self._starts):
+            max_bytes = BLOCK_BYTES if self._chunks else int(sizes_bytes[start:stop].sum())
+            for part in split_by_bytes(sizes_bytes[start:stop], max_bytes):
+                yield slice(start + part.start, start + part.stop)
+
+    def stream(self) -> Iterator[Block]:
+        if self._objects is None and self._chunks:
+            return self._reader.get().stream(self._starts, self._of_group)
+        return super().stream()
 
     @property
     def mapping(self) -> MappedFile | None:
@@ -367,26 +378,3 @@ def _info_paths(column: ImageColumn, *, told: bool = False) -> list[str]:
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:
     columns = file.schema
     return [columns.column(number).path for number in range(len(columns))]
-
-
-def read_groups(starts: Sequence[int], sizes_bytes: Array, reader: PageReader | None) -> Iterator[slice]:
-    """Yield the rows of a few whole pages, or of a row group that pyarrow decodes as a whole.
-
-    Parameters
-    ----------
-    starts
-        First row of each row group, and the number of rows.
-    sizes_bytes
-        Size of each row's pixels.
-    reader
-        Reader of pages; None if pyarrow decodes all row groups.
-    """
-    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-        pages = None if reader is None else reader.pages(number)
-        if pages is None:
-            yield slice(start, stop)
-            continue
-        first_rows = pages.first_rows
-        ends_bytes = np.concatenate([[0], np.cumsum(sizes_bytes[start:stop])])[first_rows]
-        for part in split_by_bytes(np.diff(ends_bytes), _PIECE_BYTES):
-            yield slice(start + first_rows[part.start], start + first_rows[part.stop])

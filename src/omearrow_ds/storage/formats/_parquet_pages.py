@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -117,6 +117,25 @@ class PageReader:
                 self._pages[number] = None
                 images.append(None)
         return images
+
+    def stream(
+        self, starts: Sequence[int], read_group: Callable[[int, Sequence[int]], list[Array]]
+    ) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield the first row and the images of each page; images that pages cannot provide are read by pyarrow.
+
+        Row groups begin at rows ``starts``; ``read_group(number, rows)`` reads rows by pyarrow.
+        """
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            first, pages, data = start, self.pages(number), self.file.data
+            try:
+                for images in () if pages is None or data is None else pages.stream(data):
+                    yield first, images
+                    first += len(images)
+                    self.file.refuse_changed()
+            except OtherPagesError:
+                self._pages[number] = None
+            if first < stop:
+                yield first, read_group(number, range(first, stop))
 
     def stacks(self, num_groups: int) -> list[Array] | None:
         """Return all images of a mapped file as views, without checks; None if any image cannot be a view."""
@@ -244,6 +263,19 @@ class PlainPages:
             raise OtherPagesError from error
         return images if self._is_native else [cast(image, image.dtype) for image in images]
 
+    def stream(self, data: Array) -> Iterator[Array | list[Array]]:
+        """Yield the images of each page."""
+        for first, stop in itertools.pairwise(self.first_rows):
+            if self._layout is not None and self._layout.num_pieces:
+                try:
+                    self._extents.check(data, first, stop)
+                except OtherLayoutError as error:
+                    raise OtherPagesError from error
+                yield cast(self._extents.stack(data, first, stop), self._layout.dtype)
+            else:
+                rows = range(first, stop)
+                yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
+
     def stacks(self, data: Array) -> list[Array] | None:
         """Return one array per page with its images; None if images differ in shape or dtype, or cannot be views."""
         layout = self._layout
@@ -291,6 +323,15 @@ class EncodedPages:
             except _MALFORMED as error:
                 raise OtherPagesError from error
         return images
+
+    def stream(self, data: Array) -> Iterator[Array | list[Array]]:
+        """Yield the images of each page."""
+        for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self._index.first_rows))):
+            body = data[self._index.pages[page].start : self._index.pages[page].stop]
+            try:
+                yield self._images_of_page(page, rows, body)
+            except _MALFORMED as error:
+                raise OtherPagesError from error
 
     def _images_of_page(self, page: int, rows: Sequence[int], body: Array) -> Array | list[Array]:
         """Return images of a page, stacked if they are consecutive and stored alike."""
@@ -448,6 +489,11 @@ class DictionaryPages:
             if int.from_bytes(data[first - _LENGTH.itemsize : first], "little") != length:
                 raise OtherPagesError
         return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
+
+    def stream(self, data: Array) -> Iterator[list[Array]]:
+        """Yield all chunks."""
+        rows = range(len(self._shapes))
+        yield self.images(rows, [data.data[start:stop] for start, stop in self.ranges(rows)])
 
 
 Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages

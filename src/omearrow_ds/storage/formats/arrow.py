@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
-from omearrow_ds.storage.formats._base import Array, by_part, is_uniform
+from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
@@ -267,14 +267,21 @@ class Source(TableSource):
             return super().read_groups()
         return (slice(start, stop) for start, stop in itertools.pairwise(self._starts) if start < stop)
 
+    def stream(self) -> Iterator[Block]:
+        if self._memory is not None:
+            yield from super().stream()
+            return
+        for number, start in enumerate(self._starts[:-1]):
+            images = self._images_of(number)
+            with self._interpreting():
+                block = images if isinstance(images, np.ndarray) else images.images()
+            yield start, block
+
     @property
     def mapping(self) -> MappedFile | None:
         file = self._file.get()
         if not isinstance(file.mapping, MappedFile) or self._objects is not None:
             return None
-        with self._reading():
-            if _compression(file.mapped) != "none":
-                return None
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
                 return None

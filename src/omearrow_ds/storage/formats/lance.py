@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, Metadata
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Stamp, by_part, is_uniform
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, Stamp, by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -349,6 +349,18 @@ class Source(LeafSource):
 
     def read_groups(self) -> Iterable[slice]:
         return split_by_bytes(self._image_bytes, self._block_bytes)
+
+    def stream(self) -> Iterator[Block]:
+        if self.engine != "pages":
+            yield from super().stream()
+            return
+        step = self._rows_of(_BLOCK_BYTES)
+        for number, file in enumerate(self._files):
+            for first in range(0, file.rows, step):
+                count, pages = min(step, file.rows - first), self._pages(number)
+                stack = None if pages is None else pages.stack(first, count)
+                start = file.start + first
+                yield start, self.read_arrays(range(start, start + count)) if stack is None else stack
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         if not self._files or field != "chunks":

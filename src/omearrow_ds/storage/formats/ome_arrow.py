@@ -28,13 +28,13 @@ from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
-from omearrow_ds.storage.formats._base import Array, BaseSource, by_part
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span, read_groups
+from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
@@ -459,10 +459,10 @@ class Source(BaseSource):
         return image
 
     def read_groups(self) -> Iterable[slice]:
-        sizes_bytes = image_bytes(self.shapes, self.dtypes)
-        if not self._one_each:
-            return split_by_bytes(sizes_bytes, _BLOCK_BYTES)
-        return read_groups(self._starts, sizes_bytes, self._pages.get())
+        return split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES)
+
+    def stream(self) -> Iterator[Block]:
+        return self._pages.get().stream(self._starts, self._of_group) if self._one_each else super().stream()
 
     def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""

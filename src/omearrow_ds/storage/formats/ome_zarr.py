@@ -293,9 +293,10 @@ class Source(FolderSource):
             remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
             raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+        images = self._new_images(rows) if out is None else out
         with self._opening():
-            return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in out], out)
+            return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in images], images)
 
     def _read_located(
         self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None

@@ -24,6 +24,7 @@ import pyarrow as pa
 import tifffile
 
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import (
@@ -212,11 +213,13 @@ class Source(FolderSource):
             )
             raise FormatError(f"{path}: {problem}; {remedy}")
 
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
-        images = []
-        for index, image in zip(rows, out, strict=True):
-            is_read = self._read_in_place(self._members[index], image)
-            images.append(image if is_read else self._read_opened(index, image))
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+        images: list[Array] = []
+        for number, index in enumerate(rows):
+            member = self._members[index]
+            file = f"{self._root}/{member.file}"
+            image = new_image(member.shape, member.dtype, file) if out is None else out[number]
+            images.append(image if self._read_in_place(member, image) else self._read_opened(index, image))
         return images
 
     def files_of(self, index: int) -> Sequence[str]:
@@ -442,11 +445,11 @@ class RemoteSource(Source):
         urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
         self._objects.expect({url: self._seen.get(url) for url in urls})
 
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array]) -> list[Array]:
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
         if len(rows) > 1:
             self.coming(rows)
         with self._opening():
-            return list(map(self._read_image, rows, out))
+            return list(map(self._read_image, rows, self._new_images(rows) if out is None else out))
 
     def stream(self) -> Iterator[Block]:
         self.coming(range(len(self)))

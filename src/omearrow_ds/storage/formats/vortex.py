@@ -256,8 +256,9 @@ class Source(LeafSource):
 
     def stream(self) -> Iterator[Block]:
         """Yield all images by `take` of many rows; scalars would need a second scan, which holds more memory."""
-        if self._mapped_images():
-            yield from super().stream()
+        mapped = self._mapped_images()
+        if mapped:
+            yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False)
             return
         for group in self.read_groups():
             yield group.start, super()._read_images(range(group.start, group.stop))

@@ -178,7 +178,7 @@ def test_a_lance_value_with_another_header_is_not_cut(stored, offset):
     data[start + offset] ^= 1
     file.write_bytes(data)
     assert source._pages(0).image(7) is None
-    assert [images is None for _, images in source.stacked().pieces(5)] == [False, True, *[False] * 6]
+    assert source._pages(0).stack(5, 5) is None
     assert same(source.read(8), images[8])
 
 

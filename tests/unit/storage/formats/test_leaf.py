@@ -53,7 +53,7 @@ PATHS = {
     },
     "lance": {
         "fastest": {},
-        "pages one by one": {(lance_format.PixelPages, "stacked"): lambda *_: None},
+        "pages one by one": {(lance_format.PixelPages, "stack"): lambda *_: None},
         "pages not as they seemed": {(lance_format.Source, "_pages"): lambda *_: None},
         "by its files": {(lance_format, "find_places"): lambda *_: None},
         "not cut": {
