@@ -68,7 +68,7 @@ CALLED = {
     "parquet_duck list": (27, 94, 68, 15),
     "lance bytes": (8, 27, 46, 13),
     "lance list": (50, 87, 61, 50),
-    "vortex bytes": (23, 80, 54, 32),
+    "vortex bytes": (23, 80, 54, 33),
     "vortex list": (8, 12, 31, 11),
     "duckdb bytes": (92, 129, 103, 93),
     "duckdb list": (87, 124, 98, 88),
@@ -77,7 +77,7 @@ CALLED = {
     "tiff bytes": (17, 129, 103, 136),
     "ome_zarr bytes": (41, 275, 249, 409),
     "ome_arrow bytes": (23, 75, 49, 16),
-    "parquet bytes by pyarrow": (134, 54),
+    "parquet bytes by pyarrow": (134, 52),
     "parquet_duck bytes by duckdb": (97, 81),
     "lance bytes by lance": (36, 25),
 }

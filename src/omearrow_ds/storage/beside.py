@@ -58,10 +58,6 @@ class WithColumns(Over):
     ) -> list[Array]:
         return self._source.read_arrays(rows, regions, out)
 
-    @property
-    def fills_out(self) -> bool:
-        return self._source.fills_out
-
     def read_groups(self) -> Iterable[slice]:
         return self._source.read_groups()
 

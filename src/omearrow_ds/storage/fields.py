@@ -24,7 +24,13 @@ from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, copy_others
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_folder_of_others, refuse_special
+from omearrow_ds.storage.formats._detect import (
+    SIDECAR,
+    TIFF_SUFFIXES,
+    is_hidden,
+    refuse_folder_of_others,
+    refuse_special,
+)
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
@@ -345,6 +351,8 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
 def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
     """Warn if file names suggest that each file is one channel of a field, but each file is read as an image."""
     if opening.get("pattern") is not None or not isinstance(path, str | os.PathLike) or not Path(path).is_dir():
+        return
+    if (Path(path) / SIDECAR).is_file():  # This package wrote the files.
         return
     try:
         layout, num_fields, num_channels = suggestion(Path(path)) or ("", 0, 0)

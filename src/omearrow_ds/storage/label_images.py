@@ -30,6 +30,10 @@ class LabelSource(Over):
         del out
         return list(map(self._narrow, rows, self._source.read_arrays(rows, regions)))
 
+    @property
+    def fills_out(self) -> bool:
+        return False
+
     def read_groups(self) -> Iterable[slice]:
         return self._source.read_groups()
 

@@ -88,10 +88,6 @@ class SelectedRows(Over):
     ) -> list[Array]:
         return self._source.read_arrays(self._selected[rows].tolist(), regions, out)
 
-    @property
-    def fills_out(self) -> bool:
-        return self._source.fills_out
-
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._selected[self.index(index)]))
 

@@ -85,10 +85,6 @@ class VerifiedSource(Over):
         self._check(rows, images)
         return images
 
-    @property
-    def fills_out(self) -> bool:
-        return self._source.fills_out
-
     def stream(self) -> Iterator[Block]:
         for start, images in self._source.stream():
             self._check(range(start, start + len(images)), images)

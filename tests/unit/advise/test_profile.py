@@ -92,8 +92,9 @@ class SlowStore(arrow.Source):
         time.sleep(SLEEP_S * len(rows))
         return super()._read_images(rows)
 
-    def read_groups(self):
-        return (slice(row, row + 1) for row in range(len(self)))
+    def stream(self):
+        for row in range(len(self)):
+            yield row, self.read_arrays([row])
 
     def stacked(self):
         return None

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -256,10 +257,9 @@ class BaseSource(ColumnReader, ABC):
         out
             Contiguous arrays of the shapes and dtypes of the images. Sources with `fills_out` fill and return them.
         """
+        del out  # Only sources with `fills_out` use it.
         if regions is not None:
             return self._read_regions(rows, regions)
-        if out is not None and self.fills_out:
-            return self._read_into(rows, out)
         if len(rows) == 1:
             return self._read_images(rows)
         distinct = sorted(set(rows))
@@ -271,10 +271,6 @@ class BaseSource(ColumnReader, ABC):
 
     def _read_images(self, rows: Sequence[int]) -> list[Array]:
         """Return the images of sorted, distinct rows."""
-        raise NotImplementedError
-
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
-        """Return images: arrays of ``out`` that were filled, or other arrays."""
         raise NotImplementedError
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
@@ -557,6 +553,10 @@ class Over(BaseSource):
         self._source = source
         vars(self).update({name: getattr(source, name) for name in _TOLD})
 
+    @property
+    def fills_out(self) -> bool:
+        return self._source.fills_out
+
     @cached_property
     def column_schema(self) -> pa.Schema:
         return self._source.column_schema
@@ -643,6 +643,25 @@ def _state_of(path: str) -> Stamp:
 def is_uniform(source: BaseSource) -> bool:
     """Return whether all images of a source have one shape and dtype."""
     return len(set(source.dtypes)) <= 1 and bool((source.shapes == source.shapes[:1]).all())
+
+
+def split_groups(
+    starts: Sequence[int], are_whole: Iterable[bool], sizes_bytes: Array, max_bytes: int
+) -> Iterator[slice]:
+    """Yield the rows of each group, in parts of ``max_bytes`` unless the group is decoded as a whole.
+
+    Parameters
+    ----------
+    starts
+        First row of each group, and the number of rows.
+    are_whole
+        Whether each group is decoded as a whole.
+    sizes_bytes
+        (N,) size of each row's image.
+    """
+    for is_whole, (start, stop) in zip(are_whole, pairwise(starts), strict=True):
+        parts = [slice(0, stop - start)] if is_whole else split_by_bytes(sizes_bytes[start:stop], max_bytes)
+        yield from (slice(start + part.start, start + part.stop) for part in parts)
 
 
 def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:

@@ -367,6 +367,10 @@ class FolderSource(BaseSource):
         members = [self._members[row] for row in rows]
         return [new_image(member.shape, member.dtype, f"{self._root}/{member.file}") for member in members]
 
+    @abstractmethod
+    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+        """Return whole images: filled arrays of ``out``, or other arrays."""
+
     @property
     def fills_out(self) -> bool:
         return True

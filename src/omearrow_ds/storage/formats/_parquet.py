@@ -18,9 +18,9 @@ from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes, split_by_bytes
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, by_part, is_uniform
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -253,15 +253,8 @@ class ParquetSource(TableSource):
     def read_groups(self) -> Iterable[slice]:
         if self._objects is not None:
             return super().read_groups()
-        return self._groups()
-
-    def _groups(self) -> Iterator[slice]:
-        """Yield parts of row groups, or whole row groups that pyarrow decodes."""
-        sizes_bytes = image_bytes(self.shapes, self.dtypes)
-        for start, stop in itertools.pairwise(self._starts):
-            max_bytes = BLOCK_BYTES if self._chunks else int(sizes_bytes[start:stop].sum())
-            for part in split_by_bytes(sizes_bytes[start:stop], max_bytes):
-                yield slice(start + part.start, start + part.stop)
+        are_whole = [not self._chunks] * (len(self._starts) - 1)  # Pyarrow decodes whole row groups.
+        return split_groups(self._starts, are_whole, image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
         if self._objects is None and self._chunks:

@@ -20,9 +20,8 @@ import pyarrow as pa
 from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform
+from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
@@ -249,10 +248,7 @@ class Source(LeafSource):
 
     def read_groups(self) -> Iterable[slice]:
         rows = self._pixel_rows(self._column.pixel_field)
-        for is_decoded_whole, (start, stop) in zip(rows.decoded_whole, pairwise(rows.starts), strict=True):
-            sizes_bytes = self._image_bytes[start:stop]
-            for part in [slice(0, stop - start)] if is_decoded_whole else split_by_bytes(sizes_bytes, _BLOCK_BYTES):
-                yield slice(start + part.start, start + part.stop)
+        return split_groups(rows.starts, rows.decoded_whole, self._image_bytes, _BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
         """Yield all images by `take` of many rows; scalars would need a second scan, which holds more memory."""
