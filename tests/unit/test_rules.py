@@ -204,7 +204,7 @@ def test_pixels_never_become_python_objects():
         "storage/formats/_html.py": {"column[row]"},
         "storage/index.py": {"names.dictionary"},
         "storage/remote_parts.py": {"pc.count_distinct(self.column(name), 'all')"},
-        "storage/materials.py": {"self.checksums"},
+        "storage/planning.py": {"self.checksums"},
         "storage/texts.py": {"self._array[index]", "self._array.slice(first, _AT_ONCE)", "self._array[:3]"},
         "storage/stats.py": {"opened.column(name)", "self.table"},
         "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},

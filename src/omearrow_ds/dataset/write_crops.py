@@ -25,12 +25,12 @@ from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
-from omearrow_ds.storage.materials import Image, Material, opening_of
+from omearrow_ds.storage.manifest import JOBS
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import is_path
-from omearrow_ds.storage.parts_stores import JOBS, PartsStore
+from omearrow_ds.storage.parts_stores import PartsStore
+from omearrow_ds.storage.planning import Image, Material, opening_of
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
@@ -139,14 +139,13 @@ def write_crops(
         opening.pop("column_types", None)
     with opened(fields, opening, skip_errors=settings.skips_errors) as source:
         refuse_over_source(source, dst)
-        in_parts = chosen_parts(target, settings)
         material = _Crops(source, objects, cutting)
         if material.crops.num_dropped:
             num_objects = count(len(material.crops) + material.crops.num_dropped, "object")
             problem = f"pad='drop' skips {material.crops.num_dropped:,} of {num_objects}"
             warnings.warn(f"{dst}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=2)
-        if in_parts is not None:
-            write_parts(material, target, *in_parts, progress=progress)
+        if target.in_parts:
+            write_parts(material, target, settings)
             return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.columns, len(material.order), progress=progress)
@@ -183,7 +182,7 @@ class _Cutting:
 
 
 class _Crops:
-    """Crops around objects to be written field by field, a `omearrow_ds.storage.materials.Material`."""
+    """Crops around objects to be written field by field, a `omearrow_ds.storage.planning.Material`."""
 
     def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting
@@ -234,7 +233,7 @@ class _Kept:
     name: str
 
     def read(self) -> pa.Table:
-        return pq.read_table(pa.BufferReader(self.store.read([self.name])[0]))
+        return pq.read_table(pa.BufferReader(self.store.read_files([self.name])[0]))
 
 
 def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutting: _Cutting) -> _Crops:

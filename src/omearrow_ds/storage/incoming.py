@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -83,29 +82,18 @@ def _refuse_other(image: Array, name: str) -> None:
     raise ImageError(f"{name} is a {kind.__name__}, expected a numpy array; convert it")
 
 
-def checked(
-    images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, subject: str
-) -> Iterator[codec.Image]:
+def checked(images: Iterator[codec.Image], encoding: str, num_rows: int | None, subject: str) -> Iterator[codec.Image]:
     """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
+    problem = f"{subject}: columns have {num_rows} rows, expected"
     count = 0
     for image in images:
         codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
         count += 1
-        if columns is not None and count > columns.num_rows:
-            raise MetadataError(
-                f"{subject}: columns have {columns.num_rows} rows, expected one per image; add the missing ones"
-            )
+        if num_rows is not None and count > num_rows:
+            raise MetadataError(f"{problem} one per image; add the missing ones")
         yield image
-    if columns is not None and count != columns.num_rows:
-        raise MetadataError(f"{subject}: columns have {columns.num_rows} rows, expected {count}; pass one per image")
-
-
-def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
-    """Yield images until the event ``stopping`` is set, which is checked before each image."""
-    for image in images:
-        if stopping.is_set():
-            return
-        yield image
+    if num_rows not in (None, count):
+        raise MetadataError(f"{problem} {count}; pass one per image")
 
 
 def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:

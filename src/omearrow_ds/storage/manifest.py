@@ -28,6 +28,7 @@ from omearrow_ds.storage.parts import Open, PartsSource
 from omearrow_ds.storage.placed import Run
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
+JOBS, PLAN, REPLACES = "jobs", "jobs/plan.json", "replaces"  # Only while the collection is written.
 SUFFIX = ".parts"
 _VERSION = 2  # Names parts by SHA-256; version 1 names them by a shorter hash.
 PART_NAME = re.compile(r"[0-9]{5,}-(?:[0-9a-f]{32}|[0-9a-f]{64})\.[A-Za-z0-9_.]+")

@@ -14,7 +14,7 @@ from omearrow_ds.storage.hashes import part_hash
 from omearrow_ds.storage.manifest import PARTS, Published
 from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
 from omearrow_ds.storage.prefetcher import FetchCancelledError, Prefetcher
-from omearrow_ds.storage.remote import Remote
+from omearrow_ds.storage.remote import ObjectStore
 
 RANGED_BYTES = 2**25  # Larger parts are fetched in ranges.
 _RANGE_BYTES, _NUM_RANGES = 2**24, 4  # Size and concurrency of ranges.
@@ -47,7 +47,7 @@ class DownloadProgress:
 
 
 def prefetch_part(
-    remote: Remote, cache: PartCache, progress: DownloadProgress, number: int, prefetcher: Prefetcher[int, None]
+    remote: ObjectStore, cache: PartCache, progress: DownloadProgress, number: int, prefetcher: Prefetcher[int, None]
 ) -> None:
     """Fetch a part into the cache, unless the cache is full or another process fetches the part."""
     part = progress.parts[number]
@@ -62,7 +62,7 @@ def prefetch_part(
         pinned.close()
 
 
-def part_fetch(remote: Remote, part: Published, on_bytes: OnBytes) -> Fetch:
+def part_fetch(remote: ObjectStore, part: Published, on_bytes: OnBytes) -> Fetch:
     """Return a function that fetches a part into a file and compares its bytes with the hash in its name.
 
     ``on_bytes`` receives the number of bytes of each piece, and may raise an exception to abort.
@@ -89,7 +89,7 @@ def part_fetch(remote: Remote, part: Published, on_bytes: OnBytes) -> Fetch:
     return fetch
 
 
-def _fetch_ranges(remote: Remote, part: Published, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
+def _fetch_ranges(remote: ObjectStore, part: Published, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
     """Fetch the ranges of a part concurrently, write them at their offsets, and yield them in file order."""
     ranges = Prefetcher[ByteRange, None]("omearrow-ds-range", _NUM_RANGES, _NUM_RANGES)
 

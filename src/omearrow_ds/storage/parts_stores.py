@@ -1,4 +1,4 @@
-"""Stores of a new collection in parts: named files in a local folder or below a URL.
+"""Store of a new collection in parts: named files in a local folder, or objects below a URL.
 
 Both stores have the same members, are picklable, and are unused until the first access.
 """
@@ -6,30 +6,24 @@ Both stores have the same members, are picklable, and are unused until the first
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
-from omearrow_ds.storage.formats import FORMATS, Format
+from omearrow_ds.errors import PathExistsError
+from omearrow_ds.storage.bucket_store import BucketStore
+from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, MANIFEST, PARTS, is_published
-from omearrow_ds.storage.publish import check_target, move, move_without_replacing, private_folder
+from omearrow_ds.storage.manifest import INDEX, JOBS, PARTS, PLAN, is_published
+from omearrow_ds.storage.publish import check_target, move, move_without_replacing
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.remote_writing import RemoteWriter
 
-JOBS, PLAN, REPLACES = "jobs", "jobs/plan.json", "replaces"
 _LOCK = "lock"
-_MAX_REQUESTS = 16  # Concurrent requests for small objects.
 
 
 class FolderStore:
@@ -48,9 +42,12 @@ class FolderStore:
         Path or objects to remove in order to start an unfinished collection again, for error messages.
     has_atomic_writes
         Whether no file can be incomplete, even after a host crashed.
+    index_name
+        Name of the image index, which may contain its ``{digest}``.
     """
 
     has_atomic_writes = False
+    index_name = INDEX
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +90,7 @@ class FolderStore:
         (self._root / PARTS).mkdir(exist_ok=True)
         return None
 
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
+    def read_files(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the bytes of files; None for a missing file."""
         files = [self._root / name for name in names]
         return [file.read_bytes() if file.is_file() else None for file in files]
@@ -132,12 +129,6 @@ class FolderStore:
             if not target.is_dir():  # Otherwise, a folder with equal bytes exists.
                 raise
         _sync(target.parent)
-
-    def put_index(self, path: Path, digest: str) -> str:
-        """Move an image index with the hash ``digest`` to its name, and return the name."""
-        del digest
-        self.put(INDEX, path)
-        return INDEX
 
     def sizes(self, folder: str) -> Mapping[str, int]:
         """Return the names of files in the folder ``parts`` or ``jobs``, with their sizes in bytes."""
@@ -182,109 +173,6 @@ class FolderStore:
             move(self._root, self.path, overwrite=True)
         shutil.rmtree(self._hidden, ignore_errors=True)
         _remove(self.path / JOBS)  # Removed last: while it exists, the same command resumes the cleanup.
-
-
-class BucketStore:
-    """Objects of a new collection in parts below a URL; parts are made in private local files, then uploaded.
-
-    For attributes and methods without description, see `FolderStore`.
-
-    Parameters
-    ----------
-    path
-        The URL.
-    storage
-        Access to its server; each process looks up credentials.
-    """
-
-    has_atomic_writes = True
-
-    def __init__(self, path: Url, storage: Storage) -> None:
-        self.path: Path = path
-        self.removal_hint = f"everything below {path}/{JOBS}"
-        self._objects = RemoteWriter(path, storage)
-
-    def check(self, fmt: Format, *, overwrite: bool) -> None:
-        if fmt.in_folder:
-            names = ", ".join(other.name for other in FORMATS if not other.in_folder)
-            raise ArgumentError(
-                f"parts of {fmt.label} are folders, which object stores cannot store",
-                path=self.path,
-                remedy=f"pass one of {names}",
-            )
-        manifest, plan = self.read([MANIFEST, PLAN])
-        is_replaced = manifest is not None and (plan is None or json.loads(plan).get(REPLACES) == digest_of(manifest))
-        if is_replaced and not overwrite:
-            raise self._exists()
-
-    def _exists(self) -> PathExistsError:
-        return PathExistsError(f"{self.path}: already exists; pass overwrite=True to replace it, or choose another URL")
-
-    @property
-    def is_begun(self) -> bool:
-        return self.read([PLAN]) != [None]
-
-    @property
-    def has_collection(self) -> bool:
-        return self.read([MANIFEST]) != [None]
-
-    def begin(self, *, overwrite: bool) -> str | None:
-        manifest, plan = self.read([MANIFEST, PLAN])
-        if manifest is None or plan is not None:
-            return None
-        if not overwrite:
-            raise self._exists()
-        return digest_of(manifest)
-
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
-        self._objects.open()
-        with ThreadPoolExecutor(min(len(names), _MAX_REQUESTS) or 1) as threads:
-            return list(threads.map(self._read, names))
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return bytes(self._objects.read(name))
-        except MissingPathError:
-            return None
-
-    def create(self, name: str, data: bytes, replaced_hash: str | None = None) -> bool:
-        """See `FolderStore.create`; raise `FileNotFoundError` for a record after its collection was published."""
-        if not self._objects.create(name, data, replaced_hash):
-            return False
-        if name.startswith(f"{JOBS}/") and name != PLAN and not self.is_begun:
-            self.remove([name])
-            raise FileNotFoundError(name)
-        return True
-
-    @contextmanager
-    def temporary(self, name: str) -> Iterator[Path]:
-        with private_folder(Path(tempfile.gettempdir()), f"omearrow-ds-{os.getuid()}-") as folder:
-            yield folder / Path(name).name
-
-    def put(self, name: str, path: Path) -> None:
-        self._objects.put(name, path)
-
-    def put_index(self, path: Path, digest: str) -> str:
-        """Upload an image index; its name contains a hash, so that readers of a replaced manifest keep their index."""
-        name = f"{Path(INDEX).stem}-{digest}{Path(INDEX).suffix}"
-        self.put(name, path)
-        return name
-
-    def sizes(self, folder: str) -> Mapping[str, int]:
-        return self._objects.sizes(folder)
-
-    def remove(self, names: Collection[str]) -> None:
-        self._objects.remove(names)
-
-    def publisher_lock(self) -> AbstractContextManager[None]:
-        """Do nothing: no lock is needed, because only the first manifest is valid."""
-        return nullcontext()
-
-    def finish(self, index_file: str) -> None:
-        """Remove temporary objects; the plan is removed last, so that the same command can resume the cleanup."""
-        self.remove([name for name in self.sizes("") if INDEX_NAME.fullmatch(name) and name != index_file])
-        self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if f"{JOBS}/{name}" != PLAN])
-        self.remove([PLAN])
 
 
 PartsStore: TypeAlias = FolderStore | BucketStore

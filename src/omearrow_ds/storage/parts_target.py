@@ -27,9 +27,9 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._stored import LOOKED_AT
 from omearrow_ds.storage.hashes import digest_of, hash_of
 from omearrow_ds.storage.index import write_index
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PART_NAME, PARTS, Manifest, Published
+from omearrow_ds.storage.manifest import INDEX, JOBS, MANIFEST, PART_NAME, PARTS, PLAN, REPLACES, Manifest, Published
 from omearrow_ds.storage.parts import Index, Open
-from omearrow_ds.storage.parts_stores import JOBS, PLAN, REPLACES, PartsStore, path_size
+from omearrow_ds.storage.parts_stores import PartsStore, path_size
 from omearrow_ds.storage.placed import runs_of
 from omearrow_ds.text import count
 
@@ -109,7 +109,7 @@ class PartsTarget:
 
     def _read_state(self) -> tuple[dict[str, Any] | None, Manifest | None, str | None]:
         """Return the plan, the published manifest, and the hash of the manifest that it replaces; None if missing."""
-        manifest_data, plan_data = self.store.read([MANIFEST, PLAN])
+        manifest_data, plan_data = self.store.read_files([MANIFEST, PLAN])
         plan, manifest = None, None
         if plan_data is not None:
             with refusing(self.path / PLAN, "the plan of a collection in parts", MALFORMED):
@@ -158,7 +158,7 @@ class PartsTarget:
         # Records are listed first: if parts were, a part that finishes in between would count as missing.
         files = self.store.sizes(JOBS)
         names = sorted(name for name in files if _RECORD.fullmatch(name))
-        contents = self.store.read([f"{JOBS}/{name}" for name in names])
+        contents = self.store.read_files([f"{JOBS}/{name}" for name in names])
         sizes_bytes, records = self.store.sizes(PARTS), {}
         for name, data in zip(names, contents, strict=True):
             if data is None:  # It was removed meanwhile.
@@ -189,14 +189,14 @@ class PartsTarget:
         try:
             if self.store.create(record_name, json.dumps(asdict(record)).encode()):
                 return record
-            data = self.store.read([record_name])[0]
+            data = self.store.read_files([record_name])[0]
         except FileNotFoundError:
             data = None
         if data is not None:
             first = PartRecord.parse(data, self.path / record_name)
         else:  # The collection was published meanwhile.
             self.store.remove([_index_name(name)])
-            manifest = self.store.read([MANIFEST])[0]
+            manifest = self.store.read_files([MANIFEST])[0]
             first = PartRecord(Manifest.parse(manifest or b"", self.path / MANIFEST).parts[number])
         if first.part.name != name:
             self.store.remove([f"{PARTS}/{name}"])
@@ -240,7 +240,8 @@ class PartsTarget:
         parts = [record.part for record in written]
         with self.store.temporary(INDEX) as file:
             digest = write_index(file, self._read_index(parts))
-            index_file = self.store.put_index(file, digest)
+            index_file = self.store.index_name.format(digest=digest)
+            self.store.put(index_file, file)
         if failed:
             with self.store.temporary(_FAILED) as file:
                 with file.open("w", newline="", encoding="utf-8") as text:
@@ -259,7 +260,7 @@ class PartsTarget:
         """Return the image indexes of all parts as one table."""
         names = [_index_name(part.name) for part in parts]
         tables = []
-        for name, data in zip(names, self.store.read(names), strict=True):
+        for name, data in zip(names, self.store.read_files(names), strict=True):
             with refusing(self.path / name, "the image index of a part", (pa.ArrowException, *MALFORMED)):
                 tables.append(pq.ParquetFile(pa.BufferReader(data or b"")).read())
         return pa.concat_tables(tables).combine_chunks()

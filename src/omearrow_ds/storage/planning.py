@@ -1,45 +1,134 @@
-"""Plan of a collection in parts: images per part, determined by source and options, and equal in every process."""
+"""Images to be written as a collection in parts, and the assignment of images to parts.
+
+The assignment depends only on source and options, so it is equal in every process.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.codec import encode as codec
 from omearrow_ds.errors import ColumnError
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
-from omearrow_ds.storage.formats import PART_BYTES
+from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.index import index_hash
-from omearrow_ds.storage.materials import Material
 from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.parts_stores import PartsStore
+from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target
 
 PLATE = "Metadata_Plate"
+Image = codec.Image  # Item that a material yields.
+_GROUP_BYTES = 2**25  # Decoded images in memory at once.
+
+
+class Material(Protocol):
+    """Images to be written, with their ids, shapes, dtypes and columns, and methods that read the pixels.
+
+    Attributes
+    ----------
+    source
+        Source that the images are read from.
+    image_ids, shapes, dtypes, columns, checksums
+        Attributes as in a source, for the written images.
+    options
+        Options, as JSON values, that affect the written pixels in addition to the source.
+    """
+
+    source: BaseSource
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    columns: pa.Table
+    checksums: pa.ChunkedArray | None
+    options: Mapping[str, Any]
+
+    def images(self, indices: Array) -> Iterator[codec.Image]:
+        """Yield the images at sorted, distinct indices."""
+
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
+        """Return a picklable function that opens the images in another process by file names only.
+
+        Data without a file name is written to ``store``.
+        """
+
+
+class SourceImages:
+    """Images of a source that `omearrow_ds.convert` writes; images that have a checksum are verified.
+
+    With ``checksum``, each image gets one: the stored one or, if none is stored, a new one.
+    """
+
+    def __init__(self, source: BaseSource, *, checksum: bool) -> None:
+        self.source, self._hasher = source, Hasher() if checksum else None
+        self.image_ids, self.shapes, self.dtypes = source.image_ids, source.shapes, source.dtypes
+        self.columns, self.checksums = source.columns, source.checksums
+        self.options: Mapping[str, Any] = {}
+        self._verified = verified_where_stored(source)
+        self._stored = [None] * len(source) if self.checksums is None else self.checksums.to_pylist()
+
+    def images(self, indices: Array) -> Iterator[codec.Image]:
+        """Yield the images at sorted, distinct indices."""
+        for group in _split_indices(self, indices):
+            yield from map(self._image, group.tolist(), self._verified.read_arrays(group.tolist()))
+
+    def in_order(self) -> Iterator[codec.Image]:
+        """Yield all images in order; use an image before requesting the next one, which may reuse its memory."""
+        for start, images in self._verified.stream():
+            yield from (self._image(index, pixels) for index, pixels in enumerate(images, start=start))
+
+    def _image(self, index: int, pixels: Array) -> codec.Image:
+        checksum = None if self._hasher is None else self._stored[index] or self._hasher.checksum(pixels)
+        return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), checksum)
+
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
+        """Return a function that opens the images in another process."""
+        del store
+        return partial(_open_source_images, opening_of(self.source), checksum=self._hasher is not None)
+
+
+def _open_source_images(open_source: Callable[[], BaseSource], *, checksum: bool) -> Material:
+    return SourceImages(open_source(), checksum=checksum)
+
+
+def opening_of(source: BaseSource) -> Callable[[], BaseSource]:
+    """Return a function that opens ``source`` in another process."""
+    return source.opened_by or partial(_itself, source)
+
+
+def _itself(source: BaseSource) -> BaseSource:
+    return source
+
+
+def read_in_order(material: Material, indices: Array) -> Iterator[codec.Image]:
+    """Yield images in the order of distinct indices; unsorted ones are read in sorted groups and held in memory."""
+    if bool((np.diff(indices) > 0).all()):
+        yield from material.images(indices)
+        return
+    for group in _split_indices(material, indices):
+        order = np.sort(group)
+        images = dict(zip(order.tolist(), material.images(order), strict=True))
+        yield from (images.pop(index) for index in group.tolist())
+
+
+def _split_indices(material: Material, indices: Array) -> Iterator[Array]:
+    """Yield consecutive indices whose images fit into memory."""
+    sizes_bytes = image_bytes(material.shapes[indices], [material.dtypes[index] for index in indices.tolist()])
+    return (indices[group] for group in split_by_bytes(sizes_bytes, _GROUP_BYTES))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Assignment of images to parts: part k has the images ``order[starts[k]:starts[k + 1]]``."""
-
-    order: Array
-    starts: Array
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def part(self, number: int) -> Array:
-        """Return the indices of the images in a part, in the order in which they are stored."""
-        return self.order[self.starts[number] : self.starts[number + 1]]
-
-
-@dataclass(frozen=True)
-class Cut:
+class PartitionOptions:
     """Rules that assign images to parts.
 
     Attributes
@@ -52,19 +141,19 @@ class Cut:
         Columns in addition to the plate's; images with different values are never in one part.
     """
 
-    part_bytes: int = PART_BYTES
+    part_bytes: int
     shuffle_seed: int | None = None
     group_by: tuple[str, ...] = ()
 
     @classmethod
-    def choose(cls, settings: WriteSettings, default_bytes: int = PART_BYTES) -> Self:
+    def choose(cls, settings: WriteSettings, default_bytes: int) -> Self:
         """Return the rules that write settings specify; without a part size, parts have ``default_bytes``."""
         group_by = settings.group_by
         names = (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
         return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
-    def plan(self, material: Material) -> Plan:
-        """Assign the images to parts.
+    def plan(self, material: Material) -> list[Array]:
+        """Return the indices of the images of each part, in the order in which they are stored.
 
         Raises
         ------
@@ -72,23 +161,22 @@ class Cut:
             If a column of ``group_by`` does not exist, or cannot be grouped by.
         """
         sizes_bytes = image_bytes(material.shapes, material.dtypes)
-        order, starts = [np.zeros(0, np.int64)], [0]
+        parts: list[Array] = []
         for number, rows in enumerate(self._groups(material)):
             seed = self.shuffle_seed
             group = rows if seed is None else rows[_permutation(seed, number, len(rows))]
-            order.append(group)
-            starts += [starts[-1] + part.stop for part in split_by_bytes(sizes_bytes[group], self.part_bytes)]
-        return Plan(np.concatenate(order), np.array(starts if len(starts) > 1 else [0, 0]))
+            parts += [group[part] for part in split_by_bytes(sizes_bytes[group], self.part_bytes)]
+        return parts or [np.zeros(0, np.int64)]
 
     def _groups(self, material: Material) -> list[Array]:
         """Return the indices of the images of each plate and group, in order of first occurrence."""
         columns, known = material.columns, material.columns.column_names
-        odd = next((name for name in self.group_by if name not in known), None)
-        if odd is not None:
-            have = ", ".join(map(repr, known)) or "none"
-            raise ColumnError(f"{material.source.path}: group_by={odd!r}: no such column; pass one of {have}")
-        names = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
-        codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in names]
+        unknown = next((name for name in self.group_by if name not in known), None)
+        if unknown is not None:
+            names = ", ".join(map(repr, known)) or "none"
+            raise ColumnError(f"{material.source.path}: group_by={unknown!r}: no such column; pass one of {names}")
+        grouping = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
+        codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in grouping]
         if not codes or not len(columns):
             return [np.arange(len(material.image_ids))] if len(material.image_ids) else []
         _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
@@ -115,31 +203,30 @@ def _permutation(seed: int, group: int, length: int) -> Array:
     return np.argsort(draws, kind="stable")
 
 
-def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[str, Any]:
+def describe_plan(material: Material, target: Target, options: PartitionOptions, num_parts: int) -> dict[str, Any]:
     """Return everything that determines the contents of the parts, as JSON values, to compare it in a later run."""
     source = material.source
-    layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(cut)}
-    layout["group_by"] = list(cut.group_by)
+    layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(options)}
+    layout["group_by"] = list(options.group_by)
     layout["chunk_shape"] = target.layout.chunk_shape and list(target.layout.chunk_shape)
     return {
         "source": {
             "format": source.format.name,
             "images": len(material.image_ids),
             "chosen": [*source.image_column, *source.variant],
-            "known": known_of(material),
+            "known": hash_images(material),
             "files": _files_hash(source),
             "options": dict(material.options),
         },
         "layout": layout,
-        "parts": len(plan),
+        "parts": num_parts,
     }
 
 
-def known_of(material: Material) -> str:
+def hash_images(material: Material) -> str:
     """Return a hash of the ids, shapes, dtypes, columns and checksums of the images."""
-    count = len(material.image_ids)
     of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
-    return index_hash(Index([0, count], *of_images, np.arange(count)))
+    return index_hash(Index([0, len(material.image_ids)], *of_images))
 
 
 def _files_hash(source: BaseSource) -> str:
@@ -149,8 +236,8 @@ def _files_hash(source: BaseSource) -> str:
         name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
         try:
             status = os.stat(file)  # noqa: PTH116  # For tens of thousands of files, pathlib doubles the cost.
-            said = f"{status.st_size} {status.st_mtime_ns}"
+            version = f"{status.st_size} {status.st_mtime_ns}"
         except OSError:
-            said = "-"
-        digest.update(f"{name} {said}\n".encode(errors="surrogateescape"))
+            version = "-"
+        digest.update(f"{name} {version}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

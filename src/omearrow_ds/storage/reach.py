@@ -16,7 +16,15 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.prefetcher import Prefetcher
-from omearrow_ds.storage.remote import Remote, RetryDeadline, Seen, Storage, TransientError, keys_of, settings_of_s3
+from omearrow_ds.storage.remote import (
+    ObjectStore,
+    ObjectVersion,
+    RetryDeadline,
+    Storage,
+    TransientError,
+    keys_of,
+    settings_of_s3,
+)
 
 _MAX_RUNNING = 8  # Concurrent fetches of objects.
 _MAX_AHEAD, _MAX_AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
@@ -35,7 +43,7 @@ Found = TypeVar("Found")
 Copies = tuple[str | os.PathLike[str] | None, int | None]
 
 
-class Reach:
+class BucketReader:
     """Reads objects at URLs of several buckets or servers with the same `Storage`; see `Objects`.
 
     Parameters
@@ -49,14 +57,14 @@ class Reach:
 
     def __init__(self, storage: Storage, copies: Copies | None = None) -> None:
         self.storage, self.copies = storage, copies
-        self._remotes: dict[str, Remote] = {}
+        self._remotes: dict[str, ObjectStore] = {}
         self._prefetcher = ProcessLocal(_new_prefetcher)
         self._largest_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reach, (self.storage, self.copies)
+        return BucketReader, (self.storage, self.copies)
 
-    def remote(self, url: str) -> tuple[Remote, str]:
+    def remote(self, url: str) -> tuple[ObjectStore, str]:
         """Return the reader of the bucket or web server of a URL, and the name of the object in it."""
         scheme, _, rest = url.partition("://")
         host, _, name = rest.partition("/")
@@ -64,7 +72,7 @@ class Reach:
             name = unquote(name)
         bucket = f"{scheme}://{host}"
         if bucket not in self._remotes:
-            self._remotes[bucket] = Remote(Url(f"{scheme}:/{host}"), self.storage)
+            self._remotes[bucket] = ObjectStore(Url(f"{scheme}:/{host}"), self.storage)
         return self._remotes[bucket], name
 
     def open(self, url: str) -> ObjectFile:
@@ -93,13 +101,13 @@ class Reach:
 
     def _read(self, url: str, version: tuple[int, str] | None) -> memoryview:
         remote, name = self.remote(url)
-        return remote.read(name, version=None if version is None else Seen(*version))
+        return remote.read(name, version=None if version is None else ObjectVersion(*version))
 
     def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None:
         """Prefetch whole objects that will be read next."""
         self._prefetcher.get().schedule({url: partial(self._read, url, version) for url, version in versions.items()})
 
-    def inside(self, url: str) -> Mapping[str, Seen]:
+    def inside(self, url: str) -> Mapping[str, ObjectVersion]:
         """Return the names and versions of all objects below a URL."""
         remote, prefix = self.remote(url)
         objects = remote.listed(prefix)
@@ -112,7 +120,7 @@ class Reach:
         self._prefetcher.get().close()
         self._prefetcher.close()
 
-    def copied(self, url: str) -> tuple[PinnedFile, Seen]:
+    def copied(self, url: str) -> tuple[PinnedFile, ObjectVersion]:
         """Return a cached copy of the current version of an object, which is fetched if missing, and that version.
 
         Raises
@@ -143,7 +151,7 @@ class Reach:
         FormatError
             If Lance does not support the URL scheme.
         """
-        self.remote(url)[0].open()  # Raises the reason if the client cannot be opened.
+        self.remote(url)[0].client()  # Raises the reason if the client cannot be opened.
         kind = _LANCE_SCHEMES.get(url.partition(":")[0])
         if kind is None:
             raise FormatError(

@@ -1,4 +1,4 @@
-"""Access to objects on a server: `Storage` configures it, `Remote` reads objects below a URL."""
+"""Access to objects on a server: `Storage` configures it, `ObjectStore` reads objects below a URL."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -35,6 +36,7 @@ READ_S, _CONNECT_S = 14, 5  # Timeouts of one try; several tries fit in that tim
 _SOONER_S = (3, 2, 2, 2, 2, 2)  # Timeouts of the first tries of a byte request: most stalled ones succeed on retry.
 _QUICK_S, _SOON_S = 0.25, (1, 1, 1, 1, 2, 2, 2, 3)  # Timeouts for servers whose slowest answer took at most 0.25 s.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # Upper limits; pauses are random so that hosts do not retry at the same time.
+_RETRIES = {"max_retries": 12, "retry_timeout": timedelta(seconds=10)}  # Limits per piece of a large upload.
 _CHUNK_BYTES = 2**18
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
@@ -103,19 +105,19 @@ class TransientError(StorageError):
     """Error for a request to a server that failed, but may succeed if repeated."""
 
 
-class Seen(NamedTuple):
+class ObjectVersion(NamedTuple):
     """Version of an object: the size, and the ETag or modification time."""
 
     size_bytes: int
     tag: str
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> Seen:
+    def of(cls, meta: Mapping[str, Any]) -> ObjectVersion:
         """Return the object version that obstore's metadata of the object contain."""
         return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
-class Remote:
+class ObjectStore:
     """Objects below a URL, for reading.
 
     Parameters
@@ -137,42 +139,38 @@ class Remote:
                     f"{url} is not an S3 URL", option=name, value=value, remedy="leave it out of Storage"
                 )
         self.url, self.storage = url, storage
-        self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
-        self._clients_by_timeout: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
+        self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(self._new_clients)
         self._has_answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
         self._slowest_s = 0.0  # Time of its slowest answer, which determines later timeouts.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remote, (self.url, self.storage)
+        return type(self), (self.url, self.storage)
 
-    def _opened(self) -> Any:
-        return opened_client(self.url, self.storage)
+    def _new_clients(self) -> Callable[..., Any]:
+        return functools.cache(partial(open_client, self.url, self.storage))
 
-    def _clients(self) -> Callable[[int], Any]:
-        """Return a cached factory of clients by read timeout in seconds."""
-        url, storage = self.url, self.storage
-        return functools.cache(lambda read_s: opened_client(url, storage, read_s=read_s))
+    def client(self, read_s: int = 0, *, retries: bool = False) -> Any:
+        """Return the client of this process, see `open_client`; it must exist before threads use it."""
+        return self._clients.get()(read_s or READ_S, retries)
 
-    def open(self) -> None:
-        """Open the client, which must exist before threads use it."""
-        self._store.get()
-
-    def read(self, name: str, *, span: tuple[int, int | None] | None = None, version: Seen | None = None) -> memoryview:
+    def read(
+        self, name: str, *, span: tuple[int, int | None] | None = None, version: ObjectVersion | None = None
+    ) -> memoryview:
         """Return the bytes of an object; see `fetch`."""
         data = bytearray()
         self.fetch(name, None, data.extend, span=span, version=version)
         return memoryview(data)
 
     def ranges(
-        self, name: str, spans: Sequence[ByteRange], version: Seen | None = None, size_bytes: int | None = None
-    ) -> tuple[list[memoryview], Seen]:
+        self, name: str, spans: Sequence[ByteRange], version: ObjectVersion | None = None, size_bytes: int | None = None
+    ) -> tuple[list[memoryview], ObjectVersion]:
         """Return the bytes of several byte ranges of an object, fetched concurrently, and the version of the object.
 
         Spans that are near each other share a request. The last may reach beyond the end. For errors, see `fetch`.
         """
         runs = coalesced(spans)
 
-        def read(run: tuple[int, int]) -> tuple[memoryview, Seen]:
+        def read(run: tuple[int, int]) -> tuple[memoryview, ObjectVersion]:
             answers = bytearray()
             now = self.fetch(name, size_bytes, answers.extend, span=run, version=version)
             return memoryview(answers), now
@@ -195,7 +193,7 @@ class Remote:
     def _changed(self, name: str) -> FormatError:
         return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
 
-    def listed(self, prefix: str) -> dict[str, Seen]:
+    def listed(self, prefix: str) -> dict[str, ObjectVersion]:
         """Return the version of each object below a prefix, by object name relative to the prefix.
 
         Raises
@@ -203,15 +201,15 @@ class Remote:
         StorageError
             If the server refuses it, or cannot list.
         """
-        store, subject = self._store.get(), f"{self.url}/{prefix}"
+        store, subject = self.client(), f"{self.url}/{prefix}"
         from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
 
         if self.url.scheme in ("http", "https"):
             raise StorageError(f"{subject}: a web server cannot list files; pass the URLs of the files")
 
-        def attempt() -> dict[str, Seen]:
+        def attempt() -> dict[str, ObjectVersion]:
             objects = [entry for batch in list_objects(store, prefix or None, chunk_size=1000) for entry in batch]
-            return {str(entry["path"]).removeprefix(prefix).lstrip("/"): Seen.of(entry) for entry in objects}
+            return {str(entry["path"]).removeprefix(prefix).lstrip("/"): ObjectVersion.of(entry) for entry in objects}
 
         return self.repeat(RetryDeadline(subject), attempt, "listing failed")
 
@@ -222,8 +220,8 @@ class Remote:
         sink: Sink,
         *,
         span: tuple[int, int | None] | None = None,
-        version: Seen | None = None,
-    ) -> Seen:
+        version: ObjectVersion | None = None,
+    ) -> ObjectVersion:
         """Pass an object to ``sink`` in pieces, resume after interruptions, and return the version of the object.
 
         ``span`` limits it to the bytes from start to stop, or to its end if earlier. ``version`` is the expected
@@ -241,19 +239,19 @@ class Remote:
             If obstore is not installed.
         """
         subject, (start, stop) = f"{self.url}/{name}", span or (0, None)
-        deadline, open_client = RetryDeadline(subject), self._clients_by_timeout.get()
-        open_client(self._timeout_s(deadline))
+        deadline = RetryDeadline(subject)
+        self.client(self._timeout_s(deadline))
         from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
 
         done, total = 0, -1
 
-        def attempt() -> Seen:
+        def attempt() -> ObjectVersion:
             nonlocal version, done, total
             if version is not None and done == total:  # An error followed the last byte.
                 return version
-            answer = get(open_client(self._timeout_s(deadline)), name, options=_options(start + done, stop))
+            answer = get(self.client(self._timeout_s(deadline)), name, options=_options(start + done, stop))
             self._has_answered, self._slowest_s = True, max(self._slowest_s, deadline.tried_s)
-            current = Seen.of(answer.meta)
+            current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
                 raise FormatError(f"{subject}: has {current.size_bytes:,} bytes, expected {size_bytes:,}; restore it")
             if version not in (None, current):
@@ -463,7 +461,7 @@ def _used_by() -> int:
     return os.getpid()
 
 
-def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Mapping[str, Any] | None = None) -> Any:
+def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:  # Arguments of a cache.
     """Return an obstore client with the read timeout ``read_s``, which repeats failed requests only with ``retries``.
 
     Raises
@@ -488,10 +486,10 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
     client = {
         "allow_http": "http" in plain,
         "connect_timeout": f"{_CONNECT_S}s",
-        "read_timeout": f"{read_s or READ_S}s",
+        "read_timeout": f"{read_s}s",
         "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
     }
-    options: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
+    options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES if retries else {"max_retries": 0}}
     if url.scheme not in ("http", "https"):
         options |= {"config": config, "credential_provider": provider}
     return from_url(as_parsed(url), **{name: value for name, value in options.items() if value})

@@ -35,7 +35,7 @@ from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.placed import Placed
 from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.prefetcher import FetchCancelledError, Prefetcher
-from omearrow_ds.storage.remote import Remote, Storage
+from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.verified import VerifiedSource
 
 AHEAD = 4  # Parts that are prefetched concurrently.
@@ -65,7 +65,7 @@ class RemoteParts(PublishedSource):
     def __init__(
         self, path: Url, opening: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
     ) -> None:
-        self._remote, self.cache = Remote(path, storage), cache
+        self._remote, self.cache = ObjectStore(path, storage), cache
         self._lock = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
         self._pinned: dict[int, PinnedFile] = {}
         self._pinned_index: PinnedFile | None = None

@@ -28,18 +28,17 @@ from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
+from omearrow_ds.storage.jobs import make_parts
 from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
-from omearrow_ds.storage.materials import Material, Stored
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_path, is_several, open_below, open_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
-from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.planning import Material, SourceImages
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.reach import Reach
+from omearrow_ds.storage.reach import BucketReader
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
@@ -254,12 +253,12 @@ def _is_url(path: Any) -> bool:
     return isinstance(path, str | os.PathLike) and url_of(path) is not None
 
 
-def _urls(path: Any, given: Mapping[str, Any]) -> list[Url] | None:
+def _urls(path: Any, options: Mapping[str, Any]) -> list[Url] | None:
     """Return the URLs of several paths, or those that match a URL with a wildcard; None for other paths."""
     text = isinstance(path, str | os.PathLike)
     if not is_several(path) or (text and not _is_url(path)):
         return None
-    return urls_of(path, Reach(_storage(given.get("storage"))))
+    return urls_of(path, BucketReader(_storage(options.get("storage"))))
 
 
 def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
@@ -294,7 +293,7 @@ def _open_one(
     if not is_url:
         _refuse_options({name: of_urls[name] for name in _OF_URLS[1:] if name in of_urls}, f"{location} is not a URL")
     refuse_odd_name(location)
-    reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
+    reach = BucketReader(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(location, Url) and not is_parts(location):
         return open_url(location, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
     open_listing = partial(_open_fields, location, reach=reach, types=column_types, skip_errors=skip_errors)
@@ -348,7 +347,7 @@ def _storage(storage: Any) -> Storage:
 
 
 def _open_fields(
-    path: Path, options: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, skip_errors: bool
+    path: Path, options: Mapping[str, Any], *, reach: BucketReader, types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
     channels, incomplete = options.get("channels"), options.get("incomplete", "error")
@@ -397,7 +396,7 @@ def _open_remote(
     part_cache_bytes: int | None = None,
 ) -> RemoteParts:
     """Open a collection in parts on a server."""
-    reach = Reach(_storage(storage))
+    reach = BucketReader(_storage(storage))
     looking = (
         partial(look_at, reach=reach, **opening.keywords) if (part_cache, part_cache_bytes) == (None, None) else None
     )
@@ -640,13 +639,11 @@ def convert(
             warnings.warn(f"{problem}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
-        in_parts = chosen_parts(target, settings)
-        material = Stored(source, checksum=checksum)
-        if in_parts is not None:
-            write_parts(material, target, *in_parts, progress=progress)
+        material = SourceImages(source, checksum=checksum)
+        if target.in_parts:
+            write_parts(material, target, settings)
             return
-        columns = source.columns if source.columns.num_columns else None
-        write(material.in_order(), target, columns, len(source), progress=progress)
+        write(material.in_order(), target, source.columns, len(source), progress=progress)
 
 
 def opened(
@@ -662,9 +659,9 @@ def opened(
     return nullcontext(images)
 
 
-def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
-    parts = make_parts(material, target, cut, jobs, _open_part, progress=progress)
-    if jobs.task is None:
+def write_parts(material: Material, target: Target, settings: WriteSettings) -> None:
+    parts = make_parts(material, target, settings, _open_part)
+    if settings.task is None:
         parts.publish()
 
 

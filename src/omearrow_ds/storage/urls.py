@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
-from omearrow_ds.storage.reach import Reach
+from omearrow_ds.storage.reach import BucketReader
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
 
@@ -30,7 +30,7 @@ def open_url(
     url: Url,
     format_name: str | None,
     of_files: Mapping[str, Any],
-    reach: Reach,
+    reach: BucketReader,
     types: ColumnTypes,
     *,
     skip_errors: bool = False,
@@ -71,7 +71,7 @@ def open_url(
 
 
 def _open_table_of_files(
-    url: Url, options: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, skip_errors: bool
+    url: Url, options: Mapping[str, Any], reach: BucketReader, types: ColumnTypes, *, skip_errors: bool
 ) -> fields.FieldSource:
     """Open the fields in a table that lists files; the table is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
@@ -87,7 +87,7 @@ def _open_table_of_files(
         return listed.open_listed(url, channels, incomplete, root, reach, types, copy, skip_errors=skip_errors)
 
 
-def _refuse_cache(url: Url, reach: Reach) -> None:
+def _refuse_cache(url: Url, reach: BucketReader) -> None:
     for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
         if value is not None:
             raise ArgumentError(
@@ -98,13 +98,13 @@ def _refuse_cache(url: Url, reach: Reach) -> None:
             )
 
 
-def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSource:
+def look_at(part: Path, *, reach: BucketReader, engine: str | None = None) -> BaseSource:
     """Open one part of a collection in parts; ``part`` is its URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
 def _open_stored(
-    url: Url, format_name: str | None, reach: Reach, *, skip_errors: bool = False, **options: Any
+    url: Url, format_name: str | None, reach: BucketReader, *, skip_errors: bool = False, **options: Any
 ) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
@@ -128,7 +128,7 @@ def _open_stored(
     return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
 
 
-def _format_at(url: Url, reach: Reach) -> Format:
+def _format_at(url: Url, reach: BucketReader) -> Format:
     """Return the format at a URL, by its suffix, or otherwise by the names below it."""
     if url.name.lower().endswith(TIFF_SUFFIXES):
         return get_format("tiff")
@@ -150,7 +150,7 @@ def _format_at(url: Url, reach: Reach) -> Format:
     )
 
 
-def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
+def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
     """Return the URLs in a list, or the sorted URLs that match a glob pattern; None if ``paths`` are local.
 
     A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob.

@@ -7,8 +7,10 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +19,7 @@ from tqdm import tqdm
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
-from omearrow_ds.options import WriteSettings
+from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
@@ -133,14 +135,38 @@ class Target:
             store = parts_store(target_path.absolute(), storage)
             store.check(fmt, overwrite=overwrite)
             target_path = store.path
+            _check_executor(settings.executor)
         else:
             check_target(target_path, overwrite=overwrite)
+            _refuse_part_options(target_path, settings)
         return cls(target_path, fmt, layout, overwrite, settings.checksum, storage)
 
     @property
     def in_parts(self) -> bool:
         """Whether the target is a collection in parts."""
         return is_parts(self.path)
+
+
+def _check_executor(executor: Executor | None) -> None:
+    """Raise `ArgumentError` if parts cannot be written by this executor."""
+    if not isinstance(executor, Executor | None):
+        allowed = "a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client"
+        raise ArgumentError(option="executor", value=executor, allowed=allowed)
+    context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
+    if context is not None and context.get_start_method() == "fork":
+        raise ArgumentError(
+            "executor: a pool of forked processes hangs with libraries that start threads (Lance, DuckDB); "
+            "create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+        )
+
+
+def _refuse_part_options(path: Path, settings: WriteSettings) -> None:
+    """Raise `ArgumentError` if settings have an option that applies only to collections in parts."""
+    for name, value in settings.chosen.items():
+        if name in PARTS:
+            problem = f"needs a target with the suffix {SUFFIX}, not {path}"
+            displayed = ... if name == "executor" else value
+            raise ArgumentError(problem, option=name, value=displayed, remedy="leave it out")
 
 
 def _refuse_url(target: Path, storage: Storage | None) -> None:
@@ -168,12 +194,14 @@ def write(
     path, fmt = target.path, target.format
     module = fmt.module()
     table = pa.table({}) if columns is None else columns
+    num_rows = table.num_rows if table.num_columns else None
     layout = target.layout.for_columns(table) if fmt.grouped else target.layout
     incoming.refuse_names(table.column_names, str(path))
     module.Source.refuse_target(path, table.schema)
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
-    checked = incoming.until(stopping, incoming.checked(progress_images, layout.encoding, columns, str(path)))
+    checked = incoming.checked(progress_images, layout.encoding, num_rows, str(path))
+    checked = takewhile(lambda _: not stopping.is_set(), checked)
 
     def fill(temporary: Path) -> None:
         if fmt.kind == "directory":

@@ -19,7 +19,7 @@ from omearrow_ds.loader import settings as loader_settings
 from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.parts import OPEN_PARTS
-from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.planning import PartitionOptions
 from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.strategies import image_of
@@ -310,7 +310,7 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
     of_all = distinct(np.random.default_rng(0).permutation(wells))
     actual = {}
     for seed in (None, 0):
-        written = wells[Cut(96, seed).plan(material).order]
+        written = wells[np.concatenate(PartitionOptions(96, seed).plan(material))]
         plan = OrderSpec(0, 1, window, True, grows)
         actual[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
     assert actual[0] >= 0.9 * of_all

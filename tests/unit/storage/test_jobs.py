@@ -42,7 +42,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.manifest import Manifest
 from omearrow_ds.storage.parts_stores import FolderStore
 from omearrow_ds.storage.parts_target import PartsTarget
-from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.planning import PartitionOptions
 from tests.support.errors import raises, warns
 from tests.support.sources import check
 
@@ -93,10 +93,9 @@ def materials(draw: st.DrawFn) -> SimpleNamespace:
 @settings(deadline=None)
 @given(materials(), st.integers(1, 100), st.none() | st.integers(0, 9), st.sampled_from([None, "well"]))
 def test_a_plan_has_every_image_once_in_parts_of_one_group_that_are_full(material, part_bytes, seed, group_by):
-    cut = Cut(part_bytes, seed, (group_by,) if group_by else ())
-    plan = cut.plan(material)
-    parts = [plan.part(number).tolist() for number in range(len(plan))]
-    assert sorted(plan.order.tolist()) == list(range(len(material.image_ids)))
+    options = PartitionOptions(part_bytes, seed, (group_by,) if group_by else ())
+    parts = [part.tolist() for part in options.plan(material)]
+    assert sorted(number for part in parts for number in part) == list(range(len(material.image_ids)))
     names = ["Metadata_Plate", *([group_by] if group_by else [])]
     keys = list(zip(*(material.columns[name].to_pylist() for name in names), strict=True))
     sizes = (material.shapes.prod(axis=1) * 2).tolist()
@@ -109,16 +108,14 @@ def test_a_plan_has_every_image_once_in_parts_of_one_group_that_are_full(materia
     assert list(dict.fromkeys(keys[i] for i in in_order)) == list(dict.fromkeys(keys))
     if seed is None:
         assert in_order == sorted(in_order, key=lambda i: (list(dict.fromkeys(keys)).index(keys[i]), i))
-    again = cut.plan(material)
-    assert np.array_equal(again.order, plan.order)
-    assert np.array_equal(again.starts, plan.starts)
+    assert [part.tolist() for part in options.plan(material)] == parts
 
 
 def test_the_order_of_a_seed_is_the_same_with_every_release():
     material = SimpleNamespace(image_ids=list("abcdefgh"), shapes=np.ones((8, 5), np.int64), columns=pa.table({}))
     material.dtypes = [np.dtype(np.uint8)] * 8
-    assert Cut(3, 0).plan(material).order.tolist() == ORDER
-    assert Cut(3, 1).plan(material).order.tolist() != ORDER
+    assert np.concatenate(PartitionOptions(3, 0).plan(material)).tolist() == ORDER
+    assert np.concatenate(PartitionOptions(3, 1).plan(material)).tolist() != ORDER
 
 
 def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_path, plate, monkeypatch):
@@ -270,18 +267,18 @@ def test_of_two_that_convert_to_one_target_at_once_the_later_one_is_told(tmp_pat
 
 
 def test_a_collection_that_came_meanwhile_is_not_replaced(tmp_path, plate, monkeypatch):
-    dst, real = tmp_path / "x.parts", Cut.plan
+    dst, real = tmp_path / "x.parts", PartitionOptions.plan
 
-    def other_is_first(cut, material):
-        monkeypatch.setattr(Cut, "plan", real)
+    def other_is_first(options, material):
+        monkeypatch.setattr(PartitionOptions, "plan", real)
         convert(plate, dst, part_bytes=5 * SIZE)
-        return real(cut, material)
+        return real(options, material)
 
-    monkeypatch.setattr(Cut, "plan", other_is_first)
+    monkeypatch.setattr(PartitionOptions, "plan", other_is_first)
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, part_bytes=3 * SIZE, shuffle_seed=1)
     assert found(dst) == list(range(COUNT))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
 
 
 def full(*_):
@@ -292,10 +289,8 @@ def full(*_):
 def test_convert_continues_after_a_full_disk(tmp_path, plate, monkeypatch, name):
     dst, link, put = tmp_path / "x.parts", os.link, FolderStore.put
     with monkeypatch.context() as patch:
-        if name == "parts":
-            patch.setattr(FolderStore, "put", lambda *args: (full if args[1].startswith("parts/") else put)(*args))
-        elif name == "index.parquet":
-            patch.setattr(FolderStore, "put_index", full)
+        if name in ("parts", "index.parquet"):
+            patch.setattr(FolderStore, "put", lambda *args: (full if args[1].startswith(name) else put)(*args))
         elif name == "part index":
             patch.setattr(parts_target, "write_index", full)
         else:
@@ -462,19 +457,18 @@ def test_a_source_of_which_nothing_can_be_read_makes_no_collection(tmp_path, pla
 @pytest.mark.parametrize("name", ["lost", "raised"])
 def test_an_executor_that_fails_is_told_of_and_what_is_made_stays(tmp_path, plate, monkeypatch, name):
     dst = tmp_path / "x.parts"
-    made = []
+    futures = []
 
     class Failing(ThreadPoolExecutor):
         def submit(self, function, /, *words):
             future = super().submit(function, *words)
-            made.append(future)
-            if len(made) == 3:
+            futures.append(future)
+            if len(futures) == 3:
                 raise {"lost": BrokenExecutor("killed"), "raised": RuntimeError("gone")}[name]
             return future
 
-    errors = {"lost": (WriteError, (dst, "BrokenExecutor", "part_bytes=")), "raised": (RuntimeError, "gone")}
-    error, facts = errors[name]
-    with Failing(1) as executor, raises(error, mentions=facts, remedy=False):
+    facts = {"lost": ("BrokenExecutor", "part_bytes="), "raised": ("part 3 of 12", "RuntimeError: gone")}[name]
+    with Failing(1) as executor, raises(WriteError, path=dst, mentions=facts, remedy=False):
         convert(plate, dst, part_bytes=2 * SIZE, executor=executor)
     assert 1 <= len(list((dst / "jobs").glob("0*.json"))) <= 3
     convert(plate, dst, part_bytes=2 * SIZE)

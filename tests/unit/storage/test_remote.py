@@ -578,7 +578,7 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
         remote.settings_of_s3(Storage(profile="other"))
     with raises(ImportError, path="s3://b/a.parts", mentions="omearrow-ds[remote]"):
         open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
-    sent = remote.Remote(url_of("s3://b/a.parts"), Storage(profile="lab"))
+    sent = remote.ObjectStore(url_of("s3://b/a.parts"), Storage(profile="lab"))
     assert b"SECRET" not in pickle.dumps(sent)
 
 
@@ -623,7 +623,7 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    remote_ = remote.Remote(url_of("s3://b/a"), Storage(anonymous=anonymous))
+    remote_ = remote.ObjectStore(url_of("s3://b/a"), Storage(anonymous=anonymous))
     with raises(StorageError, path="s3://b/a", mentions=("AWS_ACCESS_KEY_ID", 403)) as told:
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
     assert ("~/.aws" in str(told.value)) is not anonymous

@@ -89,7 +89,7 @@ def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, given, monkeypa
     said = []
     with open_images(url, **given) as source:
         dataset = OMEArrowDataset(url, preload=False, **given)
-        said += [pickle.dumps(each) for each in (source, dataset, remote.Remote(source.path, Storage()))]
+        said += [pickle.dumps(each) for each in (source, dataset, remote.ObjectStore(source.path, Storage()))]
         said += [repr(each).encode() for each in (source, dataset, vars(dataset), source.opened_by)]
         proxy.set(status=403, code="AccessDenied")
         with pytest.raises(StorageError) as refused:

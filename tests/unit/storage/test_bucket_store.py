@@ -27,11 +27,11 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.cli import main
-from omearrow_ds.storage import remote, remote_writing
+from omearrow_ds.storage import bucket_store, remote
 from omearrow_ds.storage import source as sources
+from omearrow_ds.storage.bucket_store import BucketStore
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.parts_target import PartsTarget
-from omearrow_ds.storage.remote_writing import RemoteWriter
 from tests.support.errors import raises
 
 COUNT, PLENTY = 17, 2**24
@@ -199,7 +199,7 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, d
         except PathExistsError as error:
             return str(error)
 
-    sources.parts_target(dst).store.read(["open the client first"])
+    sources.parts_target(dst).store.read_files(["open the client first"])
     with ThreadPoolExecutor(4) as threads:
         output = list(threads.map(end, range(4)))
     assert output.count(None) == 1, output
@@ -290,10 +290,10 @@ def test_three_in_ten_requests_that_fail_change_nothing(proxy, weed, bucket, pla
 
 def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, bucket, weed, tmp_path, monkeypatch):
     data = np.random.default_rng(0).bytes(2**24 + 2**23)
-    monkeypatch.setattr(remote_writing, "_PIECE_BYTES", 5 * 2**20)
+    monkeypatch.setattr(bucket_store, "_PIECE_BYTES", 5 * 2**20)
     (tmp_path / "large").write_bytes(data)
     proxy.set(share=0.3, kinds=("503", "reset"), seed=1)
-    RemoteWriter(url_of(f"s3://{bucket}/x"), Storage()).put("large", tmp_path / "large")
+    BucketStore(url_of(f"s3://{bucket}/x"), Storage()).put("large", tmp_path / "large")
     assert weed.get(bucket, "x/large") == data
     assert sum(times for name, times in proxy.counts().of.items() if "partNumber" in name) >= 5
 
@@ -301,9 +301,9 @@ def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, buck
 def test_a_slow_link_that_goes_on_is_given_time(proxy, bucket, weed, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "READ_S", 1)
     monkeypatch.setattr(remote, "_SILENT_S", 4)
-    monkeypatch.setitem(remote_writing._RETRIES, "retry_timeout", timedelta(seconds=0.5))
+    monkeypatch.setitem(remote._RETRIES, "retry_timeout", timedelta(seconds=0.5))
     (tmp_path / "x").write_bytes(b"x" * 1000)
-    writer = RemoteWriter(url_of(f"s3://{bucket}/x"), Storage())
+    writer = BucketStore(url_of(f"s3://{bucket}/x"), Storage())
     proxy.set(latency_s=3.0, methods=("PUT",))
     writer.put("x", tmp_path / "x")
     assert weed.get(bucket, "x/x") == b"x" * 1000
