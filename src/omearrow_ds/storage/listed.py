@@ -41,24 +41,46 @@ def lists_files(path: Path) -> bool:
     return any(map(is_listing, TableFile(path).names))
 
 
-def open_listed(
+def open_fields(
     path: Path,
-    channels: Sequence[str] | None,
-    incomplete: str,
-    root: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
     objects: Objects,
     types: ColumnTypes,
     copy: Path | None = None,
     *,
     skip_errors: bool = False,
 ) -> fields.FieldSource:
+    """Open images of several TIFF files each: those that a ``pattern`` matches, or that a table lists.
+
+    Files at URLs are read by ``objects``; a table at a URL is read from its local ``copy``.
+    """
+    channels, incomplete, root = options.get("channels"), options.get("incomplete", "error"), options.get("root")
+    if "pattern" not in options:
+        return _open_listed(path, channels, incomplete, root, objects, types, copy, skip_errors=skip_errors)
+    if root is not None:
+        problem = "conflicts with pattern=, and is only for tables that list files"
+        raise ArgumentError(problem, option="root", value=root, remedy="leave it out")
+    read_by = objects if isinstance(path, Url) else None
+    return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
+
+
+def _open_listed(
+    path: Path,
+    channels: Sequence[str] | None,
+    incomplete: str,
+    root: str | os.PathLike[str] | None,
+    objects: Objects,
+    types: ColumnTypes,
+    copy: Path | None,
+    *,
+    skip_errors: bool,
+) -> fields.FieldSource:
     """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
 
     Rows with equal files, series and pages, such as the cells of one field, are one image. Columns ``Metadata_*`` with
-    one value per field are columns of the images. Files at URLs are read by ``objects``; a table at a URL is read from
-    its local ``copy``.
+    one value per field are columns of the images.
     """
-    if root is not None and not isinstance(root, str | os.PathLike):
+    if not isinstance(root, str | os.PathLike | None):
         raise ArgumentError(option="root", value=root, allowed="the path of a folder")
     listing = TableFile(path if copy is None else copy, path)
     names = listing.names
@@ -77,15 +99,15 @@ def open_listed(
     chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
     resolver = _FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
-    numbers: dict[Hashable, int] = {}
+    rows: dict[Hashable, int] = {}
     # Rows without files are not one field.
     keys = (files if any(files) else row for row, files in enumerate(zip(*columns, strict=True)))
-    field_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-    first = np.unique(field_of_row, return_index=True)[1]
+    first_row_of_field = np.array([rows.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
+    first = np.unique(first_row_of_field)
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     if len(first) < table.num_rows:
-        _refuse_other_places(path, table, metadata_names, columns[0], first[field_of_row])
-    metadata = _of_fields(table, metadata_names, first, field_of_row)
+        _refuse_other_places(path, table, metadata_names, columns[0], first_row_of_field)
+    metadata = _of_fields(table, metadata_names, first, first_row_of_field)
     ids = _ids(metadata, files_of, first)
     metadata |= {
         f"FileName_{name}": pa.array(resolver.functions(table.take(first), listed[name])) for name in functions
@@ -244,12 +266,12 @@ def _refuse_other_places(
             )
 
 
-def _of_fields(table: pa.Table, names: Mapping[str, str], first: Any, field_of_row: Any) -> dict[str, Any]:
+def _of_fields(table: pa.Table, names: Mapping[str, str], first: Any, first_row_of_field: Any) -> dict[str, Any]:
     """Return the columns of the fields, one row each; columns that differ within a field describe its cells."""
     columns: dict[str, Any] = {}
     for plain, name in names.items():
         column = table[name].combine_chunks()
-        if len(first) < len(column) and not column.equals(column.take(pa.array(first[field_of_row]))):
+        if len(first) < len(column) and not column.equals(column.take(pa.array(first_row_of_field))):
             continue
         values = column.take(pa.array(first))
         columns[plain] = pa.array(fields.typed(plain, values.to_pylist())) if values.type == pa.string() else values

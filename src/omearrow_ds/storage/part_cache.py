@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
 from omearrow_ds.resources import is_private_file
@@ -75,40 +76,21 @@ class PinnedFile:
             close(self._descriptor)
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """Name, size and last use of a cached file.
-
-    Attributes
-    ----------
-    name, size_bytes
-        Name of the file, and size in bytes.
-    used_s
-        Time of the last use, in seconds since 1970.
-    is_pinned
-        Whether a process uses or fetches the file.
-    """
+class CacheEntry(NamedTuple):
+    """Name, size in bytes and last use of a cached file, in seconds since 1970."""
 
     name: str
     size_bytes: int
     used_s: float
-    is_pinned: bool
+    is_pinned: bool  # Whether a process uses or fetches the file.
 
 
 @dataclass(frozen=True)
 class PartCache:
-    """Cache folder of fetched files.
-
-    Attributes
-    ----------
-    folder
-        Path of the folder.
-    limit_bytes
-        Maximum size of all files, including those being fetched.
-    """
+    """Cache folder of fetched files."""
 
     folder: Path
-    limit_bytes: int
+    limit_bytes: int  # Maximum size of all files, including those being fetched.
 
     @classmethod
     def choose(cls, folder: str | os.PathLike[str] | None, limit_bytes: int | None) -> PartCache:
@@ -183,44 +165,24 @@ class PartCache:
     def acquire(self, name: str, size_bytes: int, fetch: Fetch, *, release: Callable[[], bool] = bool) -> PinnedFile:
         """Return a cached file; if it is missing, fetch the file, or wait for another process that fetches it.
 
-        Parameters
-        ----------
-        name, size_bytes
-            Name of the file, and size in bytes.
-        fetch
-            Function that writes the file.
-        release
-            Releases a file that this process uses if the cache is full; returns False if it uses none.
-
-        Raises
-        ------
-        WriteError
-            If the cache is full, and no file in use is released.
-        StorageError
-            If another process fetches the file without progress.
+        If the cache is full, ``release`` releases a file that this process uses, or returns False if it uses none.
+        Raises `WriteError` if the cache is full, and no file in use is released; `StorageError` if another process
+        fetches the file without progress.
         """
-        started_s = time.monotonic()
+        pinned, started_s = None, time.monotonic()
         while True:
             try:
-                pinned = self._get_or_fetch(name, size_bytes, fetch)
+                pinned = self.try_acquire(name, size_bytes, fetch)
             except BlockingIOError:
-                pinned = None
                 waited_s = time.monotonic() - started_s
                 if size_bytes > self.limit_bytes or (not release() and waited_s > _MAX_FULL_S):
-                    raise WriteError(self._no_room(name, size_bytes)) from None
+                    raise self._no_room(name, size_bytes) from None
             if pinned is not None:
                 return pinned
             self._refuse_stuck(name)
             time.sleep(_POLL_S)
 
     def try_acquire(self, name: str, size_bytes: int, fetch: Fetch) -> PinnedFile | None:
-        """Return a cached file as `acquire` does; None if the cache is full or another process is fetching the file."""
-        try:
-            return self._get_or_fetch(name, size_bytes, fetch)
-        except BlockingIOError:
-            return None
-
-    def _get_or_fetch(self, name: str, size_bytes: int, fetch: Fetch) -> PinnedFile | None:
         """Return a cached or fetched file; None if another process fetches it. Raises `BlockingIOError` if full."""
         pinned = self.get(name, size_bytes)
         if pinned is not None:
@@ -284,7 +246,7 @@ class PartCache:
                 partial.unlink(missing_ok=True)
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno in _NO_SPACE:
-                raise WriteError(self._no_room(name, size_bytes)) from error
+                raise self._no_room(name, size_bytes) from error
             raise
         return PinnedFile(path, descriptor)
 
@@ -332,8 +294,8 @@ class PartCache:
             finally:
                 os.close(descriptor)
 
-    def _no_room(self, name: str, size_bytes: int) -> str:
-        return (
+    def _no_room(self, name: str, size_bytes: int) -> WriteError:
+        return WriteError(
             f"{self.folder}: {name} of {size_bytes:,} bytes does not fit: {_used_bytes(self.folder):,} of "
             f"part_cache_bytes={self.limit_bytes:,} are in use by processes of this host, "
             f"{shutil.disk_usage(self.folder).free:,} are free on its disk; raise part_cache_bytes, use fewer "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
-from omearrow_ds.storage.byte_source import HEAD_BYTES, ByteRange, ObjectFile, version_fingerprint
+from omearrow_ds.storage.byte_source import HEAD_BYTES, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
@@ -46,19 +46,15 @@ Copies = tuple[str | os.PathLike[str] | None, int | None]
 class BucketReader:
     """Reads objects at URLs of several buckets or servers with the same `Storage`; see `Objects`.
 
-    Parameters
-    ----------
-    storage
-        Access to the servers of the objects.
-    copies
-        Folder and limit of the cache for copies of whole objects, as arguments of `PartCache.choose`; None for no
-        copies.
+    ``copies`` are folder and limit of the cache for copies of whole objects, as arguments of `PartCache.choose`.
     """
 
     def __init__(self, storage: Storage, copies: Copies | None = None) -> None:
         self.storage, self.copies = storage, copies
         self._remotes: dict[str, ObjectStore] = {}
-        self._prefetcher = ProcessLocal(_new_prefetcher)
+        self._prefetcher = ProcessLocal(
+            partial(Prefetcher[str, memoryview], "omearrow-ds-object", _FIRST_AHEAD, _MAX_RUNNING)
+        )
         self._largest_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,11 +75,7 @@ class BucketReader:
         """Open an object for range requests, and fetch its first bytes."""
         remote, name = self.remote(url)
         (head,), version = remote.ranges(name, [(0, HEAD_BYTES)])
-
-        def fetch(ranges: Sequence[ByteRange]) -> list[memoryview]:
-            return remote.ranges(name, ranges, version)[0]
-
-        return ObjectFile(fetch, version, head, url)
+        return ObjectFile(lambda ranges: remote.ranges(name, ranges, version)[0], version, head, url)
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
         """Return the bytes of an object from ``start`` to ``stop``."""
@@ -121,16 +113,8 @@ class BucketReader:
         self._prefetcher.close()
 
     def copied(self, url: str) -> tuple[PinnedFile, ObjectVersion]:
-        """Return a cached copy of the current version of an object, which is fetched if missing, and that version.
-
-        Raises
-        ------
-        FormatError
-            Without ``copies``, as when inspecting parts, which are fetched whole only by callers that know their hash.
-        WriteError
-            If the cache is full.
-        """
-        if self.copies is None:
+        """Return a cached copy of the current version of an object, which is fetched if missing, and that version."""
+        if self.copies is None:  # When parts are inspected, which are fetched whole only by their hash.
             raise FormatError(f"{url}: byte ranges are not supported")
         remote, name = self.remote(url)
         (_, version), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
@@ -144,13 +128,7 @@ class BucketReader:
         return cache.acquire(f"00000-{digest_of(identity)}{suffix}", version.size_bytes, fetch), version
 
     def settings(self, url: str) -> dict[str, str]:
-        """Return Lance's ``storage_options``; they may contain the secret keys of a profile and must not be stored.
-
-        Raises
-        ------
-        FormatError
-            If Lance does not support the URL scheme.
-        """
+        """Return Lance's ``storage_options``; they may contain the secret keys of a profile and must not be stored."""
         self.remote(url)[0].client()  # Raises the reason if the client cannot be opened.
         kind = _LANCE_SCHEMES.get(url.partition(":")[0])
         if kind is None:
@@ -180,7 +158,3 @@ class BucketReader:
     def again(self, url: str, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, which uses Lance and is called again while the server does not answer."""
         return self.remote(url)[0].repeat(RetryDeadline(url), read, "no response")
-
-
-def _new_prefetcher() -> Prefetcher[str, memoryview]:
-    return Prefetcher("omearrow-ds-object", _FIRST_AHEAD, _MAX_RUNNING)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +45,7 @@ _NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # Er
 _PASSING = {408, 425, 429}  # 4xx statuses after which the same request may succeed later.
 _AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 _KEYS = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": _AZURE, "abfs": _AZURE}  # Variables that obstore reads.
+_ENDPOINTS, _REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION", "AWS_DEFAULT_REGION")
 _BEYOND = 416  # Status if a range begins after the end of the object.
 _UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # Seconds until a server that never answered is an error.
 _AT_ONCE = 8  # Concurrent range requests for one object.
@@ -118,15 +120,7 @@ class ObjectVersion(NamedTuple):
 
 
 class ObjectStore:
-    """Objects below a URL, for reading.
-
-    Parameters
-    ----------
-    url
-        The folder.
-    storage
-        Access to the server.
-    """
+    """Objects below a URL, for reading."""
 
     _option = "storage"  # Name of the argument that passes its `Storage`.
     _missing = "does not exist; restore it, or correct the URL"
@@ -182,25 +176,18 @@ class ObjectStore:
                 fetched = list(pool.map(read, runs))
         if len({now for _, now in fetched}) > 1:
             raise self._changed(name)
-        holding = {start: data for (start, _), (data, _) in zip(runs, fetched, strict=True)}
-        starts = sorted(holding)
         parts = []
         for start, stop in spans:
-            first = starts[bisect.bisect_right(starts, start) - 1]
-            parts.append(holding[first][start - first : stop - first])
+            index = bisect.bisect_right(runs, start, key=itemgetter(0)) - 1
+            first = runs[index][0]
+            parts.append(fetched[index][0][start - first : stop - first])
         return parts, fetched[0][1]
 
     def _changed(self, name: str) -> FormatError:
         return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
 
     def listed(self, prefix: str) -> dict[str, ObjectVersion]:
-        """Return the version of each object below a prefix, by object name relative to the prefix.
-
-        Raises
-        ------
-        StorageError
-            If the server refuses it, or cannot list.
-        """
+        """Return the version of each object below a prefix, by object name relative to the prefix."""
         store, subject = self.client(), f"{self.url}/{prefix}"
         from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
 
@@ -224,19 +211,9 @@ class ObjectStore:
     ) -> ObjectVersion:
         """Pass an object to ``sink`` in pieces, resume after interruptions, and return the version of the object.
 
-        ``span`` limits it to the bytes from start to stop, or to its end if earlier. ``version`` is the expected
-        version.
-
-        Raises
-        ------
-        StorageError
-            If no byte arrives for 30 s, or the server refuses it.
-        MissingPathError
-            If it does not exist.
-        FormatError
-            If its size is not ``size_bytes``, or its version is not ``version``.
-        BackendError
-            If obstore is not installed.
+        ``span`` limits it to the bytes from start to stop, or to its end if earlier. Raises `StorageError` if no byte
+        arrives for 30 s, or the server refuses it; `MissingPathError` if it does not exist; `FormatError` if its size
+        is not ``size_bytes``, or its version is not ``version``.
         """
         subject, (start, stop) = f"{self.url}/{name}", span or (0, None)
         deadline = RetryDeadline(subject)
@@ -280,8 +257,7 @@ class ObjectStore:
     ) -> Result:
         """Return the result of an attempt, which is repeated while the server may still answer.
 
-        ``silent`` describes a server without progress in errors; ``on_timeout`` handles it. For ``try_s``, see
-        `RetryDeadline.wait`.
+        ``silent`` describes a server without progress in errors; ``on_timeout`` handles it.
         """
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
@@ -319,7 +295,7 @@ class ObjectStore:
         """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
-        kind, cause = type(error).__name__, _told(error)
+        kind, cause = type(error).__name__, _describe_error(error)
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
             problem = f"{subject}: the server refuses access with {self._identity()}; {cause}"
@@ -390,13 +366,7 @@ class ObjectStore:
 
 
 class RetryDeadline:
-    """Time limit for repeating a request: 30 s since the server last made progress.
-
-    Parameters
-    ----------
-    subject
-        Name of the request in errors.
-    """
+    """Time limit for repeating a request: 30 s since the server last made progress; errors start with ``subject``."""
 
     def __init__(self, subject: str) -> None:
         self.subject, self.num_tries = subject, 0
@@ -444,15 +414,15 @@ def _options(start: int, stop: int | None) -> Any:
     return {"range": {"offset": start}} if start else None
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return a short description of an error, without the server's answer: it may contain keys and signatures."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         return f"HTTP status {status[1]}{f' ({code[1]})' if code else ''}"
     known = ("timed out", "refused", "reset", "dns error", "certificate", "closed", "broken pipe")
-    said = text.lower().replace("timedout", "timed out")
-    return next((f"connection: {each}" for each in known if each in said), type(error).__name__)
+    lower = text.lower().replace("timedout", "timed out")
+    return next((f"connection: {problem}" for problem in known if problem in lower), type(error).__name__)
 
 
 @functools.cache
@@ -461,16 +431,8 @@ def _used_by() -> int:
     return os.getpid()
 
 
-def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:  # Arguments of a cache.
-    """Return an obstore client with the read timeout ``read_s``, which repeats failed requests only with ``retries``.
-
-    Raises
-    ------
-    BackendError
-        If obstore is not installed.
-    StorageError
-        If this process was forked from a process that had used a client.
-    """
+def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
+    """Return an obstore client with this read timeout, which repeats failed requests only with ``retries``."""
     if importlib.util.find_spec("obstore") is None:
         raise BackendError(f"{url}: obstore is not installed; run pip install 'omearrow-ds[remote]'")
     if _used_by() != os.getpid():
@@ -508,16 +470,13 @@ def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
             value=storage.profile,
             remedy="correct it",
         )
-    endpoint = (
-        storage.endpoint
-        or environ.get("AWS_ENDPOINT_URL_S3")
-        or environ.get("AWS_ENDPOINT_URL")
-        or profile.get("endpoint_url")
-    )
-    region = storage.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
-    config = {"endpoint": endpoint, "region": region, "skip_signature": storage.anonymous or None}
-    provider = _provider(name, profile) if profile else None
-    return {key: value for key, value in config.items() if value is not None}, provider
+    values = {
+        "endpoint": (storage.endpoint, *map(environ.get, _ENDPOINTS), profile.get("endpoint_url")),
+        "region": (storage.region, *map(environ.get, _REGIONS), profile.get("region")),
+        "skip_signature": (storage.anonymous,),
+    }
+    config = {key: value for key, choices in values.items() if (value := next(filter(None, choices), None))}
+    return config, _provider(name, profile) if profile else None
 
 
 def _profile(name: str) -> Mapping[str, str]:
@@ -556,11 +515,11 @@ def _provider(name: str, profile: Mapping[str, str]) -> Any:
 
 def keys_of(provider: Any) -> dict[str, str]:
     """Return the current credentials of a provider; the keys are AWS names in lower case."""
-    found = provider()
-    kept = {"access_key_id": found["access_key_id"], "secret_access_key": found["secret_access_key"]}
-    return {**kept, "session_token": found.get("token")} if found.get("token") else kept
+    keys = provider()
+    names = {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "token": "session_token"}
+    return {aws_name: keys[name] for name, aws_name in names.items() if keys.get(name)}
 
 
-def _keys(said: Mapping[str, str]) -> dict[str, Any]:
-    keys = {"access_key_id": said["aws_access_key_id"], "secret_access_key": said["aws_secret_access_key"]}
-    return {**keys, "token": said.get("aws_session_token"), "expires_at": None}
+def _keys(profile: Mapping[str, str]) -> dict[str, Any]:
+    keys = {"access_key_id": profile["aws_access_key_id"], "secret_access_key": profile["aws_secret_access_key"]}
+    return {**keys, "token": profile.get("aws_session_token"), "expires_at": None}

@@ -29,12 +29,18 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedSource
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
-from omearrow_ds.storage.part_fetches import RANGED_BYTES, DownloadProgress, part_fetch, prefetch_part
 from omearrow_ds.storage.part_stacks import PartStacks
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.placed import Placed
 from omearrow_ds.storage.planning import PLATE
-from omearrow_ds.storage.prefetcher import FetchCancelledError, Prefetcher
+from omearrow_ds.storage.prefetcher import (
+    RANGED_BYTES,
+    DownloadProgress,
+    FetchCancelledError,
+    Prefetcher,
+    part_fetch,
+    prefetch_part,
+)
 from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.verified import VerifiedSource
 

@@ -45,7 +45,7 @@ from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
-from omearrow_ds.storage.urls import look_at, open_url, urls_of
+from omearrow_ds.storage.urls import open_remote_part, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts, write
 from omearrow_ds.text import count
@@ -350,20 +350,8 @@ def _open_fields(
     path: Path, options: Mapping[str, Any], *, reach: BucketReader, types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
-    channels, incomplete = options.get("channels"), options.get("incomplete", "error")
-    if "pattern" in options:
-        if "root" in options:
-            raise ArgumentError(
-                "conflicts with pattern=, and is only for tables that list files",
-                option="root",
-                value=options["root"],
-                remedy="leave it out",
-            )
-        return fields.open_pattern(path, options["pattern"], channels, incomplete, skip_errors=skip_errors)
-    if path.is_file() and listed.lists_files(path):
-        return listed.open_listed(
-            path, channels, incomplete, options.get("root"), reach, types, skip_errors=skip_errors
-        )
+    if "pattern" in options or (path.is_file() and listed.lists_files(path)):
+        return listed.open_fields(path, options, reach, types, skip_errors=skip_errors)
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
@@ -397,11 +385,10 @@ def _open_remote(
 ) -> RemoteParts:
     """Open a collection in parts on a server."""
     reach = BucketReader(_storage(storage))
-    looking = (
-        partial(look_at, reach=reach, **opening.keywords) if (part_cache, part_cache_bytes) == (None, None) else None
-    )
+    are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
+    open_ranged = None if are_fetched_whole else partial(open_remote_part, reach=reach, **opening.keywords)
     try:
-        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
+        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged)
     except MissingPathError:
         target = None if url.scheme in ("http", "https") else parts_target(url, reach.storage)
         if target is None or not target.store.is_begun:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, MissingPathError
-from omearrow_ds.storage import fields, listed
+from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES, is_hidden
@@ -36,28 +36,11 @@ def open_url(
     skip_errors: bool = False,
     **given: Any,
 ) -> BaseSource:
-    """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`.
-
-    Raises
-    ------
-    FormatError
-        If the format is not supported at URLs; the error states a remedy.
-    MissingPathError
-        If nothing exists at the URL.
-    """
+    """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
-    if "pattern" in of_files:
-        if "root" in of_files:
-            raise ArgumentError(
-                "conflicts with pattern=, and is only for tables that list files",
-                option="root",
-                value=of_files["root"],
-                remedy="leave it out",
-            )
-        channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
-        return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, skip_errors=skip_errors)
-    if of_files or is_csv(url):
+        if "pattern" in of_files:
+            return listed.open_fields(url, of_files, reach, types, skip_errors=skip_errors)
         return _open_table_of_files(url, of_files, reach, types, skip_errors=skip_errors)
     try:
         return _open_stored(url, format_name, reach, skip_errors=skip_errors, **given)
@@ -72,7 +55,7 @@ def open_url(
 
 def _open_table_of_files(
     url: Url, options: Mapping[str, Any], reach: BucketReader, types: ColumnTypes, *, skip_errors: bool
-) -> fields.FieldSource:
+) -> BaseSource:
     """Open the fields in a table that lists files; the table is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
@@ -82,9 +65,7 @@ def _open_table_of_files(
             raise ArgumentError(
                 f"lists no TIFF files, which {names or 'a CSV file'} needs", path=url, remedy="pass another table"
             )
-        channels, incomplete = options.get("channels"), options.get("incomplete", "error")
-        root = options.get("root")
-        return listed.open_listed(url, channels, incomplete, root, reach, types, copy, skip_errors=skip_errors)
+        return listed.open_fields(url, options, reach, types, copy, skip_errors=skip_errors)
 
 
 def _refuse_cache(url: Url, reach: BucketReader) -> None:
@@ -98,7 +79,7 @@ def _refuse_cache(url: Url, reach: BucketReader) -> None:
             )
 
 
-def look_at(part: Path, *, reach: BucketReader, engine: str | None = None) -> BaseSource:
+def open_remote_part(part: Path, *, reach: BucketReader, engine: str | None = None) -> BaseSource:
     """Open one part of a collection in parts; ``part`` is its URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
 
@@ -153,14 +134,8 @@ def _format_at(url: Url, reach: BucketReader) -> Format:
 def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
     """Return the URLs in a list, or the sorted URLs that match a glob pattern; None if ``paths`` are local.
 
-    A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob.
-
-    Raises
-    ------
-    ArgumentError
-        If only some paths in a list are URLs.
-    MissingPathError
-        If no object matches.
+    A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob. Raises
+    `ArgumentError` if only some paths in a list are URLs; `MissingPathError` if no object matches.
     """
     if isinstance(paths, str | os.PathLike):
         text = str(url_of(paths))

@@ -30,7 +30,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.dataset import preload
-from omearrow_ds.storage import part_cache, part_fetches, remote, remote_parts
+from omearrow_ds.storage import part_cache, prefetcher, remote, remote_parts
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
@@ -127,7 +127,7 @@ class _Bar:
 
     def __init__(self, initial, **options):
         self.options, self.count, self.steps = options, initial, 1
-        shown.append(self)
+        bars.append(self)
 
     def update(self, count):
         self.count, self.steps = self.count + count, self.steps + 1
@@ -136,7 +136,7 @@ class _Bar:
         self.closed = True
 
 
-shown: list[_Bar] = []
+bars: list[_Bar] = []
 
 
 @pytest.mark.parametrize("target", [0, 3])
@@ -147,18 +147,18 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     monkeypatch.setattr(preload.PreloadProgressBar, "after_s", -1.0)
     monkeypatch.setattr(preload, "_ThreadlessBar", _Bar)
     monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
-    shown.clear()
+    bars.clear()
     server.faults = 0.3  # Bytes that are fetched twice count once.
     dataset = OMEArrowDataset(url, progress=True, normalize=False, **passed)
     np.testing.assert_array_equal(dataset[16].numpy()[:, None], images[16][0])
-    (bar,) = shown
+    (bar,) = bars
     total = sum(item.stat().st_size for item in (server.folder / "a.parts" / PARTS).iterdir())
     assert (bar.count, bar.options["total"], bar.options["unit"], bar.closed) == (total, total, "B", True)
     assert bar.options["desc"] == "preloading a.parts"
     assert bar.steps > 2 * (len(SIZES) - target)
     for quiet in ({"progress": False}, {}):  # No bar without a terminal either.
         OMEArrowDataset(url, **quiet, **passed)
-    assert len(shown) == 1
+    assert len(bars) == 1
 
 
 def _loaded(url, tmp_path, shuffle, workers=0, limit_bytes=PLENTY, batch_size=1):
@@ -214,8 +214,8 @@ def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path,
 
 @pytest.mark.parametrize("faults", [0.0, 0.3])
 def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images, monkeypatch, faults):
-    monkeypatch.setattr(part_fetches, "RANGED_BYTES", 2**12)
-    monkeypatch.setattr(part_fetches, "_RANGE_BYTES", 1000)
+    monkeypatch.setattr(prefetcher, "RANGED_BYTES", 2**12)
+    monkeypatch.setattr(prefetcher, "_RANGE_BYTES", 1000)
     server.faults = faults
     with opened() as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
@@ -226,8 +226,8 @@ def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images
 
 
 def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server, url, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(part_fetches, "RANGED_BYTES", 2**12)
-    monkeypatch.setattr(part_fetches, "_RANGE_BYTES", 1000)
+    monkeypatch.setattr(prefetcher, "RANGED_BYTES", 2**12)
+    monkeypatch.setattr(prefetcher, "_RANGE_BYTES", 1000)
     first, *_, last = sorted((server.folder / "a.parts" / PARTS).iterdir())
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     last.unlink()
@@ -383,7 +383,8 @@ def test_what_is_held_does_not_go(tmp_path):
         os.write(descriptor, b"x" * 40)
 
     pinned = [cache.acquire(name, 40, fetch) for name in names[:2]]
-    assert cache.try_acquire(names[2], 40, fetch) is None
+    with pytest.raises(BlockingIOError):
+        cache.try_acquire(names[2], 40, fetch)
     pinned[0].close()
     assert cache.acquire(names[2], 40, fetch).path.read_bytes() == b"x" * 40
     assert not pinned[0].path.exists()
