@@ -154,16 +154,16 @@ def _resolve(axis: str, size: int, pick: Pick, subject: str) -> Sequence[int]:
         try:
             chosen = range(size)[pick]
         except (TypeError, ValueError) as error:
-            raise AxesError(f"select={{{axis!r}: {pick}}}: invalid slice: {error}; correct it") from None
+            raise AxesError(f"select={{{axis!r}: {pick}}}: invalid slice: {error}; pass a slice of integers") from None
         if not chosen:
             raise SelectError(
-                f"{subject}: select={{{axis!r}: {pick}}} is empty for axis {axis} of length {size}; correct it"
+                f"{subject}: select={{{axis!r}: {pick}}} is empty on axis {axis} of length {size}; select an index"
             )
         return chosen
     indices = [pick] if isinstance(pick, int) else pick
     if not indices or not all(-size <= index < size for index in indices):
         raise SelectError(
-            f"{subject}: select={{{axis!r}: {pick!r}}} is out of range for axis {axis} of length {size}; correct it"
+            f"{subject}: select={{{axis!r}: {pick!r}}} exceeds axis {axis} of length {size}; select smaller indices"
         )
     indices = [index % size for index in indices]
     step = indices[1] - indices[0] if len(indices) > 1 else 1

@@ -11,10 +11,10 @@ OMEArrowDSError
 ├── StorageError (OSError)              server that does not answer, or refuses
 ├── BackendError (ImportError)          library of a format that is not installed
 ├── ImageError (ValueError)             image that cannot be written: rank, dtype, size
-├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
+├── MetadataError (ValueError)          OME metadata, image ids or columns that do not match
 ├── ColumnError (LookupError)           missing or unsuitable column
 │   └── ImageColumnError                several image columns, none of which was chosen
-├── AxesError (ValueError)              axes, selection or crop that do not fit an image
+├── AxesError (ValueError)              axes, selection or crop that do not match an image
 │   └── SelectError (IndexError)        selected index outside its axis, or a filter that no row fulfills
 ├── ImageIndexError (IndexError)        image index out of range
 └── MemoryLimitError (MemoryError)      pixels that exceed the allowed memory
@@ -227,7 +227,7 @@ class ImageError(OMEArrowDSError, ValueError):
 
 
 class MetadataError(OMEArrowDSError, ValueError):
-    """Error raised if metadata, image ids or columns do not fit the images.
+    """Error raised if metadata, image ids or columns do not match the images.
 
     Examples
     --------
@@ -273,7 +273,7 @@ class ImageColumnError(ColumnError):
 
 
 class AxesError(OMEArrowDSError, ValueError):
-    """Error raised if axes, a selection or a crop do not fit an image.
+    """Error raised if axes, a selection or a crop do not match an image.
 
     Examples
     --------

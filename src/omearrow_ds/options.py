@@ -185,15 +185,15 @@ def _checked(declared: Field[Any], value: Any) -> Any:
             return check_integer(name, value, rule.minimum, f"a whole number from {rule.minimum}{or_none}")
         allowed = f"a number of bytes from {rule.minimum}{or_none}"
         if isinstance(value, str):
-            raise ArgumentError(option=name, value=value, allowed=allowed, remedy="pass for example 20e9 for 20 GB")
+            raise ArgumentError(option=name, value=value, allowed=allowed, remedy="pass e.g. 20e9 for 20 GB")
         number = int(value) if isinstance(value, float) and value.is_integer() else value
         return check_integer(name, number, rule.minimum, allowed)
     elif rule.kind == "text" and not isinstance(value, str | os.PathLike):
-        raise ArgumentError(option=name, value=value, allowed=f"a text{or_none}")
+        raise ArgumentError(option=name, value=value, allowed=f"a string{or_none}")
     elif rule.kind == "selection" and not isinstance(value, Mapping):
         raise ArgumentError(option=name, value=value, allowed="a mapping of axes, e.g. {'C': [0, 2]}")
     elif rule.kind == "task" and not _is_task(value):
-        raise ArgumentError(option=name, value=value, allowed="(K, N), task K of N, from 1")
+        raise ArgumentError(option=name, value=value, allowed="(K, N) for task K of N, counted from 1")
     return value
 
 

@@ -41,7 +41,7 @@ from tests.conftest import needs
 from tests.support.errors import find_problems, raises
 
 # Lance reads images itself if offsets are damaged. The package warns that this is slow.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is read through Lance:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is read by Lance:UserWarning")
 
 REFUSED = (FormatError, DecodeError)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)

@@ -92,12 +92,12 @@ def is_clear(ratios: Sequence[float]) -> bool:
 def uncertainty_note(rounds: int, noise: float) -> str:
     """Return why a result is uncertain (few rounds, or noise above 50 %), or an empty string if it is certain."""
     if rounds < _FEW_ROUNDS:
-        return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"
+        return f"not sure: the time allowed only {'one round' if rounds == 1 else f'{rounds} rounds'}; raise --seconds"
     if noise > _NOISY:
-        return too_noisy(f"half of the rounds took {noise:.0%} longer than the best, or more")
+        return too_noisy(f"half of the rounds took at least {noise:.0%} longer than the best")
     return ""
 
 
 def too_noisy(why: str) -> str:
     """Return a message that the machine is too noisy for a certain result, with the reason ``why``."""
-    return f"not sure: the machine was too noisy, {why}; run it again when it is quiet"
+    return f"not sure: the machine was too noisy, {why}; run the command again on an idle machine"

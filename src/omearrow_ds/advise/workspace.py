@@ -44,7 +44,7 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
     if most_bytes < min(_LEAST_BYTES, wanted_bytes):
         needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
         raise ArgumentError(
-            f"the disk has {free_bytes:,} free bytes, but {copies} copies of a sample need {needed:,} or more",
+            f"the disk has {free_bytes:,} free bytes, but {copies} copies of a sample need at least {needed:,}",
             option="work_dir",
             value=str(folder.parent),
             remedy="pass a folder on another disk, or fewer formats",
@@ -57,7 +57,7 @@ def over_limit_message(n_bytes: int, resource: str, limit_bytes: int, limit_name
     return (
         ""
         if n_bytes <= limit_bytes
-        else f"takes {n_bytes:,} bytes of {resource}, allowed are {limit_bytes:,} ({limit_name})"
+        else f"needs {n_bytes:,} bytes of {resource} but the limit is {limit_bytes:,} ({limit_name})"
     )
 
 

@@ -50,8 +50,8 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
     if limit is not None and num_bytes > limit:
         raise failures.Failure(
-            f"{part_cache.folder}: {text.size(num_bytes)} remain above --limit {text.size(limit)}, as local processes "
-            f"use {used} ({removed}); run it again after they end"
+            f"{part_cache.folder}: {text.size(num_bytes)} exceed --limit {text.size(limit)}, because running processes "
+            f"use {used} ({removed}); run the command again after they end"
         )
     if as_json:
         rows = [

@@ -69,11 +69,11 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
     if description.looks_like is not None:
         pattern, fields, channels = description.looks_like
         whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
-        rows.append(("looks like", f"{whole} in files of their own; add --pattern {pattern}"))
+        rows.append(("looks like", f"{whole}, one file per channel; add --pattern {pattern}"))
     if description.physical_sizes:
         sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
         rows.append(("pixel size", ", ".join(sizes)))
-    fits = "fits" if description.preload_fits else "does not fit"
+    fits = "fits in" if description.preload_fits else "larger than"
     # Files also contain the images that a filter leaves out.
     has_percent = description.decoded_bytes and not is_filtered
     share = f", {description.allocated_bytes / description.decoded_bytes:.0%} of decoded" if has_percent else ""
@@ -82,16 +82,16 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
         ("columns", _some([f"{name} ({kind})" for name, kind in description.columns.items()]) or "none"),
         ("on disk", f"{text.size(description.allocated_bytes)}{share}, {files}"),
         ("decoded", text.size(description.decoded_bytes)),
-        ("preload", f"{fits} half of the {text.size(description.available_bytes)} of memory available"),
+        ("preload", f"{fits} half of the {text.size(description.available_bytes)} of available memory"),
     ]
     if description.labels:
         rows.append(("labels", f"{_some(list(description.labels))}, separate images in the collection"))
     if stored.encoding is not None:
         rows.append(("encoding", stored.encoding))
-    looked_at = "" if not stored.looked_at else f" (of {text.count(stored.looked_at, 'image')} looked at)"
+    looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'image')} read)"
     return [
         *rows,
-        ("checksums", "one for each image" if description.checksums else "none"),
+        ("checksums", "one per image" if description.checksums else "none"),
         ("compression", f"{stored.compression}{looked_at}"),
         ("chunking", f"{stored.chunking}{looked_at}"),
         ("reading", stored.reading),
@@ -117,14 +117,14 @@ def _kinds(numbers: Mapping[str, int]) -> str:
     return _some([f"{value}: {text.count(number, 'image')}" for value, number in numbers.items()], "; ")
 
 
-def _channels(found: Description) -> str:
-    numbers = sorted({shape[1] for shape in found.shapes})
-    number = " to ".join(str(each) for each in dict.fromkeys([numbers[0], numbers[-1]])) if numbers else "0"
-    if found.channels is None:
-        unknown = "names not known before a part is fetched"
-        return f"{number}, {unknown if found.stored.looked_at == 0 else 'not the same in all images'}"
-    names = [name for name in found.channels if name is not None]
-    return f"{number}: {_some([name or '(no name)' for name in found.channels])}" if names else f"{number}, no names"
+def _channels(facts: Description) -> str:
+    numbers = sorted({shape[1] for shape in facts.shapes})
+    number = " to ".join(str(bound) for bound in dict.fromkeys([numbers[0], numbers[-1]])) if numbers else "0"
+    if facts.channels is None:
+        unknown = "names unknown until a part is fetched"
+        return f"{number}, {unknown if facts.stored.looked_at == 0 else 'not the same in all images'}"
+    names = [name for name in facts.channels if name is not None]
+    return f"{number}: {_some([name or '(no name)' for name in facts.channels])}" if names else f"{number}, no names"
 
 
 def _some(names: list[str], between: str = ", ") -> str:

@@ -100,7 +100,7 @@ def _size(value: str) -> tuple[int, int]:
 
 
 def _task(value: str) -> tuple[int, int]:
-    expected = "a task; write 3/384 for task 3 of 384, from 1"
+    expected = "a task; write 3/384 for the third of 384 tasks"
     number, num_tasks = map(int, _match(r"([1-9]\d*)/([1-9]\d*)", value, expected).groups())
     if number > num_tasks:
         raise click.BadParameter(f"{value!r} is not {expected}")

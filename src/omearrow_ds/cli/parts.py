@@ -199,8 +199,8 @@ def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapse
         return
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": storage})]
     rest = f"publish it: {shlex.join(words)}" if num_ready == total else "publish it after all parts are written"
-    progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} made"
-    share = "share {} of {}".format(*task)
+    progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} written"
+    share = "task {} of {}".format(*task)
     click.echo(f"{click.format_filename(dst)}: {share} in {text.duration(elapsed_s)}; {progress}; {rest}")
 
 

@@ -1,4 +1,4 @@
-"""``omearrow-ds crops``, ``profile`` and ``recommend``, which make samples and import torch."""
+"""``omearrow-ds crops``, ``profile`` and ``recommend``, which create samples and therefore import torch."""
 
 from __future__ import annotations
 

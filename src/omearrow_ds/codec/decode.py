@@ -49,8 +49,8 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, ze
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
     if size_bytes > left_bytes:
         msg = (
-            f"{subject}: an image of shape {tuple(shape)} {dtype} needs {size_bytes:,} bytes, only {left_bytes:,} are "
-            f"available; restore the file if the shape is wrong, or use a machine with more memory"
+            f"{subject}: an image of shape {tuple(shape)} {dtype} needs {size_bytes:,} bytes but only {left_bytes:,} "
+            f"are available; restore the file if the shape is wrong, or use a machine with more memory"
         )
         raise MemoryLimitError(msg)
     return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
@@ -113,14 +113,14 @@ class ImageBlock:
             pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
             self._plane_pieces = pieces
             if pieces.starts[row] == pieces.stops[row]:
-                msg = f"{self._expected.where(row)}: neither chunks nor planes are stored; leave the row out"
+                msg = f"{self._expected.where(row)}: neither chunks nor planes are stored; remove the row"
                 raise DecodeError(msg)
         elif self._odd_order[row]:
             raise DecodeError(
-                f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again in this order"
+                f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again with this order"
             )
         elif self._pixels_alone:
-            problem = f"pixels are null, or fewer than the {self._counts[row]:,} of the image shape"
+            problem = f"pixels are null, or fewer than the {self._counts[row]:,} pixels of the image shape"
             raise DecodeError(f"{self._expected.where(row)}: {problem}; the file is damaged, restore it")
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
 
@@ -301,8 +301,8 @@ class _Pieces:
             position = " ".join(f"{axis}={start}" for axis, start in zip("tczyx", starts, strict=True))
             negative = " (-1 can also mean null or not an integer)" if -1 in (*starts, *lengths) else ""
             raise DecodeError(
-                f"{subject}: {position} of shape {tuple(lengths[2:])}{negative} is outside the image {tuple(sizes)}; "
-                f"restore the file"
+                f"{subject}: {position} of shape {tuple(lengths[2:])}{negative} is outside the image of shape "
+                f"{tuple(sizes)}; restore the file"
             )
         return starts[0], starts[1], *map(slice, starts[2:], stops[2:])
 

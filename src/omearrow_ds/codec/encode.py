@@ -40,16 +40,16 @@ def check_image(image: Image, encoding: str, subject: str) -> None:
     allowed = schema.LIST_DTYPES if encoding == "list" else schema.DTYPES
     if pixels.dtype not in allowed:
         names = ", ".join(dtype.name for dtype in allowed)
-        remedy = "pass encoding='bytes'" if pixels.dtype in schema.DTYPES else "convert it first"
+        remedy = "pass encoding='bytes'" if pixels.dtype in schema.DTYPES else "convert the image first"
         problem = f"dtype {pixels.dtype} cannot be stored with encoding={encoding!r}, expected {names}"
         raise ImageError(f"{subject}: {problem}; {remedy}")
     if pixels.shape[1] > np.iinfo(np.int16).max or max(pixels.shape) > _LIST_LIMIT:
         raise ImageError(
-            f"{subject}: shape {pixels.shape} exceeds 2**15 - 1 channels, or 2**31 - 1 along another axis; split it"
+            f"{subject}: shape {pixels.shape} exceeds 2**15 - 1 channels or 2**31 - 1 pixels per axis; split the image"
         )
     if encoding == "list" and pixels.size > _LIST_LIMIT:
         raise ImageError(
-            f"{subject}: {pixels.size:,} pixels exceed {_LIST_LIMIT:,}, the limit of a list; pass encoding='bytes'"
+            f"{subject}: {pixels.size:,} pixels exceed {_LIST_LIMIT:,}, the list limit; pass encoding='bytes'"
         )
 
 

@@ -44,7 +44,7 @@ class ByteLeaf:
         elif _is_scattered(payload.type):
             self._scattered = payload
         else:
-            raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; correct it")
+            raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; cast it")
         self._dtypes, self._compressions = (optional(structs, name, subject) for name in ("dtype", "compression"))
 
     def has(self, piece: int) -> bool:
@@ -211,7 +211,9 @@ def child(structs: pa.StructArray, name: str, subject: str) -> pa.Array:
     position = structs.type.get_field_index(name)
     if position < 0:
         names = ", ".join(field.name for field in structs.type)
-        raise DecodeError(f"{subject}: expected one field {name!r} among {names or 'no fields'}; correct the column")
+        raise DecodeError(
+            f"{subject}: expected exactly one field {name!r} among {names or 'no fields'}; correct the column"
+        )
     return structs.field(position)
 
 

@@ -133,7 +133,7 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
     channels = metadata.get("channels") or []
     if isinstance(channels, str | Mapping) or not all(isinstance(channel, Mapping) for channel in channels):
         raise MetadataError(
-            f"{subject}: metadata has channels={channels!r}, expected a list of dicts; pass one per channel"
+            f"{subject}: metadata has channels={channels!r}, expected a list of dicts; pass one dict per channel"
         )
     values = {**metadata, "channels": [dict(channel) for channel in channels]}
     _refuse_unknown(values, METADATA_FIELDS, f"{subject}: metadata")
@@ -141,13 +141,14 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
         _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{subject}: metadata of a channel")
     if len(values["channels"]) not in (0, size_c):
         raise MetadataError(
-            f"{subject}: metadata has {len(values['channels'])} channels, but the image has {size_c}; correct it"
+            f"{subject}: metadata has {len(values['channels'])} channels but the image has {size_c}; pass one dict per "
+            f"channel"
         )
     try:
         stored: dict[str, Any] = pa.scalar(values, type=METADATA).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise MetadataError(
-            f"{subject}: metadata {values!r} does not fit the types of ome-arrow: {error}; correct it"
+            f"{subject}: metadata {values!r} cannot be converted to the types of ome-arrow: {error}; correct its values"
         ) from error
     return stored
 

@@ -497,7 +497,7 @@ class Collection(StoredImages):
         is_alike, divisor = plan.is_stored_alike and plan.is_scaled_alike, plan.divisors[0] if plan.divisors else None
         if crops is not None:
             if crops.resize is not None or crops.box_size is None:
-                return "crops differ in size, or are fitted to one size"
+                return "crops differ in size, or are resized to one size"
             if isinstance(divisor, Scaling) and divisor.has_illumination:
                 return "the illumination correction depends on the position of a crop"
             is_plain = is_alike and not plan.cuts[0].picks
@@ -505,7 +505,7 @@ class Collection(StoredImages):
         if not self.is_float32 or not is_alike:
             return "images differ in shape, dtype or scaling" if self.is_float32 else "samples are of the stored dtype"
         if self.dtypes[0].kind not in "iu" or self.dtypes[0].itemsize >= FLOAT32.itemsize:
-            return f"{self.dtypes[0]} is no smaller than float32"
+            return f"{self.dtypes[0]} is not smaller than float32"
         if not self.dtypes[0].isnative:
             return "pixels are stored in another byte order"
         return "some pixels are set to 0 after scaling" if cleared and isinstance(divisor, Scaling) else None

@@ -109,11 +109,11 @@ def triton_kernel_works(device: torch.device) -> bool:
     try:
         from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
 
-        why = None if works(device) else "its kernel returned other pixels than torch"
+        why = None if works(device) else "its kernel and torch returned different pixels"
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         why = f"{type(error).__name__}: {error}"
     if why is not None:
-        msg = f"{device}: Triton is unusable, so torch creates samples, which is slower: {why}"
+        msg = f"{device}: Triton is unusable ({why}); torch creates the samples instead, which is slower"
         warnings.warn(msg, UserWarning, stacklevel=2)
     return why is None
 

@@ -157,7 +157,9 @@ def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
     first: Array | None = None
     error = partial(ArgumentError, path=subject, option="embeddings")
     if not isinstance(embeddings, Iterable):
-        raise error(f"is {type(embeddings).__name__}", remedy="pass an array of shape (N, D), or batches of them")
+        raise error(
+            f"is {type(embeddings).__name__}", remedy="pass an array of shape (N, D), or batches of such arrays"
+        )
     for number, values in enumerate(embeddings):
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()  # noqa: PLW2901
@@ -172,7 +174,7 @@ def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
         if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
             problem = f"batch {number} has {batch.shape[1]} features of {batch.dtype}"
             earlier = f"earlier batches have {first.shape[1]} of {first.dtype}"
-            raise error(f"{problem}, but {earlier}", remedy="make them equal")
+            raise error(f"{problem}, but {earlier}", remedy="pass batches of one width and dtype")
         yield batch
     if first is None:
         raise error("is empty", remedy="pass an array of shape (0, D) for an empty table")

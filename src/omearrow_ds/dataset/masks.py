@@ -102,15 +102,15 @@ class MaskedSamples:
         keep_mask = self._object_mask(background, position, mask)
         labels, column = background.labels, background.column
         if not keep_mask.any():
-            problem = "its mask is empty at the center of the object"
+            problem = "the mask is empty at the center of the object"
             if labels is not None:
-                problem = f"its label {labels[position]:g} ({column}) is not in its mask"
+                problem = f"its label {labels[position]:g} ({column}) does not occur in the mask"
             raise self._failure(background, position, problem)
         planes = self.collection.tczyx(mask)
         center_labels = planes[(..., *self._center_of(background, position))]
         if labels is not None and center_labels.any() and not (center_labels == labels[position]).any():
             label = f"its label in column {column} is {labels[position]:g}"
-            problem = f"{label} but its mask has {center_labels.max()} at its center"
+            problem = f"{label} but the mask has label {center_labels.max()} at the center of the object"
             raise self._failure(background, position, problem)
         np.multiply(planes, keep_mask, out=planes)
         pixels = self.images.tczyx(image)
@@ -211,7 +211,7 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
             f"returns {type(result).__name__}",
             option="transform",
             value=transform,
-            remedy="return the image and its mask, as masks= needs both",
+            remedy="return an image and its mask, which masks= requires",
         )
     image, mask = result
     return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask

@@ -115,7 +115,7 @@ class Normalizer:
                 path=self._path,
                 image=index,
                 option="illumination",
-                remedy="pass functions of that size",
+                remedy="pass functions of the image size",
             )
         return function
 
@@ -124,7 +124,7 @@ class Normalizer:
             raise ArgumentError(
                 f"has {number} values but image {index} of {self._path} has {shape[1]} channels",
                 option=option,
-                remedy="pass one value per stored channel, before select=",
+                remedy="pass one value per stored channel, also for channels that select= omits",
             )
 
 
@@ -167,7 +167,7 @@ def _pair(first: Array, second: Array, names: Sequence[str], normalize: Any, sub
             f"{subject}expected finite values with {condition} in each channel",
             option="normalize",
             value=normalize,
-            remedy="correct them",
+            remedy="correct these values",
         )
     return first, divisor
 
@@ -196,9 +196,9 @@ def _measured_factors(source: BaseSource, stats: Stats, options: dict[str, Any],
         absent = next((channel for channel in channels if channel not in measured), None)
         if absent is not None:
             raise ArgumentError(
-                f"{subject} has no channel {absent!r} of {source.path}, but only {list(measured)}",
+                f"{subject} has statistics of channels {list(measured)}, but not of channel {absent!r} of {source.path}",
                 option="normalize",
-                remedy="measure these images",
+                remedy="run omearrow-ds stats on these images",
             )
         try:
             first, second = (
@@ -241,7 +241,7 @@ def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ..
             path=stats.path,
             image=unknown,
             option="normalize",
-            remedy="measure all images",
+            remedy="run omearrow-ds stats on all images",
         )
     return [index_of[key] for key in keys]
 
@@ -259,8 +259,8 @@ def _rows_of_functions(source: BaseSource, illumination: Any) -> list[Sequence[A
         columns = [_column_for(source, name) for name in named]
         if not columns:
             raise ColumnError(
-                f"{source.path}: illumination=True needs channel names, which these images lack; "
-                f"pass the functions instead"
+                f"{source.path}: illumination=True needs channel names, which these images lack; pass one array per "
+                f"channel"
             )
         return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
     if isinstance(illumination, Mapping):
@@ -331,7 +331,7 @@ def _load_function(stored: Any) -> Array:
         with np.errstate(over="ignore"):
             function = function.astype(np.float32)
     except FileNotFoundError:
-        raise missing(str(subject), "no such file; illumination= takes .npy files") from None
+        raise missing(str(subject), "no such file; pass .npy files as illumination=") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{subject}: invalid illumination function: {error}; pass a .npy file of numbers") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():

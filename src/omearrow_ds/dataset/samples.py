@@ -85,7 +85,7 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
     if cache_bytes and preload not in (False, "auto"):
         raise ArgumentError(
-            "the cache needs images read on demand", option="cache_bytes", remedy="pass preload=False or 'auto'"
+            "only images read on demand are cached", option="cache_bytes", remedy="pass preload=False or 'auto'"
         )
     if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
         raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, with preload=True or 'auto'")
@@ -232,7 +232,7 @@ class StoredSamples(Dataset[Any]):
     def _early_scaling_reason(self) -> str | None:
         """Reason why pixels must be scaled when samples are created; None if scaling per batch is possible."""
         if self._transform is not None:
-            return "a transform is given samples"
+            return "the transform receives normalized samples"
         cleared = self._masks is not None and self._masks.background is not None
         return self._collection.early_scaling_reason(cleared=cleared)
 

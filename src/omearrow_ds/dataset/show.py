@@ -183,9 +183,9 @@ def show(
     else:
         refuse_opening_again(opening, "a source or a dataset")
         for name in samples:
-            raise ArgumentError("only for paths", option=name, remedy="pass it to the dataset instead")
+            raise ArgumentError("applies only to paths", option=name, remedy="pass it to the dataset instead")
         if format is not None:
-            raise ArgumentError("only for paths", option="format", value=format, remedy="leave it out")
+            raise ArgumentError("applies only to paths", option="format", value=format, remedy="leave it out")
         preview = getattr(images, "_preview", None)
         if preview is None:
             raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
@@ -212,7 +212,7 @@ def _target(out: StrPath, *, overwrite: bool) -> Path:
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
-        raise ArgumentError(f"{pictures.path}: the collection is empty; pass one with images")
+        raise ArgumentError(f"{pictures.path}: the collection is empty; pass a collection with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
     thumbnails = [item for row in grid for item in row]
@@ -239,7 +239,7 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     pixel_range = PixelRange.join(thumbnail.pixel_range for thumbnail in thumbnails[:MAX_IMAGES])
     if pixel_range is not None and pixel_range.normalize is not None:
         heads.append(f"pixels: {pixel_range.text}")
-    heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
+    heads.append(f"contrast per channel over all images, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
     def tile(item: Thumbnail) -> Tile:
         if item.problem is not None:  # Paths without the prefix that is in the title.

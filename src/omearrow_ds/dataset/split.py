@@ -62,7 +62,7 @@ def split_positions(
     for part, positions in enumerate(parts):
         if not len(positions):
             raise ArgumentError(
-                f"part {part} of {count(samples, 'sample')} would be empty",
+                f"part {part} would contain none of {count(samples, 'sample')}",
                 path=path,
                 option="fractions",
                 value=tuple(fractions),
@@ -101,7 +101,7 @@ def _codes(column: pa.ChunkedArray, subject: str, option: str) -> Array:
     missing = plain.is_null(nan_is_null=pa.types.is_floating(plain.type)).to_numpy()
     if missing.any():
         msg = f"{subject} has {count(int(missing.sum()), 'null')}, the first at sample {missing.argmax()}"
-        raise ColumnError(f"{msg}; fill them, or remove these images, to use it for {option}")
+        raise ColumnError(f"{msg}; fill them, or remove these images, to use the column for {option}")
     if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
         raise ColumnError(
             f"{subject} has the type {plain.type}, invalid for {option}; choose a column of strings, numbers or times"

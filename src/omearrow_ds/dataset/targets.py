@@ -113,7 +113,7 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
         raise error(problem, remedy="leave out one of them")
     names = [target] if isinstance(target, str) else _names(target)
     if not isinstance(classes, Mapping) and not isinstance(target, str):
-        raise error("target= names several columns", remedy="pass a mapping of columns to their texts")
+        raise error("target= names several columns", remedy="pass a mapping from column names to lists of strings")
     by_name: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {target: classes}
     chosen: dict[str, tuple[str, ...]] = {}
     for name, texts in by_name.items():
@@ -121,7 +121,7 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
             raise error(f"{name!r} is not a column of target=", remedy=f"choose among {names}")
         ordered = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes) else [None]
         if not all(isinstance(text, str) for text in ordered):
-            raise error(allowed=f"a list of the strings of {name!r} in code order", remedy="pass one")
+            raise error(allowed=f"a list of the strings of {name!r} in code order", remedy="pass such a list")
         twice = [text for text, number in Counter(ordered).items() if number > 1]
         if twice:
             raise error(f"{twice[0]!r} occurs twice", remedy="remove one")
@@ -164,7 +164,7 @@ def _as_numbers(column: pa.ChunkedArray, subject: str) -> pa.ChunkedArray:
     time = next(filter(pa.types.is_temporal, all_types(column.type)), None)
     if time is not None:
         number = "int32" if time == pa.date32() else "int64"  # Arrow casts to a number of the same width only.
-        raise ColumnError(f"{subject}, expected numbers or text; {remedy.format(number)}")
+        raise ColumnError(f"{subject}, expected numbers or strings; {remedy.format(number)}")
     # Text between, since Arrow does not round a decimal to the nearest float.
     kinds = [_number_type(column.type, decimals) for decimals in (pa.string(), pa.float64())]
     try:
@@ -190,7 +190,7 @@ def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, cl
     """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
     error = partial(ArgumentError, path=source.path, column=name, option="classes")
     if not is_text(column.type) and column.null_count < len(column):
-        raise error(f"column {name!r} is {column.type}, not text", remedy="leave it out")
+        raise error(f"column {name!r} is {column.type}, expected strings", remedy="leave it out")
     known = set(classes)
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
@@ -198,7 +198,7 @@ def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, cl
         classes_text = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
         more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
         problem = f"column {name!r} has {unknown[0]!r}{more} outside the {len(classes):,} classes ({classes_text})"
-        raise error(problem, remedy="add it, or correct the column")
+        raise error(problem, remedy="add missing values to classes=, or correct the column")
 
 
 def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _Column:

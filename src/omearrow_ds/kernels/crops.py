@@ -52,12 +52,12 @@ def crops(
     count = len(out)
     if out.shape[:4] != (count, *shape[:3]) or any(values.shape != (count,) for values in boxes):
         counts = [len(values) for values in boxes]
-        raise ArgumentError(f"out of shape {out.shape} does not fit {counts} fields, tops and lefts in images {shape}")
+        raise ArgumentError(f"out of shape {out.shape} contradicts {counts} fields, tops and lefts in images {shape}")
     if not out.size:
         return
     if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
         raise IndexError(
-            f"windows of fields {boxes[0].min()} to {boxes[0].max()}, but the stack has {len(stack)} of {shape}"
+            f"crops are in fields {boxes[0].min()} to {boxes[0].max()}, the stack has {len(stack)} of shape {shape}"
         )
     if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
         for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):

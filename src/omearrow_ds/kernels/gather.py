@@ -41,7 +41,7 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
     if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
         return
     if positions.min() < 0 or positions.max() >= len(stack):
-        raise ImageIndexError(f"sample indices {positions.tolist()} exceed the range of {len(stack)} samples")
+        raise ImageIndexError(f"sample indices {positions.tolist()} are out of range for {len(stack)} samples")
     if not (stack.flags.c_contiguous and out[:1].nbytes < _ROW_BY_ROW_BYTES):
         # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
         for position, sample in zip(positions.tolist(), out, strict=True):
@@ -78,7 +78,7 @@ def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) 
     if not out.size:
         return
     if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative indices become large.
-        raise ImageIndexError(f"sample indices {positions.tolist()} exceed the range of {stacks.num_images} samples")
+        raise ImageIndexError(f"sample indices {positions.tolist()} are out of range for {stacks.num_images} samples")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
     if not stacks.has_equal_strides:

@@ -70,22 +70,24 @@ class EpochProgress:
         """Return the progress of a saved state; also restore the random generators if its epoch had not begun."""
         if not isinstance(state, dict) or state.get("version") != _VERSION:
             raise ArgumentError(
-                "not a state of this version of OMEArrowDataLoader",
+                "is not a state of this version of OMEArrowDataLoader",
                 option="state",
                 value=state,
-                remedy="pass state_dict()",
+                remedy="pass a result of state_dict()",
             )
         states = list(state["generators"])
         saved = {"filter": None, **state["loader"], "generators": len(states) - state["begun"]}
         own = {"filter": None, **loader, "generators": len(generators)}
         differences = ", ".join(
-            f"{name} was {saved.get(name)}, is {value}" for name, value in own.items() if saved.get(name) != value
+            f"{name} was {saved.get(name)} and is now {value}"
+            for name, value in own.items()
+            if saved.get(name) != value
         )
         if differences:
             raise ArgumentError(
-                f"is from a loader with other settings: {differences}",
+                f"was saved by a loader with other settings: {differences}",
                 option="state",
-                remedy="create the loader as before",
+                remedy="create the loader with the previous settings",
             )
         if state["begun"]:
             batches, ahead = int(state["batches"]), set(state["ahead"])

@@ -213,7 +213,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if world_size != self._world_size and self._parts is None:
             msg = (
                 f"OMEArrowDataLoader: created for {self._world_size} ranks but the process group has {world_size}, so "
-                f"ranks read wrong shares; create the loader after torch.distributed.init_process_group"
+                f"each rank reads wrong samples; create the loader after torch.distributed.init_process_group"
             )
             warnings.warn(msg, UserWarning, stacklevel=4)
 
@@ -383,6 +383,6 @@ def _warn_of_discarded(saved: EpochProgress, epoch: int) -> None:
         total = "" if saved.total is None else f" of {saved.total}"
         msg = (
             f"set_epoch({epoch}): skips the rest of epoch {saved.epoch}, which the loaded state left after batch "
-            f"{saved.batches}{total}; call set_epoch({saved.epoch}) to continue it"
+            f"{saved.batches}{total}; call set_epoch({saved.epoch}) to continue that epoch"
         )
         warnings.warn(msg, UserWarning, stacklevel=4)

@@ -42,9 +42,8 @@ class SharedBatches(BatchSampler):
         if batches.sampler is not self.sampler and not self._has_warned:
             self._has_warned = True
             msg = (
-                "OMEArrowDataLoader: another loader (such as one of accelerator.prepare) wraps this loader and divides "
-                "samples among ranks, so this loader does not divide them; iterate over this loader itself to use "
-                "load_state_dict()"
+                "OMEArrowDataLoader: an outer loader (such as that of accelerator.prepare) divides samples among "
+                "ranks, so this loader does not; to use load_state_dict(), iterate over this loader directly"
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         return iter(batches)

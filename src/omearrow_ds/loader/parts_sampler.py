@@ -54,7 +54,8 @@ class Ranks(NamedTuple):
         if per_host and hosts and world_size == ranks != hosts * per_host:
             raise ArgumentError(
                 f"LOCAL_WORLD_SIZE={per_host}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not equally "
-                f"distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the environment"
+                f"distributed; start the same number of ranks on each host, or remove LOCAL_WORLD_SIZE from the "
+                f"environment"
             )
         return cls(rank, ranks, ranks // per_host if per_host and ranks % per_host == 0 else 1)
 
@@ -256,9 +257,9 @@ class PartsSampler(DistributedSampler[Any]):
     def _describe_order(self, batch_size: int | None) -> str:
         plan, parts = self.plan, count(len(self._sizes), "part")
         rank, ranks, hosts = self.ranks
-        share = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
+        share = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts} hosts"
         if not plan.shuffle:
-            return f"{parts} in their order{share}"
+            return f"{parts} in stored order{share}"
         source = f"by the seed {plan.seed} and the epoch"
         if len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
             return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}{share}"
@@ -299,20 +300,21 @@ class PartsSampler(DistributedSampler[Any]):
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
         saved = state if isinstance(state, Mapping) else {}
         differences = ", ".join(
-            f"{name} was {saved.get(name)}, is {now}" for name, now in own.items() if saved.get(name) != now
+            f"{name} was {saved.get(name)} and is now {now}" for name, now in own.items() if saved.get(name) != now
         )
         problem, remedy, step = "", "", self._step(batch_size)
         if differences:
-            problem, remedy = f"is from other samples or parts: {differences}", "create the loader as before"
+            problem = f"was saved with other samples or parts: {differences}"
+            remedy = "create the loader with the previous settings"
         elif state.get("ahead") and state["step"] != step:
-            problem = f"has unordered batches of {state['step']} samples over all ranks, but batches now have {step}"
-            remedy = f"use {state['step']}, or save states with in_order=True"
+            problem = f"was saved with unordered batches of {state['step']} samples over all ranks, now {step}"
+            remedy = f"use batches of {state['step']} samples, or save states with in_order=True"
         elif state["nodes"] % self.ranks.hosts and self.ranks.hosts % state["nodes"]:
             problem = (
-                f"is from {count(state['nodes'], 'host')}, neither a multiple nor a divisor of the {self.ranks.hosts} "
-                f"of this run"
+                f"was saved on {count(state['nodes'], 'host')}, which is neither a multiple nor a divisor of the "
+                f"{self.ranks.hosts} hosts of this run"
             )
-            remedy = f"use {state['nodes']} hosts, or a multiple or divisor"
+            remedy = f"use {state['nodes']} hosts, or a multiple or divisor of this number"
         if problem:
             raise ArgumentError(problem, option="state", remedy=remedy)
         seed, nodes, window, consumed = (int(state[name]) for name in ("seed", "nodes", "window", "consumed"))

@@ -79,7 +79,9 @@ def resolve(
     if collate is not None:
         settings["collate_fn"] = _collate_fn(collate, passed, has_batches=has_batches)
     elif "collate_fn" not in passed and has_batches:
-        settings["collate_fn"] = Setting(collate_alike, "as torch's default_collate, without copying stacked samples")
+        settings["collate_fn"] = Setting(
+            collate_alike, "like default_collate of torch, but stacked samples are not copied"
+        )
     sampler = _value(settings, "sampler")
     candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, passed, candidates)
@@ -170,7 +172,7 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str,
         return _not_of_parts(dataset, passed)
     drop_last = bool(passed.get("drop_last"))
     sharded: Any = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
-    tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
+    tail = "remaining samples are dropped" if drop_last else "the last ranks repeat the first samples"
     why = f"rank {rank} of {world_size} ranks takes every {world_size}th sample; {tail}"
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
@@ -223,7 +225,7 @@ def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
     is_ours = every_part(dataset, lambda _: True)
     if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
-    why = f"{_GIVEN}, by torch: no parts are known below Subset and ConcatDataset; use dataset.split() instead"
+    why = f"{_GIVEN}, by torch: Subset and ConcatDataset hide the parts of a collection; use dataset.split() instead"
     return {"shuffle": Setting(passed["shuffle"], why)}
 
 
@@ -248,7 +250,7 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, passed: Mapping
 def _with_workers(passed: Mapping[str, Any]) -> Settings:
     defaults = {
         "persistent_workers": Setting(True, "workers start once, not in each epoch"),
-        "prefetch_factor": Setting(2, "one batch is created while another waits"),
+        "prefetch_factor": Setting(2, "each worker creates one batch while another one waits"),
     }
     context = passed.get("multiprocessing_context")
     if context is None:
@@ -294,7 +296,7 @@ def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -
     if device is not None:
         return f"the pixels are on {device}, which creates the samples"
     if isinstance(dataset, IterableDataset):
-        return "each worker would repeat the samples of an iterable dataset"
+        return "each worker would repeat all samples of an iterable dataset"
     if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
         return "copying pixels in memory is faster than transfer from a worker"
     if current_process().daemon:
@@ -313,7 +315,7 @@ def _measured_workers(
     except CopyError as problem:
         return Setting(0, f"auto: {problem}")
     if init is not None and not every_part(dataset, lambda _: True):
-        why = "auto: not measured, as worker_init_fn may prepare the dataset; one per core, at most 4"
+        why = "auto: not measured, as worker_init_fn may prepare the dataset; one worker per core, at most 4"
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(passed.get("batch_sampler"), "batch_size", None) or 1
     size = min(size, 16) if "batch_sampler" in passed else size
@@ -376,8 +378,8 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     if needed_bytes > free_bytes:
         msg = (
-            f"{_SHARED_MEMORY}: {free_bytes:,} bytes are free but {workers} workers may need {needed_bytes:,} for "
-            f"results of collate_fn, and a worker is killed if it is full; raise its size (docker run --shm-size), "
+            f"{_SHARED_MEMORY}: {workers} workers may need {needed_bytes:,} bytes for results of collate_fn but only "
+            f"{free_bytes:,} are free, and a full {_SHARED_MEMORY} kills workers; enlarge it (docker run --shm-size), "
             f"lower batch_size, prefetch_factor or num_workers, or leave out collate_fn"
         )
         warnings.warn(msg, UserWarning, stacklevel=4)

@@ -118,7 +118,7 @@ class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
             super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
             return
         raised = (type(error), error, error.__traceback__)
-        origin = "in a DataLoader worker, sending what collate_fn returned"
+        origin = "in a DataLoader worker, sending the result of collate_fn"
         self.put((item[0], ExceptionWrapper(raised, origin)))  # type: ignore[no-untyped-call]
 
 

@@ -81,8 +81,10 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     keys = JoinKeys(source, joined, pairs)
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        ids = f"several images of {source.path} have the id {keys.describe(equal[0], row=False)}"
-        raise MetadataError(f"{joined.name}: {ids}, compared as numbers with {pairs[0][1]!r}; pass the ids as text")
+        ids = f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}"
+        raise MetadataError(
+            f"{joined.name}: {ids}, compared as numbers with column {pairs[0][1]!r}; pass the ids as strings"
+        )
     keys.refuse_duplicate_rows("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     rows = match_rows(keys.rows, keys.images)
     added = joined.table.drop_columns([right for _, right in pairs])
@@ -91,8 +93,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
     for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
         if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
-                f"{joined.name}: values of column {name!r} differ from those in {source.path}; rename or drop "
-                f"it, or pass it in on=",
+                f"{joined.name}: values of column {name!r} differ from those in {source.path}; rename or drop the "
+                f"column, or pass it in on=",
                 column=name,
             )
         added = added.drop_columns(name)
@@ -122,7 +124,7 @@ def _warn_unmatched(keys: JoinKeys, rows: Array) -> None:
     notes = []
     if len(without):
         examples = keys.examples(without, row=False)
-        notes.append(f"{len(without):,} of {len(rows):,} images have no row, so values are null: {examples}")
+        notes.append(f"{len(without):,} of {len(rows):,} images have no row, so their values are null: {examples}")
     if len(unused):
         examples = keys.examples(unused, row=True)
         notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")

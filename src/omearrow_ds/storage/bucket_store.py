@@ -26,7 +26,7 @@ _MAX_CONCURRENCY = 4  # Concurrent requests for the pieces of an object.
 _MAX_REQUESTS = 16  # Concurrent requests for small objects.
 _SLOWER, _SLOWEST_S = 4, 300  # Growth and limit of the timeout of a piece if the server answers: 28 KB/s.
 _CONFLICTS = ("AlreadyExistsError", "PreconditionError")
-_SILENT = "nothing was accepted"
+_SILENT = "the server accepted no data"
 
 
 class BucketStore(ObjectStore):
@@ -55,9 +55,9 @@ class BucketStore(ObjectStore):
     def __init__(self, url: Url, storage: Storage) -> None:
         if url.scheme in ("http", "https"):
             raise ArgumentError(
-                "this URL is read-only",
+                "collections cannot be written to http:// and https:// URLs",
                 path=url,
-                remedy="write to s3://, gs:// or az://, or to this machine and copy it",
+                remedy="write to s3://, gs:// or az://, or write a local collection and copy it",
             )
         super().__init__(url, storage)
         self.path: Path = url

@@ -205,7 +205,7 @@ class LocalFile:
                     raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
             for (start, array), copy in zip_longest(reads, copies):
                 if os.preadv(descriptor, [array.data], start) < array.nbytes:
-                    raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
+                    raise ChangedFileError(f"{self.name}: the file ends before the last byte of its pixels; restore it")
                 if copy is not None:
                     copy[0][...] = copy[1]
         finally:
@@ -311,7 +311,7 @@ class ObjectFile(io.RawIOBase):
         """Fill each array with bytes from its start offset; raise `ChangedFileError` if the object is too short."""
         ranges = [(start, start + array.nbytes) for start, array in reads]
         if any(not 0 <= start <= stop <= self.size_bytes for start, stop in ranges):
-            raise ChangedFileError(f"{self.name}: ends before the last byte of its pixels; restore the file")
+            raise ChangedFileError(f"{self.name}: the file ends before the last byte of its pixels; restore it")
         for (_, array), data, copy in zip_longest(reads, self.read_ranges(ranges), copies):
             array.reshape(-1).view(np.uint8)[...] = np.frombuffer(data, np.uint8)
             if copy is not None:

@@ -144,9 +144,9 @@ class _Parser:
         if token.text == ">" and previous.endswith('"<"'):
             remedy = _EQUALITY
         elif token.text in ("'", '"'):
-            remedy = f"close the text or name with {token.text}, and double each {token.text} inside it"
+            remedy = f"close the string or name with {token.text}, and double each {token.text} inside it"
         elif token.kind == "unknown" and remedy == _EXAMPLE:
-            remedy = "write texts in 'single quotes', and names with spaces or symbols in \"double quotes\""
+            remedy = "write strings in 'single quotes', and names with spaces or symbols in \"double quotes\""
         raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {token.start}", remedy=remedy)
 
     def _parse_operation(self, operator: str = "or") -> Condition:
@@ -201,7 +201,7 @@ class _Parser:
             value = self._parse_operand("a value")
             if isinstance(value, Column):
                 self._index -= 1
-                self._fail("a number or a text in 'single quotes'")
+                self._fail("a number or a string in 'single quotes'")
             values.append(value)
         self._expect(")")
         return tuple(values)

@@ -442,7 +442,7 @@ def _decode_chunks(reads: _FileReads) -> None:
     ranges = [(start, stop) for start, stop, _ in reads.chunks]
     for ((start, stop, number), uses), data in zip(reads.chunks.items(), reads.file.read_ranges(ranges), strict=True):
         if len(data) < stop - start:
-            raise ChangedFileError(f"{reads.file.name}: ends before the last byte of its pixels; restore the file")
+            raise ChangedFileError(f"{reads.file.name}: the file ends before the last byte of its pixels; restore it")
         pixels = decode(data, number)
         for target, inner in uses:
             target[...] = pixels[inner]

@@ -201,7 +201,7 @@ def open_pattern(
     compiled = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
         raise ArgumentError(
-            f"{path} is a file", option="pattern", value=compiled.text, remedy="pass the folder that the files are in"
+            f"{path} is a file", option="pattern", value=compiled.text, remedy="pass the folder of the files"
         )
     files_below = _files_below(path, compiled) if objects is None else _objects_below(path, compiled, objects)
     parsed = _matched(path, compiled, sorted(files_below))  # The order of a folder differs between disks.
@@ -212,8 +212,8 @@ def open_pattern(
         by_index = _by_index(path, parsed, named="channel" in names)
         names += [] if "channel" in names else ["channel"]
     if channels is not None and "channel" not in names:
-        text = f"pattern={compiled.text!r} names no channel"
-        raise ArgumentError(text, option="channels", value=channels, remedy="write {channel} in it")
+        text = f"pattern={compiled.text!r} does not contain {{channel}}"
+        raise ArgumentError(text, option="channels", value=channels, remedy="add {channel} to the pattern")
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
@@ -266,8 +266,8 @@ def _planes(
         other = planes.setdefault(key, {}).setdefault(plane, name)
         if other != name:
             raise FormatError(
-                f"{path}: {other} and {name} are the same plane of field {'_'.join(key)}; add the part of their names "
-                f"that differs to pattern=, or move one of them to another folder"
+                f"{path}: {other} and {name} match the same plane of field {'_'.join(key)}; add a name in braces to "
+                f"pattern= for the part in which they differ, or move one of them to another folder"
             )
     return planes
 
@@ -375,7 +375,7 @@ def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remed
         raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
     if lacking:
         message = f"{path}: {len(lacking):,} of {num_fields:,} fields are incomplete, the first: {lacking[0]}"
-        warnings.warn(f"{message}; they are skipped", UserWarning, stacklevel=2)
+        warnings.warn(f"{message}; incomplete fields are skipped", UserWarning, stacklevel=2)
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
@@ -414,7 +414,7 @@ def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: 
     if not parsed and not others:
         refuse_folder_of_others(path)
         remedy = "pass the folder of the images, or change the pattern"
-        raise FormatError(f"{path}: contains no TIFF file at the depth of pattern={text!r}; {remedy}")
+        raise FormatError(f"{path}: contains no TIFF file at the folder depth of pattern={text!r}; {remedy}")
     if others:
         raise FormatError(
             f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match pattern={text!r}, e.g. "
@@ -457,8 +457,8 @@ def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> 
         other, example = known.setdefault(channel, (number, file))
         if other != number:
             raise FormatError(
-                f"{path}: channel {channel} has the index {other} in {example!r} and {number} in {file!r}; "
-                f"leave {{channel_index}} out of pattern= (write {{_}}), and order channels with channels="
+                f"{path}: channel {channel} has the index {other} in {example!r} and {number} in {file!r}; replace "
+                f"{{channel_index}} in pattern= with {{_}}, and order channels with channels="
             )
     order = sorted({number for number, _ in known.values()}, key=lambda number: natural_key(str(number)))
     return {channel: order.index(number) for channel, (number, _) in known.items()}
@@ -506,10 +506,10 @@ def _gridded(
         names = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
         names += ", ..." if len(chosen) > _NUM_EXAMPLES else ""
         raise FormatError(
-            f"{path}: each of the {len(order):,} fields lacks a file, e.g. {lacking[0]}; correct the "
-            f"channel names of pattern= (now: {names}), or choose some with channels="
+            f"{path}: each of the {len(order):,} fields lacks a file, e.g. {lacking[0]}; correct the channel names of "
+            f"pattern= (now: {names}), or pass channels= with channels that have files"
         )
-    remedy = "restore it, pass incomplete='skip' to skip these fields, or pass other channels in channels="
+    remedy = "restore the file, pass incomplete='skip' to skip these fields, or pass other channels in channels="
     report_incomplete(path, lacking, len(order), remedy, skip=incomplete == "skip")
     return files, grids, complete
 

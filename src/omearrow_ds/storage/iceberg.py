@@ -37,7 +37,7 @@ def metadata_of(path: Path) -> Path | None:
     newest = [file for file, version in versions.items() if version == max(versions.values())]
     if len(newest) > 1:
         raise FormatError(
-            f"{path}: {newest[0].name} and {newest[1].name} have the same highest version; pass the path of one"
+            f"{path}: {newest[0].name} and {newest[1].name} have the same highest version; pass one of these files"
         )
     return newest[0]
 
@@ -75,8 +75,8 @@ def parts_of_table(metadata: Path) -> list[Part]:
         moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
         if moved:
             raise FormatError(
-                f"{metadata}: lists files below {root}, so the table was moved or copied; move it back, "
-                f"register it again, or pass the data folder, which may contain files of old snapshots"
+                f"{metadata}: lists files below {root}, so the table was moved or copied; move it back, register it "
+                f"again, or pass the data folder (which may contain files of old snapshots)"
             )
         _refuse_renamed(table.metadata.schemas, metadata)
         tasks = list(table.scan().plan_files())

@@ -47,14 +47,14 @@ def describe(
         pixels = to_tczyx(image, axes, name)
         if image_ids is not None and index >= len(image_ids):
             raise MetadataError(
-                f"{subject}: image_ids has {len(image_ids)} entries, expected one per image; add the missing ones"
+                f"{subject}: image_ids has {len(image_ids)} entries, expected one per image; pass one id per image"
             )
         image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
         try:
             record = None if records is None else next(records)
         except StopIteration:
             raise MetadataError(
-                f"{subject}: metadata has {index} entries, expected one per image; add the missing ones"
+                f"{subject}: metadata has {index} entries, expected one per image; pass one dict per image"
             ) from None
         values = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
@@ -63,9 +63,11 @@ def describe(
         yield codec.Image(native, image_id, values, checksum, fleeting)
         count += 1
     if image_ids is not None and len(image_ids) != count:
-        raise MetadataError(f"{subject}: image_ids has {len(image_ids)} entries, expected {count}; pass one per image")
+        raise MetadataError(
+            f"{subject}: image_ids has {len(image_ids)} entries, expected {count}; pass one id per image"
+        )
     if records is not None and next(records, None) is not None:
-        raise MetadataError(f"{subject}: metadata has more than {count} entries; pass one per image")
+        raise MetadataError(f"{subject}: metadata has more than {count} entries; pass one dict per image")
 
 
 def _refuse_other(image: Array, name: str) -> None:
@@ -90,10 +92,10 @@ def checked(images: Iterator[codec.Image], encoding: str, num_rows: int | None, 
         codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
         count += 1
         if num_rows is not None and count > num_rows:
-            raise MetadataError(f"{problem} one per image; add the missing ones")
+            raise MetadataError(f"{problem} one per image; pass one row per image")
         yield image
     if num_rows not in (None, count):
-        raise MetadataError(f"{problem} {count}; pass one per image")
+        raise MetadataError(f"{problem} {count}; pass one row per image")
 
 
 def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
@@ -107,7 +109,7 @@ def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
     for index, image_id in enumerate(ids):
         if not isinstance(image_id, str) or not image_id or image_id in previous or not is_unicode(image_id):
             problem = "expected distinct, non-empty Unicode strings"
-            raise MetadataError(f"{subject}: image_ids has {image_id!r} for image {index}, {problem}; correct it")
+            raise MetadataError(f"{subject}: image_ids has {image_id!r} for image {index}, {problem}; correct this id")
         previous.add(image_id)
     return ids
 
@@ -133,7 +135,7 @@ def refuse_names(names: Sequence[str], subject: str) -> None:
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
         reserved = ", ".join(map(repr, _TAKEN))
         expected = f"expected distinct, non-empty names other than {reserved}"
-        raise MetadataError(f"{subject}: columns have the names {names}, {expected}; rename some")
+        raise MetadataError(f"{subject}: columns have the names {names}, {expected}; rename columns")
 
 
 def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table:

@@ -145,13 +145,13 @@ class StoredIndex:
         """Yield the open file after comparing its hash with the manifest: once, until the file changes."""
         file = self._file
         if not file.exists():
-            raise MissingPathError(f"{file}: does not exist, but {self._manifest} names it; restore it")
+            raise MissingPathError(f"{file}: does not exist, but {self._manifest} lists it; restore it")
         refuse_special(file)
         with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._hashed and file_hash(file) != self._digest:
-                raise FormatError(f"{file}: differs from the file that {self._manifest} names; restore it")
+                raise FormatError(f"{file}: differs from the file that {self._manifest} lists; restore it")
             self._hashed = stamp
             with pq.ParquetFile(file, pre_buffer=False) as opened:
                 yield opened

@@ -89,7 +89,7 @@ def _open_writer(pickled: bytes) -> PartWriter:
         material = reopen()
     if hash_images(material) != expected_hash:
         raise FormatError(
-            f"{material.source.path}: the source on host {socket.gethostname()} is not the one that was planned; "
+            f"{material.source.path}: the source on host {socket.gethostname()} differs from the planned source; "
             f"provide the same source on all hosts, and do not change it before all parts are written"
         )
     return PartWriter(material, options.plan(material), *others)
@@ -180,9 +180,8 @@ class _PartErrors:
         path, remedy = self._parts.path, "repeat the command to write the missing parts"
         if isinstance(error, BrokenExecutor | CancelledError):
             raise WriteError(
-                f"{path}: the executor lost its workers ({type(error).__name__}), for example killed for their memory; "
-                f"repeat the command with fewer workers to write the missing parts, or start again with a smaller "
-                f"part_bytes="
+                f"{path}: the executor lost its workers ({type(error).__name__}), e.g. because memory ran out; repeat "
+                f"the command with fewer workers to write the missing parts, or start again with a smaller part_bytes="
             ) from error
         if isinstance(error, FileNotFoundError | WriteError) and not self._parts.store.is_begun:
             raise PathExistsError(

@@ -99,10 +99,10 @@ def joined(
     for part, info in zip(parts, known, strict=True):
         if info.format is not first.format:
             kinds = f"{parts[0].path} is {first.format.label}, {part.path} is {info.format.label}"
-            raise FormatError(f"{path}: parts have different formats, {kinds}; convert one of them")
+            raise FormatError(f"{path}: parts have different formats ({kinds}); convert one of them")
         if info.image_column != first.image_column:
             names = f"{first.image_column} in {parts[0].path}, {info.image_column} in {part.path}"
-            raise ColumnError(f"{path}: image columns differ, {names}; pass image_column=, or rename one")
+            raise ColumnError(f"{path}: image columns differ ({names}); pass image_column=, or rename one")
     others = dict.fromkeys(chain.from_iterable(info.other_image_columns for info in known))
     files, stamps = [part.path for part in parts], [info.stamp for info in known]
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
@@ -281,11 +281,11 @@ def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> Col
         holders = [(part.path, table.select([name])) for part, table in both if name in table.column_names]
         for (path_1, table_1), (path_2, table_2) in combinations(holders, 2):  # 2**53 + 1 is not a double.
             if _join([table_1, table_2]) is None:
-                types = f"{table_1.schema.types[0]} in {path_1}, and {table_2.schema.types[0]} in {path_2}"
-                remedy = "cast it, drop one of them, or pass column_types= for CSV files"
-                problem = f"column {name!r} is {types}, which no type can store together"
+                types = f"{table_1.schema.types[0]} in {path_1} and {table_2.schema.types[0]} in {path_2}"
+                remedy = "cast or drop the column, or pass column_types= for CSV files"
+                problem = f"column {name!r} is {types}, which have no common type"
                 return MixedColumnError(f"{path}: {problem}; {remedy}", column=name)
-    return ColumnError(f"{path}: columns of its parts cannot be joined; cast them to the same types")
+    return ColumnError(f"{path}: columns of the parts have no common types; cast them to equal types")
 
 
 def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
@@ -326,7 +326,7 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
     if not is_equal:
         expected = "no value" if value is None else repr(value)
         raise ColumnError(
-            f"{path}: column {name!r} differs from the folder name, {expected}",
+            f"{path}: column {name!r} differs from the value in the folder name, {expected}",
             column=name,
             remedy="correct one of them, or drop the column",
         )

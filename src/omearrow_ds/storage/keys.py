@@ -112,7 +112,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
             return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise MetadataError(
-            f"{option}=: cannot be converted to an Arrow table: {error}; pass columns of equal length and one type each"
+            f"{option}=: cannot be converted to an Arrow table: {error}; pass columns of equal length, each of one type"
         ) from error
     allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
     raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
@@ -126,8 +126,8 @@ def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> 
         common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
         if not common:
             raise ColumnError(
-                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: it "
-                f"has {right_names[:20]}, the source has {left_names}; pass on= with a common name, or "
+                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the "
+                f"table has {right_names[:20]}, the images have {left_names}; pass on= with a common name, or "
                 f"on={{NAME_IN_SOURCE: NAME_IN_TABLE}}"
             )
         return [(name, name) for name in common]
@@ -173,7 +173,7 @@ class JoinKeys:
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 raise ColumnError(
-                    f"{joined.name}: {right!r} cannot be joined with {left!r}; pass strings, numbers or times"
+                    f"{joined.name}: column {right!r} cannot be joined with {left!r}; pass strings, numbers or times"
                 )
             normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
             codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
@@ -200,7 +200,7 @@ class JoinKeys:
         )
         return MetadataError(
             f"{self._paths[1]}: no {noun} matches an image of {self._paths[0]} by {self.names}: images have "
-            f"{of_images}, {noun}s have {of_rows}; pass on= with columns whose values agree"
+            f"{of_images}, {noun}s have {of_rows}; pass on= with columns that have equal values"
         )
 
     def warn(self, problem: str) -> None:
@@ -258,9 +258,9 @@ def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, 
         if differs.any():
             image, row = int(images[differs][0]), int(rows[differs][0])
             raise MetadataError(
-                f"{joined.name}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
-                f"{name} is {keys.describe(row, row=True)}, and {keys.describe(image, row=False)} for the image; pass "
-                f"on= with columns that identify the image"
+                f"{joined.name}: row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but "
+                f"{name} is {keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the "
+                f"image; pass on= with columns that identify the image"
             )
 
 

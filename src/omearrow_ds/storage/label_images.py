@@ -65,8 +65,8 @@ def refuse_label_dtypes(source: BaseSource) -> None:
     if index is not None:
         names = ", ".join(dtype.name for dtype in DTYPES)
         raise DecodeError(
-            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the dtype "
-            f"{source.dtypes[index].name!r}; expected one of {names}; convert it, or pass label images as masks=",
+            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the dtype {source.dtypes[index].name!r}, "
+            f"expected one of {names}; convert the image, or pass label images as masks=",
             image=index,
         )
 

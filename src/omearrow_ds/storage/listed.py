@@ -58,7 +58,7 @@ def open_fields(
     if "pattern" not in options:
         return _open_listed(path, channels, incomplete, root, objects, types, copy, skip_errors=skip_errors)
     if root is not None:
-        problem = "conflicts with pattern=, and is only for tables that list files"
+        problem = "applies only to tables that list files, not to pattern="
         raise ArgumentError(problem, option="root", value=root, remedy="leave it out")
     read_by = objects if isinstance(path, Url) else None
     return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
@@ -95,7 +95,10 @@ def _open_listed(
     files_columns = {channel: columns.file for channel, columns in listed.items() if channel not in functions}
     images = {channel: channel for channel, column in files_columns.items() if _are_images(path, table, column)}
     if not images:
-        raise ColumnError(f"{path}: no (Image_)FileName_<channel> column lists TIFF files among {names[:20]}; add one")
+        raise ColumnError(
+            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files (columns: "
+            f"{names[:20]}); add such a column"
+        )
     chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
     resolver = _FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
@@ -118,9 +121,7 @@ def _open_listed(
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
     files = [file for number in complete for file in files_of[number] if file is not None]
     if len({url_of(file.file) is None for file in files}) > 1:
-        raise FormatError(
-            f"{path}: lists files at URLs and files on this machine; choose channels of one of them with channels="
-        )
+        raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
     are_paged = any(file[1:] != (None, None) for file in files)
     source = fields.Fields(
         [file.file for file in files],
@@ -216,12 +217,14 @@ class _FilePathResolver:
         url = url_of(file)
         if url is None and isinstance(self._path, Url):
             if Path(file).is_absolute() or ".." in Path(file).parts:
-                raise FormatError(f"{self._path}: lists {file!r}, which is not on its server; pass root= with a URL")
+                raise FormatError(
+                    f"{self._path}: lists {file!r}, which is not below the URL of the table; pass root= with a URL"
+                )
             url = url_of(f"{self._path.parent}/{file}")
         if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
             raise FormatError(
-                f"{self._path}: lists {url}, on another host, which is refused for safety; to allow it, pass "
-                f"root={_host(str(url))!r}, otherwise pass root= with the folder or URL of the files"
+                f"{self._path}: lists {url} on another host, which is refused for safety; pass "
+                f"root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
             )
         return file if url is None else str(url)
 
@@ -261,8 +264,8 @@ def _refuse_other_places(
         if row >= 0:
             file = getattr(files[row], "file", None)
             raise FormatError(
-                f"{path}: rows {same_row[row]} and {row} list the same files ({file}), but {name} is {expected[row]} "
-                f"and {column[row]}; correct the table, or pass other channels in channels="
+                f"{path}: rows {same_row[row]} and {row} list the same files ({file}) with different values of {name}, "
+                f"{expected[row]} and {column[row]}; correct the table, or pass other channels in channels="
             )
 
 
@@ -306,7 +309,7 @@ def _complete(
             absent = of_field.index(None)
             name = getattr(files[number][absent], "file", None)
             lacking[number] = f"field {ids[number]} has no file for channel {channels[absent]} ({name})"
-    moved = "" if root is not None else "pass root= with the folder that the files are in now, "
-    remedy = f"{moved}restore it, or pass incomplete='skip'"
+    moved = "" if root is not None else "pass root= with the current folder of the files, "
+    remedy = f"{moved}restore the file, or pass incomplete='skip'"
     fields.report_incomplete(path, list(lacking.values()), len(files), remedy, skip=incomplete == "skip")
     return [number for number in range(len(files)) if number not in lacking]

@@ -62,7 +62,8 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
         sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
         raise MetadataError(
             f"{opened.path}: mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image "
-            f"{source.image_ids[index]!r} of {source.path} has {sizes[1]}; pass masks of the size of their images"
+            f"{source.image_ids[index]!r} of {source.path} has {sizes[1]} pixels; pass masks of the same size as their "
+            f"images"
         )
     return opened, mask_of
 
@@ -131,8 +132,8 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
             raise
         raise MetadataError(
             f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
-            f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
-            f"masks={{'path': ..., 'on': ...}} with columns that both have, or file names with braces"
+            f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images have {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
+            f"masks={{'path': ..., 'on': ...}} with common columns, or a file name with braces"
         ) from None
     keys.refuse_duplicate_rows("mask", "pass one mask per image")
     mask_of = match_rows(keys.rows, keys.images)
@@ -153,9 +154,9 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):
-        raise error("braces are allowed only in the file name", remedy="move them")
+        raise error("braces are allowed only in the file name", remedy="move them into the file name")
     if not folder.is_dir():
-        raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
+        raise MissingPathError(f"masks={name!r}: the folder {folder} does not exist; correct the path")
     try:
         template = list(string.Formatter().parse(path.name))
     except ValueError as invalid:
@@ -173,8 +174,8 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
             matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
                 raise MetadataError(
-                    f"{folder}: image {source.image_ids[index]!r} has several masks with {path.name!r}, {matches[0]!r} "
-                    f"and {matches[1]!r}; add a column to the name that distinguishes them"
+                    f"{folder}: several masks match {path.name!r} for image {source.image_ids[index]!r}, e.g. "
+                    f"{matches[0]!r} and {matches[1]!r}; add a distinguishing column in braces to the name"
                 )
             if matches:
                 mask_of[index] = len(files)
@@ -182,10 +183,9 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
                 break
     if not files:
         raise MetadataError(
-            f"{folder}: no file matches an image of {source.path} with {path.name!r}{_similar_files(path)}; write "
-            f"another name: for image {source.image_ids[0]!r} {{field}} is {source.stems(0)}, other names in braces "
-            "are columns, such as {well} and {site}, and {_} matches any text (a converted collection has no original "
-            "file names)"
+            f"{folder}: no file matches {path.name!r} for an image of {source.path}{_similar_files(path)}; correct the "
+            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.stems(0)} (converted collections lack file "
+            f"names), {{well}}, {{site}} and so on are columns, and {{_}} is any text"
         )
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]
@@ -207,8 +207,8 @@ def _values(source: BaseSource, name: str, masks: str) -> list[Any]:
     column = next((known for known in (name, column_of(name)) if known in names), None)
     if column is None:
         raise ColumnError(
-            f"masks={masks!r}: {source.path} has no column for {{{name}}}; choose among {names}, {{field}} for the id "
-            f"or the file of an image, and {{_}} for anything"
+            f"masks={masks!r}: {source.path} has no column for {{{name}}}; write one of {names} in braces, {{field}} "
+            f"for the id or file name of an image, or {{_}} for any text"
         )
     values: list[Any] = source.column(column).to_pylist()
     return values

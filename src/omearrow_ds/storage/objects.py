@@ -236,9 +236,9 @@ def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fie
     equal = first_duplicate(keys.images)
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
         raise MetadataError(
-            f"{joined.name}: images {equal[0]} and {equal[1]} of {source.path} share {keys.names}, "
-            f"{keys.describe(equal[0], row=False)}, so objects may be in either; pass on= with columns in which the "
-            f"images differ"
+            f"{joined.name}: images {equal[0]} and {equal[1]} of {source.path} have the same {keys.names}, "
+            f"{keys.describe(equal[0], row=False)}, so objects could belong to both; pass on= with columns that "
+            f"distinguish the images"
         )
     without = np.flatnonzero(fields < 0)
     if not len(without):
@@ -268,8 +268,8 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
         axes = _axes_of(joined, points[0].shape[1])
         return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
     raise ColumnError(
-        f"{joined.name}: no columns have a known name for {columns.axes}, such as {columns.example}; pass "
-        f"{columns.option}= with {number} names of {table.column_names[:40]}"
+        f"{joined.name}: found no columns with known names for {columns.axes}, such as {columns.example}; pass "
+        f"{columns.option}= with {number} of the names {table.column_names[:40]}"
     )
 
 
@@ -308,7 +308,9 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     shapes: Mapping[str, Any] = json.loads(joined.metadata.get(_SHAPES, b"{}"))
     axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
     if not {"y", "x"} <= set(axes):
-        raise MetadataError(f"{joined.name}: points have the axes {axes}, expected y and x; pass center=")
+        raise MetadataError(
+            f"{joined.name}: points have the axes {axes}, expected y and x; pass center= with two columns"
+        )
     y, x = axes.index("y"), axes.index("x")
     units = shapes.get("units", ["pixel"] * len(axes))
     if {units[y], units[x]} != {"pixel"}:
@@ -330,9 +332,9 @@ def _refuse_outside(
     subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
     raise MetadataError(
-        f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, the first "
-        f"in row {rows[first]}: its {subject} by {', '.join(map(repr, names))} is ({values}), image "
-        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; pass columns in this order, in "
+        f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, first in "
+        f"row {rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image "
+        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; pass columns in this order and in "
         f"pixels of this image"
     )
 

@@ -129,7 +129,7 @@ class PartCache:
             os.close(descriptor)
         if mark != _MARK and any(path.iterdir()):
             raise FormatError(
-                f"{path}: contains other files than those of a part cache of this user; pass another folder"
+                f"{path}: contains files that are not from a part cache of this user; pass another folder"
             )
         return cls(path, limit_bytes)
 
@@ -296,10 +296,10 @@ class PartCache:
 
     def _no_room(self, name: str, size_bytes: int) -> WriteError:
         return WriteError(
-            f"{self.folder}: {name} of {size_bytes:,} bytes does not fit: {_used_bytes(self.folder):,} of "
-            f"part_cache_bytes={self.limit_bytes:,} are in use by processes of this host, "
-            f"{shutil.disk_usage(self.folder).free:,} are free on its disk; raise part_cache_bytes, use fewer "
-            f"processes, or pass another part_cache"
+            f"{self.folder}: {name} needs {size_bytes:,} bytes, but processes on this host use "
+            f"{_used_bytes(self.folder):,} of part_cache_bytes={self.limit_bytes:,} and the disk has "
+            f"{shutil.disk_usage(self.folder).free:,} free bytes; raise part_cache_bytes, use fewer processes, or pass "
+            f"another part_cache"
         )
 
     def _refuse_stuck(self, name: str) -> None:

@@ -73,7 +73,7 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
     if isinstance(paths, str | os.PathLike):
         candidates = _globbed(os.fspath(paths))
         if not candidates:
-            raise missing(paths, "no file matches the pattern; correct it")
+            raise missing(paths, "no file matches the pattern; correct the pattern")
     else:
         candidates = [Path(candidate) for candidate in paths]
         if not candidates:
@@ -141,7 +141,8 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
         kinds += [count(number, noun) for noun, number in pictures.items()]
         first = next(iter(tables)).name
         raise FormatError(
-            f"{folder}: contains mixed files, {' and '.join(kinds)}; pass format={first!r} for the first, or a glob"
+            f"{folder}: contains mixed files, {' and '.join(kinds)}; pass format={first!r} for the first, or a glob "
+            f"pattern"
         )
     tables_found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
     return sorted(tables_found, key=lambda path: list(map(natural_key, path.relative_to(folder).parts)))
@@ -159,18 +160,22 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
         current = folders.pop()
         status = current.stat()
         if (status.st_dev, status.st_ino) in visited:
-            raise FormatError(f"{current}: appears twice below {folder} through links; pass a list or a glob")
+            raise FormatError(
+                f"{current}: appears twice below {folder} through links; pass a list of paths or a glob pattern"
+            )
         visited.add((status.st_dev, status.st_ino))
         with os.scandir(current) as entries:
             for entry in sorted(entries, key=lambda entry: entry.is_dir()):
                 number += 1
                 if number > _MOST_ENTRIES:
                     raise FormatError(
-                        f"{folder}: contains more than {_MOST_ENTRIES:,} files; pass a subfolder or a glob"
+                        f"{folder}: contains more than {_MOST_ENTRIES:,} files; pass a subfolder or a glob pattern"
                     )
                 if entry.name in _LOGS:
                     table = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
-                    raise FormatError(f"{current}: {table}; pass the list of current files from its library")
+                    raise FormatError(
+                        f"{current}: {table}; pass its current files as a list, as returned by its library"
+                    )
                 if entry.name.startswith(_HIDDEN):
                     continue
                 path = Path(entry.path)
@@ -182,7 +187,9 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                         f"{current}: is an Iceberg table, whose folder may contain old files; pass only this table"
                     )
                 if entry.name.endswith(SUFFIX):
-                    raise FormatError(f"{path}: is a separate collection; pass it, or a list or glob of collections")
+                    raise FormatError(
+                        f"{path}: is a separate collection; pass this path, or a list or glob pattern of collections"
+                    )
                 fmt = found_in_folder(path)
                 if fmt is None:
                     folders.append(path)

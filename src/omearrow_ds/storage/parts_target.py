@@ -274,9 +274,9 @@ class PartsTarget:
         listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
         more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
         raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written; "
-            f"missing: part {listed}{more}; run the command without --task to write the missing "
-            f"parts, or repeat the commands with --task that did not finish"
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written "
+            f"(missing: parts {listed}{more}); run the command without --task to write the missing parts, or repeat "
+            f"unfinished commands with --task"
         )
 
     def refuse_unfinished(self) -> NoReturn:
@@ -318,7 +318,7 @@ def _write_errors(path: Path) -> Iterator[None]:
             raise
         why = ": ".join(str(text) for text in (error.strerror or error, error.filename) if text)
         raise WriteError(
-            f"{path}: could not be written: {why}; correct this, and repeat the command to continue"
+            f"{path}: could not be written: {why}; correct the cause, and repeat the command to continue"
         ) from error
 
 

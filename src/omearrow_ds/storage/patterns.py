@@ -123,7 +123,7 @@ def refuse_equal_names(text: str, names: Sequence[str]) -> None:
     """Raise `ArgumentError` if two names in a pattern denote the same axis or column."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        problem = f"two of its names denote the column {column_of(twice)!r}"
+        problem = f"two of its names refer to the column {column_of(twice)!r}"
         raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
 
 
@@ -131,7 +131,7 @@ def _regex(pattern: str) -> str:
     literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
     error = partial(ArgumentError, option="pattern", value=pattern)
     if any("{" in literal or "}" in literal for literal in literals):
-        raise error("a brace is open or empty", remedy="write names in braces: {well}")
+        raise error("a brace is empty or not closed", remedy="write names in braces: {well}")
     if "" in literals[1:-1]:
         first, second = names[literals.index("", 1) - 1 :][:2]
         raise error(

@@ -69,8 +69,8 @@ def _refuse_sites(source: BaseSource, joined: InputTable, pairs: Pairs, plate: i
         subject = f"{joined.name}: row {index}" if other else f"{source.path}: image {index}"
         field = {FIELD: column} if other else {SITE: FIELD}
         raise MetadataError(
-            f"{subject} has site {numbers[other][index]:g}, but its plate has sites 1 to "
-            f"{largest[plates[other]][index]:g}; if these are field paths, which often count from 0, pass "
+            f"{subject} has site {numbers[other][index]:g}, but sites of its plate are 1 to "
+            f"{largest[plates[other]][index]:g}; for field paths (often counted from 0), pass "
             f"on={ {**dict(others), **field} }"
         )
 
@@ -84,6 +84,6 @@ def _refuse_paths(source: BaseSource, joined: InputTable, pairs: Pairs) -> None:
     if (paths == 0).any() != (numbers == 0).any() and len(numbers):
         path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
         raise MetadataError(
-            f"{joined.name}: {FIELD!r} may contain either field paths of {source.path}, or sites counted "
-            f"from 1; for paths, pass on={path}, and for sites, on={site}"
+            f"{joined.name}: {FIELD!r} is ambiguous: it may contain field paths of {source.path} or sites counted from "
+            f"1; pass on={path} for paths, or on={site} for sites"
         )

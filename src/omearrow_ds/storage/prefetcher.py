@@ -186,7 +186,9 @@ def part_fetch(remote: ObjectStore, part: Published, on_bytes: OnBytes) -> Fetch
                 for first in range(start, stop, _READ_BYTES):
                     digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
         if digest.hexdigest() != part.hash:
-            raise FormatError(f"{remote.url}/{name}: bytes differ from the hash in its name; restore it")
+            raise FormatError(
+                f"{remote.url}/{name}: the content does not match the hash in the file name; restore the file"
+            )
 
     return fetch
 

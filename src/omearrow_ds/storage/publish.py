@@ -38,7 +38,9 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise missing(path, f"the folder {path.parent} does not exist; create it first")
     if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
-        raise PathExistsError(f"{path}: the folder contains other files than images; remove it, or choose another path")
+        raise PathExistsError(
+            f"{path}: the folder contains files that are not images; remove the folder, or choose another path"
+        )
 
 
 def _is_collection(path: Path) -> bool:
@@ -137,7 +139,7 @@ def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            raise PathExistsError(f"{path}: another process created it meanwhile; choose another path") from None
+            raise PathExistsError(f"{path}: another process created this path meanwhile; choose another path") from None
         return
     if not path.is_dir() and not temporary.is_dir():
         temporary.replace(path)

@@ -134,7 +134,7 @@ class BucketReader:
         if kind is None:
             raise FormatError(
                 f"{url}: Lance reads only {', '.join(f'{scheme}://' for scheme in _LANCE_SCHEMES)}; pass such a URL, "
-                f"or copy it to this machine"
+                f"or copy the dataset to this machine"
             )
         options = dict(_LANCE_LIMITS)
         if self.storage.anonymous:

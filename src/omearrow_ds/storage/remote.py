@@ -96,7 +96,7 @@ class Storage:
             )
         if self.anonymous and self.profile is not None:
             raise ArgumentError(
-                "anonymous requests have no profile", option="profile", value=self.profile, remedy="pass one of the two"
+                "conflicts with anonymous=True", option="profile", value=self.profile, remedy="pass only one of them"
             )
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class ObjectStore:
         for name, value in of_s3.items() if url.scheme != "s3" else ():
             if value is not None:
                 raise ArgumentError(
-                    f"{url} is not an S3 URL", option=name, value=value, remedy="leave it out of Storage"
+                    f"applies only to S3 URLs, not to {url}", option=name, value=value, remedy="leave it out of Storage"
                 )
         self.url, self.storage = url, storage
         self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(self._new_clients)
@@ -230,7 +230,9 @@ class ObjectStore:
             self._has_answered, self._slowest_s = True, max(self._slowest_s, deadline.tried_s)
             current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
-                raise FormatError(f"{subject}: has {current.size_bytes:,} bytes, expected {size_bytes:,}; restore it")
+                raise FormatError(
+                    f"{subject}: has {current.size_bytes:,} bytes, expected {size_bytes:,}; restore the file"
+                )
             if version not in (None, current):
                 raise self._changed(name)
             version, total = current, min(current.size_bytes, stop or current.size_bytes) - start
@@ -298,7 +300,7 @@ class ObjectStore:
         kind, cause = type(error).__name__, _describe_error(error)
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
-            problem = f"{subject}: the server refuses access with {self._identity()}; {cause}"
+            problem = f"{subject}: the server refuses access with {self._identity()} ({cause})"
             raise StorageError(f"{problem}; {self._other_identity()}") from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
             if self.url.scheme in ("http", "https"):
@@ -313,9 +315,9 @@ class ObjectStore:
                 f"{subject}: the server does not support byte ranges; pass part_cache=, or copy it to this machine"
             ) from None
         if 400 <= number < 500 and number not in _PASSING:
-            raise StorageError(f"{subject}: the server refuses the request; {cause}") from None
+            raise StorageError(f"{subject}: the server refuses the request: {cause}") from None
         if number == 501 or kind == "NotSupportedError":
-            raise StorageError(f"{subject}: the server does not support the request; {cause}") from None
+            raise StorageError(f"{subject}: the server does not support the request: {cause}") from None
         self._has_answered = self._has_answered or status is not None
         self._refuse_unheard(subject, cause)
         return cause
@@ -334,8 +336,9 @@ class ObjectStore:
             server = settings_of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
             remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, for another server"
         else:
-            server, remedy = f"{self.url.scheme}://{self.url.parts[1]}", "check its name, and whether it is running"
-        raise StorageError(f"{subject}: {server} cannot be reached; {cause}; {remedy}") from None
+            server = f"{self.url.scheme}://{self.url.parts[1]}"
+            remedy = "check the host name, and whether the server is running"
+        raise StorageError(f"{subject}: {server} cannot be reached ({cause}); {remedy}") from None
 
     def _identity(self) -> str:
         storage = self.storage
@@ -359,7 +362,7 @@ class ObjectStore:
         of_s3 = keys if self.storage.profile is None and "AWS_ACCESS_KEY_ID" not in os.environ else ""
         public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
         if self.url.scheme != "s3":
-            return f"set {_KEYS[self.url.scheme]}, or pass {public}" if public else "pass no anonymous=True"
+            return f"set {_KEYS[self.url.scheme]}, or pass {public}" if public else "leave out anonymous=True"
         signed = "leave out anonymous=True" if self.storage.anonymous and "AWS_ACCESS_KEY_ID" in os.environ else ""
         ways = [way for way in (of_s3, signed, named, public) if way]
         return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
@@ -509,7 +512,7 @@ def _provider(name: str, profile: Mapping[str, str]) -> Any:
     if not {"aws_access_key_id", "aws_secret_access_key"} <= profile.keys():
         if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & profile.keys():
             return None
-        raise BackendError(f"profile {name!r} of ~/.aws has a role or login instead of keys; run pip install boto3")
+        raise BackendError(f"profile {name!r} of ~/.aws uses a role or login, which needs boto3; run pip install boto3")
     return partial(_keys, dict(profile))
 
 

@@ -113,7 +113,7 @@ class RemoteParts(PublishedSource):
         data = self._remote.read(manifest.index_file)
         if digest_of(data) != manifest.index:
             path = f"{self.path}/{manifest.index_file}"
-            raise FormatError(f"{path}: differs from the file that {MANIFEST} names; restore it")
+            raise FormatError(f"{path}: differs from the file that {MANIFEST} lists; restore it")
         return self.cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
 
     def _refuse_folders(self) -> None:
@@ -133,10 +133,10 @@ class RemoteParts(PublishedSource):
             needed_bytes = parts * largest_bytes + index_bytes
             raise ArgumentError(
                 f"{self.path} needs at least {needed_bytes:,} bytes in {self.cache.folder} for its index and {parts} "
-                f"parts, the largest of which has {largest_bytes:,} bytes",
+                f"parts (the largest has {largest_bytes:,} bytes)",
                 option="part_cache_bytes",
                 value=self.cache.limit_bytes,
-                remedy="raise it, or pass a part_cache on a larger disk",
+                remedy="raise the limit, or pass a part_cache on a larger disk",
             )
         max_ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - max_ahead), max_ahead
@@ -264,7 +264,7 @@ class RemoteParts(PublishedSource):
 
     def outline(self) -> Outline:
         if not self.manifest.outline:
-            unknown = "unknown before a part is fetched"
+            unknown = "unknown until a part is fetched"
             return Outline(Stored(None, unknown, unknown, in_place=False, reading=unknown, looked_at=0), [])
         with refusing(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
             return Outline.of_json(self.manifest.outline)

@@ -48,7 +48,7 @@ class RowFilter:
                 self.text += f" [{hashlib.blake2b(serialized, digest_size=8).hexdigest()}]"
         else:
             remedy = "write e.g. \"dose > 1 and treatment == 'DMSO'\""
-            allowed = "a text or a pyarrow.compute.Expression"
+            allowed = "a string or a pyarrow.compute.Expression"
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
     def choose(self, rows: ColumnReader) -> Array:
@@ -59,7 +59,7 @@ class RowFilter:
         known = rows.column_names
         if self._tree is None:
             if "FieldPath(" in self.text:
-                problem, remedy = "it refers to a column by its number", "use pyarrow.compute.field('name')"
+                problem, remedy = "a column is referred to by its number", "use pyarrow.compute.field('name')"
                 raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
             # The text has the name of each column of the expression, and possibly names of others.
             names = [name for name in dict.fromkeys([*known, IMAGE_ID]) if name in self.text]
@@ -75,7 +75,7 @@ class RowFilter:
             chosen = _Evaluation(table, rows.path).choose(self._tree)
         if not len(chosen):
             remedy = "correct the condition, or leave it out"
-            raise SelectError("it matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
+            raise SelectError("matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
         return chosen
 
 
@@ -100,7 +100,7 @@ def _unknown_column(name: str, known: Sequence[str], path: Path) -> ColumnError:
     """Return the error for a column that does not exist; it names the columns with the most similar names."""
     close = nearest(name, reversed(known), 3)
     columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
-    remedy = f"use {columns}, or write a text in 'single quotes'"
+    remedy = f"use {columns}, or write a string in 'single quotes'"
     return ColumnError(f"no column {name!r} exists", path=path, option="filter", column=name, remedy=remedy)
 
 
@@ -147,7 +147,7 @@ class _Evaluation:
             return pa.scalar(None, pa.bool_())
         kind = _kind(stored.type)
         if kind != _kind(values.type) or kind == "other":
-            remedy = "write texts in 'single quotes', and numbers without quotes"
+            remedy = "write strings in 'single quotes', and numbers without quotes"
             raise self._error(f"column {name!r} is {stored.type} but {described} is {values.type}", remedy, name)
         return _COMPARE[operator](*_with_one_type(stored, values))
 

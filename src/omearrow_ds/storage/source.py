@@ -202,7 +202,7 @@ def open_source(
     row_filter = None if condition is None else RowFilter(condition)
     if on is not None and columns is None:
         raise ArgumentError(
-            "applies to the join of columns=, which is missing", option="on", value=on, remedy="pass columns= with it"
+            "applies only together with columns=", option="on", value=on, remedy="pass columns= too, or leave it out"
         )
     if skip_errors:
         options["skip_errors"] = True
@@ -226,27 +226,27 @@ def open_source(
     return source
 
 
-def _open_paths(path: Paths, format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
+def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]) -> BaseSource:
     """Open the collection at one path or several paths.
 
     A column that is text in one text table and numeric in another is read as text in all of them.
     """
-    urls = _urls(path, given)
+    urls = _urls(path, options)
     try:
         if urls is not None:
-            return _open_urls(path, urls, format_name, given)
+            return _open_urls(path, urls, format_name, options)
         if is_several(path) and not _is_url(path):
-            return open_several(path, format_name, partial(_open_one, format_name=format_name, **given))
+            return open_several(path, format_name, partial(_open_one, format_name=format_name, **options))
     except MixedColumnError as error:
-        types: ColumnTypes = given["column_types"]
+        types: ColumnTypes = options["column_types"]
         if error.column in types or error.column not in types.names:
             raise
         types[error.column] = "text"
-        return _open_paths(path, format_name, given)
+        return _open_paths(path, format_name, options)
     if isinstance(path, str | os.PathLike):
-        return _open_one(path, format_name, **given)
+        return _open_one(path, format_name, **options)
     refuse_open_table(path)
-    raise ArgumentError(f"{path!r}: expected a path; pass one, a list of paths, or a glob pattern that matches files")
+    raise ArgumentError(f"{path!r}: expected a path; pass the path of a collection, a list of paths, or a glob pattern")
 
 
 def _is_url(path: Any) -> bool:
@@ -291,7 +291,10 @@ def _open_one(
     location = _locate(path)
     is_url = isinstance(location, Url)
     if not is_url:
-        _refuse_options({name: of_urls[name] for name in _OF_URLS[1:] if name in of_urls}, f"{location} is not a URL")
+        _refuse_options(
+            {name: of_urls[name] for name in _OF_URLS[1:] if name in of_urls},
+            f"applies only to URLs, not to {location}",
+        )
     refuse_odd_name(location)
     reach = BucketReader(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(location, Url) and not is_parts(location):
@@ -318,7 +321,7 @@ def _open_one(
                 raise
         else:
             if not is_url:  # A table may list files at URLs.
-                _refuse_options(of_urls, f"{location} is not a URL")
+                _refuse_options(of_urls, f"applies only to URLs, not to {location}")
             return source
     unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
     unused |= {"format": format_name} if format_name not in (None, fields_source.format.name) else {}

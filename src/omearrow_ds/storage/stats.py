@@ -248,8 +248,8 @@ def _measured(
             values = channels[channel]
             if not isinstance(values, kind) or values.floating != (image.dtype.kind == "f"):
                 raise FormatError(
-                    f"{opened.path}: image {index} is {image.dtype}, unlike previous images; measure them "
-                    f"separately, with by=",
+                    f"{opened.path}: image {index} is {image.dtype}, but previous images have another dtype; measure "
+                    f"them separately, with by=",
                     image=index,
                 )
             values.add(image[:, channel])
@@ -270,8 +270,8 @@ def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]
         longest, shorter = (names, longest) if len(names) > len(longest) else (longest, names)
         if longest[: len(shorter)] != shorter:
             raise FormatError(
-                f"{source.path}: image {picked[position]} has the channels {names}, a previous one {longest}; open "
-                f"images with one order of channels at a time"
+                f"{source.path}: image {picked[position]} has the channels {names} but a previous image has {longest}; "
+                f"measure images with different channels separately"
             )
     return longest
 
@@ -293,7 +293,7 @@ def read_stats(path: StrPath) -> Stats:
             table = pa.Table.from_pylist(json.loads(file.path.read_text(encoding="utf-8"))["stats"])
         except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise FormatError(
-                f"{file.path}: is not a table of statistics: {error}; pass a file of omearrow-ds stats"
+                f"{file.path}: is not a table of statistics: {error}; pass a file written by omearrow-ds stats"
             ) from error
     else:
         kinds = {field.name: _TEXT_TYPES.get(field.type, "text") for field in _SCHEMA}  # Plates 001 are text.
@@ -304,8 +304,8 @@ def read_stats(path: StrPath) -> Stats:
     absent = set(_SCHEMA.names) - _OPTIONAL - set(table.column_names)
     if absent:
         raise FormatError(
-            f"{file.path}: is not a table of statistics, it has no column {min(absent)!r}; pass a file of omearrow-ds "
-            f"stats"
+            f"{file.path}: is not a table of statistics, as it lacks the column {min(absent)!r}; pass a file written "
+            f"by omearrow-ds stats"
         )
     return Stats(file.path, tuple(name for name in table.column_names if name not in _SCHEMA.names), table)
 

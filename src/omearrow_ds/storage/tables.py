@@ -76,7 +76,7 @@ def _null_images_message(sources: Sequence[TableSource]) -> str:
     verb = "is" if first.null.sum() == 1 and not others else "are"
     return (
         f"{first.path}: {first.null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also} "
-        f"{verb} null, the first is image {int(first.null.argmax())}; pass nulls='skip' to skip these rows"
+        f"{verb} null, first image {int(first.null.argmax())}; pass nulls='skip' to skip these rows"
     )
 
 
@@ -179,7 +179,6 @@ def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:
         index = int(differ.argmax())
         kinds = [f"{tuple(source.shapes[index].tolist())} {source.dtypes[index]}" for source in (first, other)]
         raise ColumnError(
-            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r}, but {kinds[0]} in "
-            f"{first.image_column[0]!r}; only images with equal T, Z, Y, X and dtype are joined along C; open the "
-            f"columns one by one"
+            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r} but {kinds[0]} in "
+            f"{first.image_column[0]!r}; open the columns separately, as joined images need equal T, Z, Y, X and dtype"
         )

@@ -63,7 +63,9 @@ def _open_table_of_files(
         if not listed.lists_files(copy):
             names = ", ".join(f"{name}=" for name in options)
             raise ArgumentError(
-                f"lists no TIFF files, which {names or 'a CSV file'} needs", path=url, remedy="pass another table"
+                f"lists no TIFF files, but {names or 'opening a CSV file'} requires them",
+                path=url,
+                remedy="pass another table",
             )
         return listed.open_fields(url, options, reach, types, copy, skip_errors=skip_errors)
 
@@ -72,8 +74,7 @@ def _refuse_cache(url: Url, reach: BucketReader) -> None:
     for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
         if value is not None:
             raise ArgumentError(
-                "only parts (NAME.parts), Vortex and compressed Arrow files are fetched whole and cached, "
-                f"not {url}; leave it out",
+                f"applies only to parts (NAME.parts), Vortex and compressed Arrow files, not to {url}; leave it out",
                 option=name,
                 value=value,
             )
@@ -92,8 +93,8 @@ def _open_stored(
         known = ", ".join(other.name for other in FORMATS if other.by_ranges or other.fetched_whole)
         parts = ", ".join(other.name for other in FORMATS if not other.in_folder)
         raise FormatError(
-            f"{url}: {fmt.label} cannot be read from URLs, only {known}; copy it here, or convert it to parts "
-            f"(NAME.parts) of {parts}"
+            f"{url}: {fmt.label} cannot be read from URLs, only {known}; copy it to this machine, or convert it to "
+            f"parts (NAME.parts) of {parts}"
         )
     if not fmt.fetched_whole:
         _refuse_cache(url, reach)
@@ -147,12 +148,12 @@ def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
         visible = (name for name in names if not has_hidden(name.split("/"), steps))
         matches = sorted((name for name in visible if _fits(name.split("/"), steps)), key=natural_key)
         if not matches:
-            raise MissingPathError(f"{text}: no object matches the pattern; correct it")
+            raise MissingPathError(f"{text}: no object matches the pattern; correct the pattern")
         return [url for name in matches if (url := url_of(name)) is not None]
     urls = [url_of(path) for path in paths]
     known = [url for url in urls if url is not None]
     if known and len(known) < len(urls):
-        raise ArgumentError(f"{paths!r}: expected only URLs or only local paths; copy the others")
+        raise ArgumentError(f"{paths!r}: expected only URLs or only local paths; copy the other files")
     return known or None
 
 

@@ -34,8 +34,8 @@ class VerifiedSource(Over):
     def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
             msg = (
-                f"{source.path}: no checksums are stored; write it with checksum=True, "
-                f"convert it with checksum=True, or pass verify=False"
+                f"{source.path}: the collection has no checksums; write or convert it with checksum=True, or pass "
+                f"verify=False"
             )
             raise ArgumentError(msg)
         super().__init__(source)
@@ -61,8 +61,8 @@ class VerifiedSource(Over):
             if known is not None and self._hasher.checksum(image) != known:
                 msg = (
                     f"{subject or self.path}: image {index} ({self.image_ids[index]!r}) differs from the original: "
-                    f"pixels, shape or dtype do not fit its checksum in column {schema.CHECKSUM_COLUMN!r}; "
-                    f"restore it from a copy"
+                    f"pixels, shape or dtype do not match its checksum in column {schema.CHECKSUM_COLUMN!r}; restore "
+                    f"it from a copy"
                 )
                 raise ChecksumError(msg)
 

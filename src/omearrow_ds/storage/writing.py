@@ -65,7 +65,7 @@ class Layout:
             allowed = f"one of {names} for {fmt.label}{of_encoding}"
             raise ArgumentError(option="compression", value=compression, allowed=allowed)
         if rows_per_group is not None and not fmt.grouped:
-            problem = f"{fmt.label} has no row groups of selectable size"
+            problem = f"not supported by {fmt.label}"
             raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.compressions[0]
@@ -181,7 +181,9 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
             f"has the type {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
         )
     if storage is not None and not isinstance(target, Url):
-        raise ArgumentError(f"{target} is not a URL", option="target_storage", value=storage, remedy="leave it out")
+        raise ArgumentError(
+            f"applies only to URLs, not to {target}", option="target_storage", value=storage, remedy="leave it out"
+        )
 
 
 def write(

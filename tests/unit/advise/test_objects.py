@@ -166,15 +166,15 @@ def test_crops_of_a_small_sample_take_turns_like_crops_of_many_fields():
 
 @pytest.mark.parametrize("access", ["random", "sequential"])
 def test_crops_are_recommended_for(path, access):
-    found = recommend(
+    result = recommend(
         path, objects=CELLS, crop_size=(6, 4), formats=["arrow"], seconds=1.0, batch_size=4, access=access, epochs=3
     )
-    assert "Samples are the crops around 4 objects, each of which an epoch reads once." in found.notes
-    assert {row.plan.layout.format.name for row in found.rows if row.rounds} == {"parquet", "arrow"}
-    assert "objects=objects" in found.python
-    lines = found.python.replace("objects=objects", "objects=CELLS")
-    if found.command:
-        _, _, source, target, *_ = found.command.split()
+    assert "Samples are crops around 4 objects; an epoch reads each crop once." in result.notes
+    assert {row.plan.layout.format.name for row in result.rows if row.rounds} == {"parquet", "arrow"}
+    assert "objects=objects" in result.python
+    lines = result.python.replace("objects=objects", "objects=CELLS")
+    if result.command:
+        _, _, source, target, *_ = result.command.split()
         convert(source, target)
     names = {"CELLS": CELLS}
     exec(lines, names)

@@ -280,16 +280,16 @@ def test_every_format_shows_its_stages(tmp_path, name):
     needs(name)
     file = tmp_path / "stored"
     write_images(images(8), file, name)
-    found = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
+    breakdown = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
     in_place = bool(omearrow_ds.open_images(file, name).stacked())
-    calls = {each.stage: each.calls for each in found.stages}
+    calls = {row.stage: row.calls for row in breakdown.stages}
     assert calls["normalize"] > 0
     assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0
-    assert any("where it is first touched" in remark for remark in found.remarks) >= in_place
-    held = profile_dataset(file, name, preload=True, batch_size=3, num_workers=0, epochs=1, trials=False)
-    assert held.preload_s > 0
-    assert held.breakdown["read"].calls == held.breakdown["decode"].calls == 0
-    assert any("No read stage" in remark for remark in held.breakdown.remarks)
+    assert any("at the first access" in remark for remark in breakdown.remarks) >= in_place
+    preloaded = profile_dataset(file, name, preload=True, batch_size=3, num_workers=0, epochs=1, trials=False)
+    assert preloaded.preload_s > 0
+    assert preloaded.breakdown["read"].calls == preloaded.breakdown["decode"].calls == 0
+    assert any("There is no stage read" in remark for remark in preloaded.breakdown.remarks)
 
 
 # Samples
@@ -448,16 +448,16 @@ def test_stage_functions_refuse_an_unknown_stage(monkeypatch):
 def test_other_settings_are_really_tried(tmp_path):
     file = tmp_path / "images.parquet"
     write_images(images(200), file, compression="zstd")
-    found = profile_dataset(file, batch_size=BATCH, seconds=0.3, num_workers=0, work_dir=tmp_path)
-    assert [way.name for way in found.preloading] == ["on demand", "preload", "cache_dir", "arrow"]
-    assert all(way.samples_per_s > 0 and way.epoch_s > 0 and way.setup_s is not None for way in found.preloading)
-    assert {trial.name for trial in found.trials} >= {"preload", "cache_dir", "arrow", "workers", "batch"}
-    assert all(trial.gain > 0 and trial.least_gain <= trial.gain for trial in found.trials)
-    first = [trial for trial in found.trials if trial.name == found.verdict.first]
+    result = profile_dataset(file, batch_size=BATCH, seconds=0.3, num_workers=0, work_dir=tmp_path)
+    assert [way.name for way in result.preloading] == ["on demand", "preload", "cache_dir", "arrow"]
+    assert all(way.samples_per_s > 0 and way.epoch_s > 0 and way.setup_s is not None for way in result.preloading)
+    assert {trial.name for trial in result.trials} >= {"preload", "cache_dir", "arrow", "workers", "batch"}
+    assert all(trial.gain > 0 and trial.least_gain <= trial.gain for trial in result.trials)
+    first = [trial for trial in result.trials if trial.name == result.verdict.first]
     assert all(trial.gain >= 1.1 and trial.least_gain > 1 for trial in first)
     assert list(tmp_path.iterdir()) == [file]
-    text = found.as_text()
-    for word in ("normalize", "at most", "Does preloading pay?", "Try first", "sum"):
+    text = result.as_text()
+    for word in ("normalize", "at most", "Preloading needs", "Try first", "sum"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -492,10 +492,10 @@ def test_preloading_that_does_not_fit(path, monkeypatch):
     assert not actual.preloaded
     ways = {way.name: way for way in actual.preloading}
     assert ways["preload"].samples_per_s is None
-    assert "allowed are 500" in ways["preload"].note
-    assert [line.split()[:2] for line in actual.as_text().splitlines() if "allowed are 500" in line] == [
-        ["preload", "takes"],  # From the trials.
-        ["preload", "takes"],  # From the list of ways to preload.
+    assert "the limit is 500" in ways["preload"].note
+    assert [line.split()[:2] for line in actual.as_text().splitlines() if "the limit is 500" in line] == [
+        ["preload", "needs"],  # From the trials.
+        ["preload", "needs"],  # From the list of ways to preload.
     ]
 
 
@@ -603,7 +603,7 @@ def test_a_recording_at_another_speed_has_a_remark(path):
         breakdown = break_down(loop.record(Duration(0, float("inf"), 1)))
     rate = breakdown.samples / breakdown.wall_s
     remarks = [" ".join(measure._remarks(loop, breakdown, rate * factor)) for factor in (1.1, 1 / 1.1, 1.3, 1 / 1.3)]
-    assert ["the shares above are of the first" in text for text in remarks] == [False, False, True, True]
+    assert ["the shares above are from the first" in text for text in remarks] == [False, False, True, True]
 
 
 def test_the_result_is_rows_for_machines(path):

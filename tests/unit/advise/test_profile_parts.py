@@ -263,9 +263,9 @@ def test_verdict_recommends_a_faster_trial_when_compute_bound():
 @pytest.mark.parametrize(
     ("ratios", "slow_rounds", "reason"),
     [
-        ([1.1, 1.25, 1.3, 1.4, 1.8], 0, "by 2 of them it is compute-bound or data-bound"),
-        ([1.3] * 5, 3, "half of the rounds took 900% longer"),
-        ([1.3] * 2, 0, "2 rounds only"),
+        ([1.1, 1.25, 1.3, 1.4, 1.8], 0, "2 rounds indicate compute-bound or data-bound"),
+        ([1.3] * 5, 3, "half of the rounds took at least 900% longer"),
+        ([1.3] * 2, 0, "only 2 rounds"),
     ],
     ids=["disagreement", "noise", "few rounds"],
 )
@@ -289,9 +289,9 @@ def test_verdict_never_recommends_a_slower_trial():
     ]
     verdict = verdict_of(breakdown, [5.0], trials)
     assert verdict.first is None
-    assert "Nothing that was tried was clearly faster" in verdict.advice
+    assert "No other setting was clearly faster" in verdict.advice
     assert "at most 5.00x" in verdict.advice
-    assert "Nothing was tried" in verdict_of(breakdown, [5.0], tried=False).advice
+    assert "No other setting was tried" in verdict_of(breakdown, [5.0], tried=False).advice
 
 
 def test_verdict_recommends_the_first_of_equally_good_trials():

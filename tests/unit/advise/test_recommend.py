@@ -245,11 +245,11 @@ def test_ties_go_to_what_is_there_then_to_the_default_then_to_the_smaller():
         (SampleCoverage(3, 30, 3, 30, 1.0), "all 3 images (30 bytes decoded)"),
         (
             SampleCoverage(3, 10, 3, 30, 1.0, cut=True),
-            "3 images, large ones cut to their middle, 10 bytes of 30 bytes decoded; ",
+            "3 images, large images cropped to their center, 10 bytes of 30 bytes decoded; ",
         ),
         (
             SampleCoverage(1, 10, 3, 30, 1.0),
-            "1 of 3 images, 10 bytes of 30 bytes decoded; the figures below are scaled to all",
+            "1 of 3 images, 10 bytes of 30 bytes decoded; the values below are scaled to all images",
         ),
     ],
 )
@@ -431,13 +431,13 @@ def test_thin_link_favors_small_parts_and_wide_link_fast_decoding():
     text = "\n".join(thin.as_lines())
     assert "over 1 MB/s (8 Mbit/s)" in text
     assert "> Vortex, on demand" in text
-    assert "There: Vortex, on demand, an epoch in 1 s; the link is the limit, decoding takes 100 ms" in text
+    assert "On the server: Vortex, on demand, one epoch in 1 s. The link is the limit; decoding takes 100 ms" in text
     assert "For 10 epochs" not in text
     often = over_link("1MB", rows, epochs=1000)
     assert often.chosen.row == thin.chosen.row
     assert often.in_all.row.plan.layout.format == ARROW
     takes = "Arrow IPC, uncompressed, on demand takes 49% less"
-    assert f"For 1,000 epochs whose parts all stay in the cache {takes}." in "\n".join(often.as_lines())
+    assert f"If the cache holds all parts for 1,000 epochs, {takes}." in "\n".join(often.as_lines())
     target = [*rows, row(9.0, StorageLayout(ARROW, as_it_is=True))]
     assert [len(over_link("1MB", target, on_server=on).rows) for on in (False, True)] == [2, 3]
     excluded = row(1.0, StorageLayout(ARROW), why_not="too large")
@@ -518,8 +518,8 @@ def test_memory_is_chosen_where_there_is_enough_of_it(folder, work, planted):
     assert recommend(folder, **options).chosen.plan.preload
     without = recommend(folder, memory_bytes=40 * 512 - 1, **options)
     assert not without.chosen.plan.preload
-    assert {"20,480" in each.why_not for each in without.rows if each.plan.preload} == {True}
-    assert "ruled out: takes 20,480 bytes of memory" in without.as_text()
+    assert {"20,480" in row.why_not for row in without.rows if row.plan.preload} == {True}
+    assert "ruled out: needs 20,480 bytes of memory" in without.as_text()
 
 
 def test_disk_beyond_the_budget_is_not_recommended(folder, work, planted):
@@ -681,10 +681,10 @@ def test_an_error_leaves_nothing(folder, work, monkeypatch):
 def test_it_says_what_it_did_not_look_at(tmp_path, work):
     path = tmp_path / "images.arrow"
     write_images([np.full((8, 9), index, np.uint8) for index in range(200)], path)
-    found = recommend(path, formats=("arrow",), work_dir=work, seconds=1, epochs=1)
-    assert not found.looked.whole
-    assert "Only the sample was read" in found.as_text()
-    assert "With verify=True its checksums are compared on demand too" in found.as_text()
+    result = recommend(path, formats=("arrow",), work_dir=work, seconds=1, epochs=1)
+    assert not result.looked.whole
+    assert "Only the sample was read" in result.as_text()
+    assert "verify=True also compares checksums on demand" in result.as_text()
 
 
 def test_the_command_prints_text_or_json(folder, work):

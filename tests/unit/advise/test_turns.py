@@ -46,7 +46,7 @@ def test_ties_and_doubts_are_the_same_for_all_that_takes_turns():
     assert mostly_agree([True] * 7 + [False])
     assert not mostly_agree([True] * 6 + [False])
     assert (uncertainty_note(3, 0.5), uncertainty_note(9, 0.0)) == ("", "")
-    assert "one round only" in uncertainty_note(1, 0.0)
+    assert "only one round" in uncertainty_note(1, 0.0)
     assert "60% longer" in uncertainty_note(5, 0.6)
 
 

@@ -160,16 +160,16 @@ def test_info_of_a_plain_folder_of_tiffs(tmp_path):
     )
     tifffile.imwrite(folder / "b.tif", np.zeros((70, 40), np.uint16), rowsperstrip=16)
     (folder / "notes.txt").write_text("n" * 1000)
-    found = info(folder)
-    assert (found["images"], found["channels"], found["columns"]) == (2, [None], [])
-    assert [each["shape"] for each in found["shapes"]] == [[1, 1, 3, 64, 48], [1, 1, 1, 70, 40]]
-    assert found["disk_bytes"] == sum(file.stat().st_size for file in folder.glob("*.tif"))
-    assert found["compression"] == "zlib, none"
-    assert found["chunking"] == "one file an image, tiles of 16 x 32, strips of 16 rows"
-    assert found["reading"] == "1 images in place, 1 by tifffile"
-    shown = run("info", folder).stdout
-    assert "1 x 1 x 3 x 64 x 48: 1 image; 1 x 1 x 1 x 70 x 40: 1 image (TCZYX)" in shown
-    assert "1, no names" in shown
+    described = info(folder)
+    assert (described["images"], described["channels"], described["columns"]) == (2, [None], [])
+    assert [row["shape"] for row in described["shapes"]] == [[1, 1, 3, 64, 48], [1, 1, 1, 70, 40]]
+    assert described["disk_bytes"] == sum(file.stat().st_size for file in folder.glob("*.tif"))
+    assert described["compression"] == "zlib, none"
+    assert described["chunking"] == "one file per image, tiles of 16 x 32, strips of 16 rows"
+    assert described["reading"] == "1 images in place, 1 by tifffile"
+    printed = run("info", folder).stdout
+    assert "1 x 1 x 3 x 64 x 48: 1 image; 1 x 1 x 1 x 70 x 40: 1 image (TCZYX)" in printed
+    assert "1, no names" in printed
     alone = info(folder / "a.tif")
     assert (alone["images"], alone["disk_files"]) == (1, 1)
 
@@ -181,11 +181,11 @@ def test_info_of_ome_zarr_04(tmp_path):
     axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
     group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": [{"path": "0"}]}]
     group.attrs["omero"] = {"channels": [{"label": "DNA"}, {"label": "ER"}]}
-    found = info(tmp_path / "image.zarr")
-    assert found["shapes"] == [{"shape": [1, 2, 1, 32, 48], "images": 1}]
-    assert found["channels"] == ["DNA", "ER"]
-    assert found["chunking"] == "one folder an image, chunks of 1 x 16 x 16, Zarr 2"
-    assert found["compression"] == "compressed"
+    described = info(tmp_path / "image.zarr")
+    assert described["shapes"] == [{"shape": [1, 2, 1, 32, 48], "images": 1}]
+    assert described["channels"] == ["DNA", "ER"]
+    assert described["chunking"] == "one folder per image, chunks of 1 x 16 x 16, Zarr 2"
+    assert described["compression"] == "compressed"
 
 
 def test_info_of_images_that_differ(stored):
@@ -240,7 +240,7 @@ def test_convert_stores_checksums(stored, tmp_path, suffix):
     run("convert", src, dst)
     run("convert", dst, without := tmp_path / f"without{suffix}", "--no-checksum")
     assert [info(path)["checksums"] for path in (src, dst, without)] == [False, True, False]
-    assert "checksums    one for each image" in run("info", dst).stdout
+    assert "checksums    one per image" in run("info", dst).stdout
     with open_images(dst, verify=True) as source:
         assert all_same(source.take(range(20)), SMOOTH)
         assert source.stored_as() == open_images(dst).stored_as()
@@ -265,7 +265,7 @@ def test_a_source_of_two_formats_is_told_by_src_format(stored, tmp_path):
     (both / "columns.parquet").unlink()
     zarr.create_array(both / "more.zarr", data=np.zeros((8, 8), np.uint16))
     assert (
-        "the content fits the formats tiff and ome_zarr; pass --format with one of" in run("info", both, code=1).stderr
+        "the content matches formats tiff and ome_zarr; pass --format with one of" in run("info", both, code=1).stderr
     )
     assert "pass --src-format with one of" in run("convert", both, tmp_path / "x.arrow", code=1).stderr
     run("convert", both, tmp_path / "x.arrow", "--src-format", "tiff")
@@ -309,13 +309,13 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
             ("info", src, "--format", "tiff"),
             "is not an image of format 'tiff'; correct the path, or pass another --format",
         ),
-        (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: the suffix is not of a known format"),
+        (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: the suffix is unknown"),
         (("convert", src, tmp_path / "no" / "x.arrow"), "the folder"),
         (("convert", src, src, "--overwrite"), "is or contains the source"),
         (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': expected one of 'none'"),
         (
             ("convert", src, tmp_path / "x.tiffs", "--rows-per-group", 3),
-            "--rows-per-group 3: OME-TIFF has no row groups",
+            "--rows-per-group 3: not supported by OME-TIFF",
         ),
     ]:
         assert part in run(*arguments, code=1).stderr

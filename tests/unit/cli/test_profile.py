@@ -69,7 +69,7 @@ def run(*arguments):
 def test_it_tells_people(path):
     done = run(path, "--seconds", "0.1", "--workers", "0", "--batch-size", "4")
     assert done.exit_code == 0, done.output
-    for words in ("24 samples of 2 x 8 x 8", "batch 4, 0 workers", "normalize", "Try first", "Does preloading pay?"):
+    for words in ("24 samples of 2 x 8 x 8", "batch 4, 0 workers", "normalize", "Try first", "Preloading needs"):
         assert words in done.stdout
     assert done.stderr == ""
 

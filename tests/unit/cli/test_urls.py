@@ -104,7 +104,7 @@ def test_info_says_what_it_does_not_know_of_parts_that_nobody_looked_at(server):
     output = run("info", f"{server.url}/old.parts").stdout
     assert sum(server.requests.values()) <= 3
     assert not asked_for_parts(server)
-    assert "2, names not known before a part is fetched" in output
+    assert "2, names unknown until a part is fetched" in output
     assert "compression" in output
     assert json.loads(run("info", f"{server.url}/old.parts", "--json").stdout)["channels"] is None
 
@@ -172,7 +172,7 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, cache_options):
 
 def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_path, monkeypatch):
     message = run("info", url, "--anonymous", "--profile", "lab", code=1).stderr
-    assert "--profile 'lab': anonymous requests have no profile" in message
+    assert "--profile 'lab': conflicts with --anonymous" in message
     for secret in (
         ["s3://key:SECRET@b/a.parts"],
         ["http://h/a.parts?sig=SECRET"],
@@ -182,7 +182,7 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
     assert "--endpoint" in run("info", url, "--endpoint", "http://a:SECRET@b", code=1).stderr
     for words in (["--anonymous"], ["--part-cache-bytes", "5"]):
         assert (
-            f"{' '.join(words)}: {tmp_path / 'plate.arrow'} is not a URL"
+            f"{' '.join(words)}: applies only to URLs, not to {tmp_path / 'plate.arrow'}"
             in run("info", tmp_path / "plate.arrow", *words, code=1).stderr
         )
     assert "--region" in run("info", url, "--region", "x", code=1).stderr
@@ -241,7 +241,9 @@ def test_verify_asks_the_server_whatever_the_cache_has(server, url, tmp_path, ca
     part = parts_of(server)[2]
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     run("stats", url, *cache_options)
-    assert f"{PARTS}/{part.name}: bytes differ from the hash" in run("verify", url, *cache_options, code=1).stderr
+    assert (
+        f"{PARTS}/{part.name}: the content does not match the hash" in run("verify", url, *cache_options, code=1).stderr
+    )
     assert [part_path.name for part_path in (tmp_path / "cache").iterdir() if part_path.is_dir()] == []
 
 
@@ -330,7 +332,7 @@ def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
     pinned = cache.get(NAMES[1])
     assert {file["name"] for file in listed(tmp_path / "cache", "--limit", "0.1kB")["parts"]} == {NAMES[1], NAMES[3]}
-    assert "local processes use 40 bytes" in listed(tmp_path / "cache", "--limit", "30", code=1)
+    assert "running processes use 40 bytes" in listed(tmp_path / "cache", "--limit", "30", code=1)
     assert (tmp_path / "cache" / NAMES[1]).exists()
     listing = listed(tmp_path / "cache", "--clear")
     assert [file["name"] for file in listing["parts"]] == [NAMES[1]]
@@ -347,7 +349,7 @@ def test_cache_leaves_what_is_none(server, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (plate, plate / PARTS, tmp_path / "served"):
         for words in ([], ["--clear"], ["--limit", "0"]):
-            assert "other files than those of a part cache" in listed(folder, *words, code=1)
+            assert "files that are not from a part cache" in listed(folder, *words, code=1)
     assert "is not a folder" in listed(tmp_path / "none", "--clear", code=1)
     assert listed(tmp_path / "empty", "--clear")["parts"] == []
     assert list((tmp_path / "empty").iterdir()) == []
@@ -358,7 +360,7 @@ def test_cache_leaves_what_is_none(server, tmp_path):
     filled(tmp_path / "cache")
     (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "cache" / ".lock")
     (tmp_path / "linked" / NAMES[0]).write_bytes(b"theirs")
-    assert "other files than those of a part cache" in listed(tmp_path / "linked", "--clear", code=1)
+    assert "files that are not from a part cache" in listed(tmp_path / "linked", "--clear", code=1)
     assert (tmp_path / "linked" / NAMES[0]).exists()
 
 
@@ -402,7 +404,7 @@ def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, 
     message = run(
         "convert", tmp_path / "plate.arrow", tmp_path / "c.parts", "--target-endpoint", server.url, code=1
     ).stderr
-    assert f"--target-endpoint {server.url}: {tmp_path / 'c.parts'} is not a URL" in message
+    assert f"--target-endpoint {server.url}: applies only to URLs, not to {tmp_path / 'c.parts'}" in message
 
 
 def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monkeypatch):
@@ -416,7 +418,7 @@ def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monk
 def test_the_command_printed_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
     path = tmp_path / "b.parts"
     output = run("convert", tmp_path / "plate.arrow", path, "--task", "1/1").stdout
-    assert "1 of 1 part is made" in output
+    assert "1 of 1 part is written" in output
     words = output.partition("publish it: omearrow-ds ")[2].split()
     assert "12 images" in run(*words).stdout
     assert "is published already; 12 images" in run(*words).stdout

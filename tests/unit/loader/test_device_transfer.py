@@ -99,10 +99,10 @@ def test_raw_transfer_gives_the_samples_of_the_cpu(device, stores, data):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"transform": abs}, "a transform is given samples"),
+        ({"transform": abs}, "the transform receives normalized samples"),
         ({"normalize": False}, "of the stored dtype"),
-        ({"dtype": "uint32"}, "uint32 is no smaller than float32"),
-        ({"dtype": "float32"}, "float32 is no smaller"),
+        ({"dtype": "uint32"}, "uint32 is not smaller than float32"),
+        ({"dtype": "float32"}, "float32 is not smaller"),
     ],
     ids=str,
 )

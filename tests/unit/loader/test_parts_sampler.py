@@ -253,20 +253,20 @@ def test_views_crops_and_orders_without_chance(path, as_rank):
         loader = OMEArrowDataLoader(dataset, 23)
         (share,) = labels(loader)
         shares.append(share)
-        assert f"4 parts in their order; rank {rank} of 2 ranks" in loader.settings["sampler"].why
+        assert f"4 parts in stored order; rank {rank} of 2 ranks" in loader.settings["sampler"].why
     assert shares == [list(range(12)), [*range(12, 23), 22]]
     as_rank(0, 1, 1)
     train, _ = dataset.split((0.7, 0.3))
     for data in (train, OMEArrowDataset(path, target="label", crop="grid", crop_size=(2, 2), preload=False)):
         loader = OMEArrowDataLoader(data, 4, shuffle=True)
-        found = [label for batch in labels(loader) for label in batch]
-        assert Counter(found) == Counter(data[index][1] for index in range(len(data)))
-        assert found != sorted(found)
+        loaded = [label for batch in labels(loader) for label in batch]
+        assert Counter(loaded) == Counter(data[index][1] for index in range(len(data)))
+        assert loaded != sorted(loaded)
         assert "random over all of 4 parts" in loader.settings["sampler"].why
     for data in (Subset(dataset, range(9)), ConcatDataset([dataset, dataset])):
         loader = OMEArrowDataLoader(data, 4, shuffle=True)
         assert len([label for batch in labels(loader) for label in batch]) == len(data)
-        assert "no parts are known" in loader.settings["shuffle"].why
+        assert "hide the parts of a collection" in loader.settings["shuffle"].why
 
 
 def test_states_of_others_are_refused(path, tmp_path):

@@ -323,14 +323,16 @@ def test_on_the_command_line(weed, bucket, plate, dst, read_labels, monkeypatch)
 
     target = ("--part-bytes", 2400, "--target-endpoint", weed.url)
     output = run("convert", plate, dst, "--task", "1/2", *target)
-    assert "2 of 4 parts are made; publish it after all parts are written" in output
+    assert "2 of 4 parts are written; publish it after all parts are written" in output
     run("convert", plate, dst, "--task", "2/2", *target)
     assert "17 images" in run("publish", dst, *reached)
     assert read_labels(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))
     assert "already exists" in run("convert", plate, dst, *target, code=1)
     assert "17 images" in run("convert", plate, dst, *target, "--overwrite", "--format", "vortex")
     assert "4 parts, the first: " in run("info", dst, *reached)
-    assert "is not a URL" in run("convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1)
+    assert "applies only to URLs" in run(
+        "convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1
+    )
 
 
 def test_a_name_is_no_url_whatever_is_in_it(weed, bucket, plate, read_labels):

@@ -413,18 +413,18 @@ def test_names_of_known_layouts(tmp_path, layout):
         assert source.columns["Metadata_Site"].to_pylist() == [1, 2, 1, 2]
         assert [channel["name"] for channel in source.metadata(0)["channels"]] == channels
         read = {
-            source.read(index)[at].tobytes()
+            source.read(index)[index_tcz].tobytes()
             for index in range(4)
-            for at in product(range(tcz[0]), range(tcz[1]), range(tcz[2]))
+            for index_tcz in product(range(tcz[0]), range(tcz[1]), range(tcz[2]))
         }
         assert read == {tifffile.imread(tmp_path / name).tobytes() for name in names if "thumb" not in name}
     done = CliRunner().invoke(main, ["info", str(tmp_path)])
-    assert f"looks like   4 fields x 2 channels in files of their own; add --pattern {layout}" in done.output
-    told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--json"]).stdout)
-    assert told["looks_like"] == {"pattern": layout, "fields": 4, "channels": 2}
-    assert told["images"] == len(names)  # The layout is only suggested.
-    told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--pattern", layout, "--json"]).stdout)
-    assert (told["images"], told["channels"], told["looks_like"]) == (4, channels, None)
+    assert f"looks like   4 fields x 2 channels, one file per channel; add --pattern {layout}" in done.output
+    described = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--json"]).stdout)
+    assert described["looks_like"] == {"pattern": layout, "fields": 4, "channels": 2}
+    assert described["images"] == len(names)  # The layout is only suggested.
+    described = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--pattern", layout, "--json"]).stdout)
+    assert (described["images"], described["channels"], described["looks_like"]) == (4, channels, None)
 
 
 INDEX = """<?xml version="1.0" encoding="utf-8"?>
@@ -720,11 +720,11 @@ def test_nf1_opens_from_its_folder_and_from_its_table():
         for index, name in enumerate(source.columns["Image_FileName_GFP"].to_pylist()):
             assert same(source.read(index)[0, 1, 0], tifffile.imread(NF1 / name))
         with open_images(NF1 / "profiles.parquet", root=NF1) as listed:
-            order = [f"{at['Metadata_Well']}_{at['Metadata_Site']}" for at in listed.columns.to_pylist()]
+            order = [f"{row['Metadata_Well']}_{row['Metadata_Site']}" for row in listed.columns.to_pylist()]
             for index, image_id in enumerate(order):
                 assert same(listed.read(index), source.read(source.image_ids.index(image_id)))
-    told = CliRunner().invoke(main, ["info", str(NF1)]).output
-    assert "looks like   5 fields x 3 channels in files of their own; add --pattern cytation" in told
+    output = CliRunner().invoke(main, ["info", str(NF1)]).output
+    assert "looks like   5 fields x 3 channels, one file per channel; add --pattern cytation" in output
 
 
 @pytest.mark.parametrize("opened", [OMEArrowDataset, lambda path: convert(path, path.with_suffix(".arrow"))])

@@ -520,7 +520,7 @@ def test_on_the_command_line(tmp_path, plate):
         return done.output
 
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
-    assert "share 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
+    assert "task 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
     assert "12 of 23 parts are written" in run("info", dst, code=1)
     assert "missing: part 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT

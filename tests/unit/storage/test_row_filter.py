@@ -193,7 +193,7 @@ def test_nan_is_unequal_to_each_value():
         ("dose <> 1", "a value", 7),
         ("1 == 1", "a comparison with a column", 3),
         ("dose in ()", "a value", 10),
-        ("dose in (site)", "a number or a text", 10),
+        ("dose in (site)", "a number or a string", 10),
         ("dose in (1", '")"', 11),
         ("(dose == 1", '")"', 11),
         ("dose == 1)", '"and", "or" or the end', 10),

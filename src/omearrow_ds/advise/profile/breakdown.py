@@ -80,7 +80,7 @@ def break_down(recording: Recording) -> Breakdown:
     calls = recording.program[:, 1] + recording.workers[:, :, 1].sum(axis=0)
     columns = np.stack([program_s + wait_s * worker_shares, ceilings, program_s, worker_s, calls], axis=1)
     columns[_WAIT] = clocks_s, inf, clocks_s, 0, 0
-    notes = {**STAGE_NOTES, CLOCKS: "what measuring took; it is in no stage"}
+    notes = {**STAGE_NOTES, CLOCKS: "time of the measurement itself, outside all stages"}
     del notes["wait"]
     rows = []
     for (stage, note), (total_s, ceiling, own_s, in_workers_s, calls) in zip(

@@ -108,8 +108,8 @@ class Step:
     def __call__(self, batch: Any) -> int:
         images = next(tensors_of(batch), None)
         if images is None or not images.ndim:
-            problem = f"a batch of type {type(batch).__name__} has no tensor of images"
-            raise ArgumentError(problem, option="transform", remedy="return a tensor per sample")
+            problem = f"a batch of type {type(batch).__name__} contains no image tensor"
+            raise ArgumentError(problem, option="transform", remedy="return one tensor per sample")
         if self._model is not None:
             with torch.inference_mode(self._optimizer is None):
                 loss = self.forward(images)
@@ -122,7 +122,9 @@ class Step:
         assert self._model is not None
         means = [tensor.mean() for tensor in tensors_of(self._model(images)) if tensor.is_floating_point()]
         if not means:
-            raise ArgumentError("the model returned no floating-point tensor to compute a loss from", option="model")
+            raise ArgumentError(
+                "the model returned no floating-point tensor, so a loss cannot be computed", option="model"
+            )
         return torch.stack(means).sum()
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -228,20 +228,20 @@ def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterato
     dataset, device, threads = plain.dataset, plain.loader.device, torch.get_num_threads()
     image = None if dataset.preloaded else dataset.source.read_arrays([0])[0]
     if image is None:
-        yield "No read stage: the pixels are decoded in memory."
+        yield "There is no stage read, because the pixels are decoded in memory."
     elif not image.flags.writeable and not image.flags.owndata:
         yield (
-            "Images are views of the store's memory: a mapped file is read where it is first touched, usually in "
-            "normalize, or in select if small images are gathered."
+            "Images are views of mapped files. Their pages are read from disk at the first access, usually in the "
+            "stage normalize, or in select for small images."
         )
     if not breakdown.workers and threads > 1:
-        yield f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalize."
+        yield f"{threads} threads fill batches of 8 MiB or more; the stage normalize includes their time."
     if device is not None and device.type == "cuda":
-        yield "Each stage waited for the device; without clocks, copies and compute overlap."
+        yield "Each stage waited for the device while it was timed; otherwise, copies and computation overlap."
     with_clocks = breakdown.samples / breakdown.wall_s
     if not samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
-        rates = f"{with_clocks:,.4g} samples/s with clocks, and {samples_per_s:,.4g} without"
-        yield f"The loop made {rates} at another time or on other images; the shares above are of the first."
+        rates = f"{with_clocks:,.4g} samples/s while stages were timed, and {samples_per_s:,.4g} otherwise"
+        yield f"The loop reached {rates}, at different times or on other images; the shares above are from the first."
 
 
 def _decode_s(opened: ProfiledDataset, breakdown: Breakdown) -> float:

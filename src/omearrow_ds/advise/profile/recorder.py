@@ -32,20 +32,20 @@ Array = np.ndarray[Any, Any]
 # worker waits for indices; it has no row in the table.
 STAGE_NOTES: Mapping[str, str] = MappingProxyType(
     {
-        "open": "the store is opened again, in another process",
-        "read": "stored bytes are found and fetched",
-        "read+decode": "one pass of the format's library",
-        "decode": "stored bytes to pixels",
-        "select": "gathered if small and in memory, else cut in normalize",
-        "normalize": "one pass: cut, convert, put into the batch",
+        "open": "opening the collection again in another process",
+        "read": "locating and reading stored bytes",
+        "read+decode": "reading and decoding by the library of the format",
+        "decode": "decoding stored bytes into pixels",
+        "select": "copying small images in memory; others are cut in normalize",
+        "normalize": "cutting, converting and writing into the batch",
         "transform": "",
-        "collate": "memory for the batch; stacking what is not stacked",
-        "hand-over": "from workers to the program",
+        "collate": "allocating the batch and stacking samples",
+        "hand-over": "transferring batches from workers to the main process",
         "transfer": "",
         "forward": "model and loss",
         "backward": "",
         "optimizer step": "",
-        "other": "the loop, torch's loader, the order of samples",
+        "other": "training loop, DataLoader of torch, sample order",
         "wait": "",
     }
 )
@@ -70,7 +70,7 @@ def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
             for function, stage in vars(module).get("STAGES", OTHER_LIBRARIES.get(module_name, {})).items():
                 if stage not in STAGE_NOTES:
                     known = ", ".join(STAGE_NOTES)
-                    raise ArgumentError(f"{module_name}.STAGES: {stage!r} is not a stage; choose one of {known}")
+                    raise ArgumentError(f"{module_name}.STAGES: {stage!r} is not a stage; use one of {known}")
                 *path, name = function.split(".")
                 yield module_name, reduce(getattr, path, module), name, stage
 

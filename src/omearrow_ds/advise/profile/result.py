@@ -123,7 +123,7 @@ class Profile:
         parts = [_head(self), _stages(self.breakdown), verdict]
         if self.trials:
             needed, free = size(self.decoded_bytes), size(self.available_bytes)
-            question = f"Does preloading pay? {needed} decoded; {free} of memory are free."
+            question = f"Preloading needs {needed} of memory; {free} are free."
             parts += [_trials(self), [question, "", *table([_WAY_COLUMNS, *map(_way_row, self.preloading)])]]
         return "\n\n".join("\n".join(lines) for lines in parts)
 
@@ -145,12 +145,12 @@ def _head(profile: Profile) -> list[str]:
     model = f", {profile.model}" if profile.model else ""
     preload = "" if profile.preload_s is None else f"preload {duration(profile.preload_s)}, "
     once = f"open {duration(profile.open_s)}, {preload}first batch {duration(profile.first_batch_s)}"
-    rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} turns, half of them within {profile.noise:.0%})"
+    rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} rounds, half of them within {profile.noise:.0%})"
     return [
         profile.path,
         f"{count(profile.images, 'sample')} {shape}, {', '.join(profile.dtypes)}, {profile.format}, {access}",
         f"batch {profile.batch_size}, {count(profile.num_workers, 'worker')}, {profile.device}{model}",
-        f"{rate}, an epoch {duration(profile.epoch_s)}; once: {once}",
+        f"{rate}, {duration(profile.epoch_s)} per epoch; once: {once}",
     ]
 
 
@@ -164,11 +164,11 @@ def _stages(breakdown: Breakdown) -> list[str]:
             rows.append([row.stage, *times, ceiling, duration(row.worker_s) if row.worker_s else "", row.note])
     busy_s, total_s = (sum(worker.busy_s for worker in workers), sum(row.total_s for row in breakdown.stages))
     rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
-    about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, with clocks in it."
+    about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, while stages were timed."
     if workers:
         about += (
-            f" The program waited {duration(breakdown.wait_s)} of that for {len(workers)} workers, divided among the "
-            f"stages by the seconds that the workers counted."
+            f" The main process waited {duration(breakdown.wait_s)} for {len(workers)} workers. This wait is divided "
+            f"among the stages in proportion to the time of the workers."
         )
     else:
         rows = [[*row[:5], row[-1]] for row in rows]
@@ -177,7 +177,7 @@ def _stages(breakdown: Breakdown) -> list[str]:
 
 
 def _trials(profile: Profile) -> list[str]:
-    rows = [["tried", "samples/s", "gain", "in single turns", "once", ""]]
+    rows = [["tried", "samples/s", "gain", "in single rounds", "once", ""]]
     rows.append(["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""])
     for trial in profile.trials:
         if trial.samples_per_s is None:
@@ -221,12 +221,12 @@ def judge(
     text = f"{kind.capitalize()}: the largest data stage, {largest.stage}, takes {largest.share:.0%} of the time."
     doubt = ""
     if headroom is None:
-        text += " Without a model everything is data work."
+        text += " Without a model, all work is data work."
     else:
         doubt = _doubt(kind, ratios, noise(1 / rate for rate in rates.values()))
         text += (
-            f" On a batch that is in memory the same loop is {max(1.0, headroom):.2f}x as fast; no data work can win "
-            f"more. {len(ratios)} turns gave {min(ratios):.2f}x to {max(ratios):.2f}x{'; ' * bool(doubt)}{doubt}."
+            f" The same loop is {max(1.0, headroom):.2f}x as fast with one batch in memory, which faster data cannot "
+            f"exceed. {len(ratios)} rounds gave {min(ratios):.2f}x to {max(ratios):.2f}x{'; ' * bool(doubt)}{doubt}."
         )
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
@@ -256,19 +256,19 @@ def _doubt(kind: str, ratios: Sequence[float], noise: float) -> str:
     others = [other for other in map(_kind, ratios) if other != kind]
     if mostly_agree(_kind(ratio) == kind for ratio in ratios):
         return uncertainty_note(len(ratios), noise)
-    return too_noisy(f"by {len(others)} of them it is {' or '.join(sorted(set(others)))}")
+    return too_noisy(f"{len(others)} rounds indicate {' or '.join(sorted(set(others)))}")
 
 
 def _advice(kind: str, largest: StageTime, best: Trial | None, *, tried: bool) -> str:
-    measured = "Nothing that was tried was clearly faster." if tried else "Nothing was tried."
+    measured = "No other setting was clearly faster." if tried else "No other setting was tried."
     if best is not None:
-        turns = f"in single turns {best.least_gain:.2f}x to {best.most_gain:.2f}x"
+        turns = f"in single rounds {best.least_gain:.2f}x to {best.most_gain:.2f}x"
         measured = f"{best.advice}: {best.options} was {best.gain:.2f}x as fast ({turns})."
     if kind == "compute-bound":
-        measured = "Leave the data alone." if best is None else measured
+        measured = "Keep the data settings." if best is None else measured
         return f"{measured} Beyond that, a smaller model, a faster device or mixed precision can save time."
     cheaper = _CHEAPER.get(largest.stage)
     if cheaper is None or largest.ceiling is None:
         return measured
-    next_step = "Then" if best else "Remaining option" if tried else "By the stages"
-    return f"{measured} {next_step}: {cheaper} (at most {largest.ceiling:.2f}x, by the table)."
+    next_step = "Then" if best else "Remaining option" if tried else "According to the stages"
+    return f"{measured} {next_step}: {cheaper} (at most {largest.ceiling:.2f}x, see the table)."

@@ -1,4 +1,4 @@
-"""`Trial`: other settings, measured in turns with the current ones, and datasets with pixels held in another way."""
+"""`Trial`: other settings, measured in turns with the current ones, and datasets that store pixels in another way."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def find_candidates(
     # Without user code, a copy from memory is faster than transfer between processes.
     workers = plain.loader.num_workers if demand._has_user_code else 0
     size, free = demand.preload_bytes, shutil.disk_usage(folder).free
-    note = over_limit_message(size, "disk", free, f"what is free in {folder.parent}")
+    note = over_limit_message(size, "disk", free, f"the free space in {folder.parent}")
     if not note and decode_s > limit_s:
-        note = f"not tried: decoding all takes about {duration(decode_s)}; allow it with a longer seconds="
+        note = f"not tried: decoding all images takes about {duration(decode_s)}; raise seconds= to try it"
 
     def preload() -> Loop:
         if decode_s <= limit_s:
@@ -133,11 +133,11 @@ def _find_loader_candidates(plain: Loop) -> Iterator[Candidate]:
     dataset, now, size = plain.dataset, plain.loader.num_workers, plain.batch_size * _LARGER
     if now or not dataset.preloaded or dataset._has_user_code:  # Otherwise samples are only copied from memory.
         number = 0 if now else min(available_cores(), _MOST_WORKERS)
-        advice = f"Let {number} workers make the batches" if number else "Make the batches without workers"
+        advice = f"Create batches in {number} workers" if number else "Create batches without workers"
         code = f"OMEArrowDataLoader(dataset, {plain.batch_size}, num_workers={number})"
         yield Trial("workers", f"--workers {number}", code, advice), lambda: replace(plain, num_workers=number)
     if len(dataset) >= size and dataset.shape is not None:
-        code, advice = f"OMEArrowDataLoader(dataset, {size})", "Make larger batches, if the training allows it"
+        code, advice = f"OMEArrowDataLoader(dataset, {size})", "Use larger batches if training allows it"
         trial = Trial("batch", f"--batch-size {size}", code, advice)
         yield trial, lambda: replace(plain, num_workers=now, batch_size=size)
 
@@ -199,7 +199,7 @@ def open_samples(
     """Open the data to profile; raise an error if no images exist, memory is too small, or options conflict."""
     if isinstance(data, StoredSamples):
         for option in (*options.chosen, *([] if format_name is None else ["format"])):
-            raise ArgumentError("cannot be changed for a dataset", option=option, remedy="pass it only with a path")
+            raise ArgumentError("does not apply to a dataset", option=option, remedy="pass it only with a path")
         refuse_opening_again(opening, "a dataset")
         preload = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
@@ -217,7 +217,7 @@ def open_samples(
         if open_s > _REPEATED_S:
             break
     if not len(demand):
-        raise ArgumentError("the collection is empty", path=demand.path, remedy="pass one with images")
+        raise ArgumentError("the collection is empty", path=demand.path, remedy="pass a collection with images")
     problem = memory_problem(demand)
     if not preload or (preload == "auto" and problem):
         return ProfiledDataset(demand, open_s, None, opening)
@@ -230,9 +230,7 @@ def open_samples(
 
 def memory_problem(dataset: StoredSamples) -> str:
     """Return why the decoded pixels exceed half of the available memory, or an empty string if they fit."""
-    return over_limit_message(
-        dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now"
-    )
+    return over_limit_message(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the available memory")
 
 
 def refuse_ragged(dataset: StoredSamples) -> None:
@@ -243,8 +241,8 @@ def refuse_ragged(dataset: StoredSamples) -> None:
         if dataset.objects is not None:
             remedy = "crop_size=, resize= or pad_to="
         raise AxesError(
-            f"{dataset.path}: samples differ in shape and cannot be stacked; pass {remedy}, a transform that gives "
-            f"all samples one shape, or batch_size=1"
+            f"{dataset.path}: samples differ in shape and cannot be stacked; pass {remedy}, a transform that returns "
+            f"equal shapes, or batch_size=1"
         )
 
 

@@ -165,7 +165,7 @@ def recommend(
         if network_link is not None:
             on_server = source.parted is not None and source.parted.window is not None
             over_link = RemoteEstimate.choose(network_link, rows, task, on_server=on_server)
-            notes += [] if over_link else ["No estimate for the link: no measured format stores a part in one file."]
+            notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
         if over_link is not None and tile is None:
             in_parts, layout = unused_path_near(path, SUFFIX), over_link.chosen.row.plan.layout
             over_link = replace(over_link, command=conversion(path, in_parts, layout, of_fields))
@@ -225,7 +225,7 @@ def _choose(
     costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
     first = choose(costs)
     if first is None:
-        raise ArgumentError(f"no plan fits the budgets: {costs[0].why_not}; raise budget_bytes= or memory_bytes=")
+        raise ArgumentError(f"no plan is within the budgets: {costs[0].why_not}; raise budget_bytes= or memory_bytes=")
     limit_s = _WORKERS_MAY_HELP * first.total_s if available_cores() > 1 else 0.0
     others = [
         row
@@ -250,17 +250,21 @@ def _notes(row: PlanCost, rows: Sequence[PlanCost], rounds: LayoutRounds, looked
     source, cells, first, notes = rounds.subject.source, rounds.subject.sample.cells, rows[0], []
     if cells is not None:
         objects = count(len(cells.fields), "object")
-        notes.append(f"Samples are the crops around {objects}, each of which an epoch reads once.")
+        notes.append(f"Samples are crops around {objects}; an epoch reads each crop once.")
     if first is not row:
-        why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
+        why = "and exists already" if row.plan.layout.as_it_is else "and is simpler"
         less = f"{row.total_s / first.total_s - 1:.1%} less, within the noise"
-        notes.append(f"{first.plan.label} measured {less}; {row.plan.label} ties {why}.")
+        notes.append(f"{first.plan.label} took {less}; {row.plan.label} is equally fast {why}.")
     if any(trial.growth > 1 for trial in rounds.trials.values()):
-        notes.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
+        notes.append(
+            "More rows are decoded together in the whole collection than in the sample; times on demand are scaled up."
+        )
     if not row.plan.preload and row.size_bytes > available_bytes():
-        notes.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")
+        notes.append(
+            "The images exceed the available memory, so epochs also wait for the disk; the measured ones did not."
+        )
     if not looked.whole:
-        notes.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
+        notes.append("Only the sample was read; converting or preloading all images shows whether others are damaged.")
     if source.checksums is not None:
-        notes.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
+        notes.append("verify=True also compares checksums on demand; its cost was not measured.")
     return notes

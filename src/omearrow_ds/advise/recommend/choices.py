@@ -223,7 +223,7 @@ def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
     if why := uncertainty_note(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)
     if not others:
-        return Confidence("sure", "sure: nothing else is possible within the budgets")
+        return Confidence("sure", "sure: no other plan is within the budgets")
     next_best = min(others, key=lambda row: abs(row.total_s - chosen.total_s))
     excess = next_best.total_s / chosen.total_s - 1
     if abs(excess) <= CLOSE:

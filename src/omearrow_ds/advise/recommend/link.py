@@ -113,21 +113,23 @@ class RemoteEstimate:
             costs.append((cost.row.plan, [size(cost.row.size_bytes), *times, cost.limit], ""))
         chosen, in_all = self.chosen, self.in_all
         limits = {
-            "link": f"the link is the limit, decoding takes {duration(chosen.decode_s)}",
-            "decoding": f"decoding is the limit, the link takes {duration(chosen.link_s)}",
+            "link": f"The link is the limit; decoding takes {duration(chosen.decode_s)}",
+            "decoding": f"Decoding is the limit; the link takes {duration(chosen.link_s)}",
         }
         lines = [
             f"In parts on a server, over {self.link.text}:",
             "",
             *plan_table(header, costs, chosen.row.plan),
             "",
-            f"There: {chosen.row.plan.label}, an epoch in {duration(chosen.epoch_s)}; {limits[chosen.limit]}",
+            f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}. {limits[chosen.limit]}",
         ]
         if chosen.total_s > in_all.total_s * tie_of(chosen.row, in_all.row):
             less = f"{in_all.row.plan.label} takes {1 - in_all.total_s / chosen.total_s:.0%} less"
-            lines.append(f"  For {count(self.epochs, 'epoch')} whose parts all stay in the cache {less}.")
+            lines.append(f"  If the cache holds all parts for {count(self.epochs, 'epoch')}, {less}.")
         if self.absent:
-            lines.append(f"  Not read from servers, as their parts are folders: {', '.join(self.absent)}.")
+            lines.append(
+                f"  Formats not supported on servers, because their parts are folders: {', '.join(self.absent)}."
+            )
         return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
 
     def as_dict(self) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class SampleCoverage:
         if self.whole:
             return f"{'' if self.whole_count == 1 else 'all '}{whole} ({whole_size})"
         part = whole if self.images == self.whole_count else f"{self.images:,} of {whole}"
-        cut = ", large ones cut to their middle" if self.cut else ""
-        return f"{part}{cut}, {size(self.size_bytes)} of {whole_size}; the figures below are scaled to all"
+        cut = ", large images cropped to their center" if self.cut else ""
+        return f"{part}{cut}, {size(self.size_bytes)} of {whole_size}; the values below are scaled to all images"
 
     @property
     def whole(self) -> bool:
@@ -128,7 +128,7 @@ class Recommendation:
                 rows[-1] = (row.plan, cells, f"ruled out: {row.why_not}" if row.why_not else "")
         for timing in self.scanned:
             first, sample_s = f"first batch after {duration(timing.start_s)}", timing.sample_s
-            speed = ["", ""] if sample_s is None else [f"{duration(sample_s)} a sample", f"({timing.ratio:.2f} x)"]
+            speed = ["", ""] if sample_s is None else [f"{duration(sample_s)} per sample", f"({timing.ratio:.2f} x)"]
             timings.append([f"  {timing.settings.label}", *speed, first])
         resembles = self.resembles and f"  The images resemble the benchmarks' workload {': '.join(self.resembles)}."
         lines = [
@@ -137,7 +137,7 @@ class Recommendation:
             "",
             *plan_table(_COLUMNS, rows, plan),
             "",
-            *([f"Loader settings, {plan.label}, in turns:", *table(timings), ""] if timings else []),
+            *([f"Loader settings for {plan.label}, measured in turns:", *table(timings), ""] if timings else []),
             *(self.over_link.as_lines() if self.over_link else []),
             f"Recommended: {plan.label}, {self.settings.label}",
             f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",

@@ -1,4 +1,4 @@
-"""`LayoutRounds`: rounds of measurements of all layouts, each by a `LayoutTrial`, without those that cannot win."""
+"""`LayoutRounds`: rounds of measurements of all layouts that may be the fastest, each by a `LayoutTrial`."""
 
 from __future__ import annotations
 

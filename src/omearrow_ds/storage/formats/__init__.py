@@ -329,7 +329,7 @@ def format_of_target(path: Path) -> Format:
     if known is None:
         suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())
         raise FormatError(
-            f"{path}: the suffix is not of a known format, expected one of {suffixes}; correct it, or pass format="
+            f"{path}: the suffix is unknown, expected one of {suffixes}; correct the suffix, or pass format="
         )
     return known
 

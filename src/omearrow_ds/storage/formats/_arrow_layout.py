@@ -58,7 +58,7 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
     end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
         raise FormatError(
-            f"{path}: does not end like an Arrow IPC file; the file is incomplete or has another format, restore it"
+            f"{path}: the end of an Arrow IPC file is missing; the file is incomplete or has another format, restore it"
         )
     footer_bytes = int.from_bytes(end[:4], "little")
     footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
@@ -82,7 +82,7 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
     beside += headers
     if any(not 0 <= start <= stop <= file.size_bytes for spans in (beside, *pixels) for start, stop in spans):
         raise FormatError(
-            f"{path}: {file.size_bytes:,} bytes are fewer than the footer requires; the file is cut off, restore it"
+            f"{path}: {file.size_bytes:,} bytes are fewer than the footer requires; the file is truncated, restore it"
         )
     return Layout(beside, pixels)
 

@@ -223,7 +223,7 @@ class BaseSource(ColumnReader, ABC):
             If no image has one.
         """
         raise ArgumentError(
-            f"label images {name!r} do not exist, because {self._label} does not store any",
+            f"label images {name!r} do not exist, because {self._label} does not store label images",
             path=self.path,
             remedy="pass the path of another collection with the masks",
         )

@@ -122,7 +122,7 @@ def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
             arrays.append(pa.chunked_array([_plain(chunk) for chunk in column.chunks], field.type))
         except pa.ArrowException as error:
             raise MetadataError(
-                f"{subject}: column {field.name!r}: {column.type} values do not fit {field.type}: {error}; "
+                f"{subject}: column {field.name!r}: {column.type} values cannot be converted to {field.type}: {error}; "
                 f"correct them",
                 column=field.name,
             ) from error
@@ -163,7 +163,7 @@ def refuse_extensions(columns: pa.Schema, subject: str) -> None:
     for field in columns:
         for kind in all_types(field.type):
             if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
-                remedy = "pass its storage array if only the values matter"
+                remedy = "pass its storage array to store only the values"
                 raise MetadataError(
                     f"{subject}: column {field.name!r}: type {kind.extension_name!r} cannot be stored; {remedy}",
                     column=field.name,
@@ -175,7 +175,7 @@ def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bo
     for field in columns:
         error, column = partial(MetadataError, column=field.name), f"{subject}: column {field.name!r}"
         if "\0" in field.name:
-            raise error(f"{column}: many formats cannot store a name with NUL; rename it")
+            raise error(f"{column}: its name contains NUL, which many formats cannot store; rename it")
         if _depth(field.type) > _DEPTH:
             raise error(f"{column} has more than {_DEPTH} nested levels; flatten it")
         for kind in all_types(field.type):

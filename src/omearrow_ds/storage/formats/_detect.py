@@ -81,7 +81,7 @@ def found_in_file(path: Path) -> Format | None:
 
 
 def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
-    problem = f"the content fits the formats {' and '.join(names)}" if names else "the suffix and content are unknown"
+    problem = f"the content matches formats {' and '.join(names)}" if names else "the suffix and content are unknown"
     return FormatError(f"{path}: {problem}; pass format= with one of {format_names()}")
 
 

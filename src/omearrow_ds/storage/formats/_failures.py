@@ -97,9 +97,9 @@ def damaged(path: Path, label: str, error: BaseException) -> FormatError:
     if os.strerror(errno.EMFILE) in str(error):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return FormatError(
-            f"{path}: cannot be opened: this process has {limit:,} open files, the limit; raise it with ulimit -n"
+            f"{path}: cannot be opened: this process reached its limit of {limit:,} open files; raise it with ulimit -n"
         )
-    remedy = "it is damaged, incomplete or of another format, restore it"
+    remedy = "it is damaged, incomplete or in another format, restore it"
     return FormatError(f"{path}: cannot be read as {label}: {first_line(error)}; {remedy}")
 
 

@@ -101,8 +101,8 @@ def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
 def link_refused(path: Path) -> FormatError:
     """Return the error for a symbolic link in a folder of images; links are refused because they may lead anywhere."""
     return FormatError(
-        f"{path}: is a symbolic link, which is not followed in a folder of images; "
-        f"copy the folder with the files behind its links (cp -rL)"
+        f"{path}: is a symbolic link, which is not followed in a folder of images; copy the folder with the targets of "
+        f"its links (cp -rL)"
     )
 
 
@@ -343,8 +343,8 @@ class FolderSource(BaseSource):
         for names, problem in zip((listed - present, present - listed), problems, strict=True):
             if names:
                 msg = (
-                    f"{self.path}: {min(names)} {problem} ({len(names)} in total); restore the folder, "
-                    f"or remove {SIDECAR} to read the folder without it"
+                    f"{self.path}: {min(names)} {problem} ({len(names)} such files); restore the folder, or remove "
+                    f"{SIDECAR} to read the folder without it"
                 )
                 raise FormatError(msg)
 

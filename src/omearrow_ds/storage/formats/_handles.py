@@ -1,4 +1,4 @@
-"""Handles that each process opens at their first use; a forked child keeps those of its parent unused."""
+"""Handles that each process opens at first use; a forked child does not use those of its parent."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     if (pixels >= _PIXELS_LIMIT).any():
         bad = int(pixels.argmax())
         raise FormatError(
-            f"{subject}: image {bad} has the shape {shapes[bad].tolist()}, at least 2**59 pixels; correct pixels_meta"
+            f"{subject}: image {bad} has the shape {shapes[bad].tolist()}, 2**59 pixels or more; correct pixels_meta"
         )
     return Kinds(shapes, _dtypes(fields[-1], null, subject), null)
 

@@ -139,15 +139,15 @@ def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
     return None if well is None else _paths(well["images"], where)
 
 
-def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+def _paths(entries: Iterable[Mapping[str, Any]], subject: str) -> list[str]:
     """Return the paths of entries, which must be distinct and inside the folder."""
     paths = [str(entry["path"]).strip("/") for entry in entries]
     for path in paths:
         if not path or ".." in PurePosixPath(path).parts:
-            raise FormatError(f"{where}: lists {path!r}, which is not a folder in it; correct its attributes")
+            raise FormatError(f"{subject}: lists {path!r}, which is not one of its folders; correct its attributes")
     if len(set(paths)) < len(paths):
         repeated = next(path for path in paths if paths.count(path) > 1)
-        raise FormatError(f"{where}: lists {repeated!r} twice; correct its attributes")
+        raise FormatError(f"{subject}: lists {repeated!r} twice; correct its attributes")
     return paths
 
 

@@ -13,7 +13,7 @@ from omearrow_ds.errors import FormatError
 _CONVERT = "save as TIFF, or write the pixels with omearrow_ds.write_images, and pass the path of the result"
 _EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of the result"
 _TABLE = "pass the path of the images, and the table as a CSV or Parquet file in columns="
-_LISTING = "add columns FileName_<channel> with TIFF files, or pass the path of the images, and this as columns="
+_LISTING = "add columns FileName_<channel> with TIFF files, or pass the path of the images, and this table in columns="
 _REWRITE = (
     "convert it to an Arrow IPC file, e.g. with pyarrow.feather.write_feather(pyarrow.ipc.open_stream(open(PATH, 'rb'))"
     ".read_all(), COPY, 'uncompressed'), and pass the path of the result"

@@ -100,7 +100,7 @@ class ParquetSource(TableSource):
         self._let_go()
         if engine == "pages" and len(self) and not self._chunks:
             raise ArgumentError(
-                "the pixels are not in plainly encoded pages",
+                "needs plainly encoded pixel pages",
                 path=path,
                 option="engine",
                 value=engine,

@@ -140,7 +140,9 @@ def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence
     except TypeError:
         raise AxesError(f"{subject}: {pick!r} is not an index of {axis}; pass integers or a slice") from None
     if isinstance(pick, bool) or not -size <= index < size:
-        raise SelectError(f"{subject}: {pick!r} is out of range for {axis} of length {size}; pass a smaller index")
+        raise SelectError(
+            f"{subject}: {pick!r} is out of range for {axis} of length {size}; pass an index below {size}"
+        )
     return index % size
 
 

@@ -1,4 +1,4 @@
-"""`Stored`: the storage layout of a collection, in words for choosing a format; found without decoding."""
+"""`Stored`: the storage layout of a collection, described for the choice of a format, without decoding."""
 
 from __future__ import annotations
 

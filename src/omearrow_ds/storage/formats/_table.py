@@ -315,7 +315,7 @@ def refuse_damaged(source: TableSource, index: int) -> None:
     """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
     source.read_arrays([index])  # Raises a more precise error if the format's library finds the fault.
     raise FormatError(
-        f"{source.path}: image {index}: stored bytes do not fit its shape; the file is damaged, restore it",
+        f"{source.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it",
         image=index,
     )
 

@@ -52,7 +52,7 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
         raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
     series = _with_own_pages(tif, tif.series[number or 0])
     if series.is_multifile:
-        raise FormatError(f"{path}: contains only a part of an image, which other files complete; {remedy}")
+        raise FormatError(f"{path}: contains only one part of an image that is stored in several files; {remedy}")
     image = with_axes(series, path)
     if len(tif.series) > 1:
         if any(page is None for page in series):  # tifffile reads zeros.
@@ -100,7 +100,7 @@ def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
     named = "".join(names.get(position, axes[position]) for position in long)
     if len(unnamed) > len(names) or not set("YX") <= set(named) <= set(_ORDER) or len(set(named)) < len(named):
         raise FormatError(
-            f"{path}: axes {axes!r} of shape {shape} do not fit {AXES}; write the file with axes of {AXES}"
+            f"{path}: axes {axes!r} of shape {shape} cannot be converted to {AXES}; write the file with only these axes"
         )
     return TiffImage(series, named, tuple(shape[position] for position in long))
 
@@ -197,5 +197,5 @@ def _describe_pages(tif: tifffile.TiffFile, image: TiffImage) -> str:
     page, num_pages = image.series.keyframe, len(tif.pages)
     samples = f" and {page.samplesperpixel} samples" if page.samplesperpixel > 1 else ""
     used = len(_used_offsets(image.series)) if image.series.kind in _PLANES_BY_PAGE else num_pages
-    unused = f", of which {used} are planes" if used < num_pages else ""
+    unused = f", {used} of them planes" if used < num_pages else ""
     return f"{num_pages} page{'s' * (num_pages > 1)} of {page.imagelength} x {page.imagewidth} pixels{samples}{unused}"

@@ -58,7 +58,7 @@ def url_of(path: str | os.PathLike[str]) -> Url | None:
     upwards = {".", ".."} & set(rest.split("/"))
     if not host or ("@" in host and scheme != "abfs") or set("?#\n\r") & set(rest) or upwards:
         raise ArgumentError(
-            f"{scheme}://{host.rpartition('@')[2]}/...: expected SCHEME://HOST/NAMES without a password, a query "
-            f"or '..' segments; remove them, and store credentials where the AWS tools read them, see Storage"
+            f"{scheme}://{host.rpartition('@')[2]}/...: expected SCHEME://HOST/NAMES without a password, a query or "
+            f"'..' segments; remove these, and pass credentials as described in omearrow_ds.Storage"
         )
     return Url(f"{scheme}:/{rest}")

@@ -38,7 +38,7 @@ _SPARE_BYTES = 32 * 2**20
 _FAILURES = {
     "Conflicting lock is held": ("is open for writing in another process", "close it in that process, or copy it"),
     "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
-    "replaying WAL file": ("its log (.wal) is damaged or of another database", "restore the log, or remove it"),
+    "replaying WAL file": ("its log (.wal) is damaged or from another database", "restore the log, or remove it"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lance dataset: images are cut out of the pages of its data files, or rows are taken by number, pixel leaf only.
+"""Lance dataset: images are read from the pages of its data files, or by row number through Lance.
 
 Measurements are in ``docs/explanation/layouts.md``. lz4 produced the bytes of zstd, compression does not affect lists,
 and choosing a structural encoding had no effect.
@@ -145,12 +145,12 @@ class Source(LeafSource):
             with self._reading():
                 odd = self._is_odd(self._compression(dataset, self._starts))
             if odd:
-                msg = f"{path}: is read through Lance, several times more slowly: {_ODD_PAGES}; write it again"
+                msg = f"{path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
                 warnings.warn(msg, stacklevel=2)
         self.close()
         if engine == "pages" and len(self) and self.engine != engine:
             raise ArgumentError(
-                "the pages of the pixels are neither plain nor compressed with zstd",
+                "needs pixel pages that are uncompressed or compressed with zstd",
                 path=path,
                 option="engine",
                 value=engine,

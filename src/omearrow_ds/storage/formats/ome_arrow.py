@@ -342,7 +342,7 @@ class Source(BaseSource):
             chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
         if len(chunks) != self._starts[-1]:
             raise FormatError(
-                f"{self.path / _CHUNKS}: {len(chunks):,} rows, expected {self._starts[-1]:,}; restore the file"
+                f"{self.path / _CHUNKS}: the file has {len(chunks):,} rows, expected {self._starts[-1]:,}; restore it"
             )
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
@@ -612,7 +612,7 @@ class Source(BaseSource):
         codecs = [leaf.compression for leaf in leaves]
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         cut = self._cut and {*codecs} <= {"UNCOMPRESSED", *CODECS}
-        layouts = "an image each" if self._one_each else f"of {len(self):,} images"
+        layouts = "one per image" if self._one_each else f"of {len(self):,} images"
         row_groups = groups(self._starts, "row group").replace("image", "chunk")
         chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if cut:

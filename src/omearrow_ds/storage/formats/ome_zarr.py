@@ -1,4 +1,4 @@
-"""Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5, plates, bare arrays of Zarr 2 and 3 when read.
+"""Folder of OME-Zarr images: writes version 0.5; reads 0.4, 0.5, plates, and bare arrays of Zarr 2 and 3.
 
 Chunks and shards are read by `ExtentReader`. zarr reads arrays that are big-endian or in another order, in 1.5 to
 2.3 ms per image.
@@ -110,7 +110,7 @@ class Source(FolderSource):
         self._plate: tuple[str | None, list[str]] | None = None
         super()._look()
         if self._listed:
-            self._refuse_level("written collections have only level 0", self.path)
+            self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
         if self._plate is not None and not self._listed:
             self._take_plate(*self._plate)
 
@@ -157,7 +157,7 @@ class Source(FolderSource):
             versions.append(str(array.metadata.zarr_format))
             direct += self._arrays.find_image(str(path)) is not None
         reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
-        chunking = f"one folder an image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
+        chunking = f"one folder per image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
         known = len(looked_at) if len(looked_at) < len(self) else None
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
@@ -244,7 +244,7 @@ class Source(FolderSource):
         for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
             if (self.path / folder).is_symlink():
                 raise link_refused(self.path / folder)
-        remedy = "restore it, or remove it from the list"
+        remedy = "restore the well, or remove it from the list"
         if not is_zarr_node(f"{self.path}/{well}"):
             raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
         node = self._node(self.path / well)
@@ -285,7 +285,7 @@ class Source(FolderSource):
         try:
             return to_tczyx(pixels, axes, str(self._root / file))
         except AxesError as error:
-            raise FormatError(f"{self._root / file}: axes are not those of an image: {error}") from error
+            raise FormatError(f"{self._root / file}: its axes are not image axes: {error}") from error
         except ImageError as error:
             if axes is not None or 0 in pixels.shape:
                 raise FormatError(str(error)) from error
@@ -480,7 +480,7 @@ class RemoteSource(Source):
         else:
             self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(sidecar))
             self._nodes.close()
-            self._refuse_level("written collections have only level 0", self.path)
+            self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
         members = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
         self.stamp = (int.from_bytes(hashlib.blake2b(members.encode(), digest_size=16).digest()),)
 

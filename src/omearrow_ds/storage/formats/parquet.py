@@ -1,4 +1,4 @@
-"""Parquet by pyarrow, with a layout that allows cutting an image out of its page (``docs/explanation/layouts.md``).
+"""Parquet written by pyarrow, in a layout that allows reading one image of a page (``docs/explanation/layouts.md``).
 
 Uncompressed by default; row groups large enough for a small footer, but small for readers that decode a whole one. If
 compressed, one image per page: preloading is half as fast as from pages of 1 MiB, and random access gains most.

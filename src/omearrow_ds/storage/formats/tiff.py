@@ -141,7 +141,7 @@ class Source(FolderSource):
             placed, f"{placed:,} images in place, {len(self) - placed:,} by tifffile"
         )
         known = len(looked_at) if len(looked_at) < len(self) else None
-        chunking = f"one file an image, {joined(layouts)}"
+        chunking = f"one file per image, {joined(layouts)}"
         return Stored(None, joined(codecs), chunking, placed == len(self), reading, known)
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
@@ -207,7 +207,7 @@ class Source(FolderSource):
                 tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
                 tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
         if is_part:
-            problem = "contains only a part of an image, which other files complete"
+            problem = "contains only one part of an image that is stored in several files"
             remedy = (
                 "pass pattern= with the axes that the names state ({channel}, {z}, {t}), or write one image per file"
             )

@@ -1,4 +1,4 @@
-"""Vortex file: rows of the mapped file, still encoded, are taken by number, of the pixel leaf only.
+"""Vortex file: pixels of the requested rows are read from the memory-mapped file, still encoded.
 
 zstd suits archives that are preloaded: reading one image decodes its block of 8,192 rows. Vortex creates these blocks
 for any input, holds them while writing, and cannot store bytes unencoded.

@@ -175,7 +175,7 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
         assert [len(rows) for rows in np.split(np.arange(600), source._starts[1:-1])] == [256, 256, 88]
         stored = source.stored_as()
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
-        assert stored.chunking == "600 chunks, an image each, in 3 row groups of 88 to 256 chunks"
+        assert stored.chunking == "600 chunks, one per image, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
         assert source._cut
 
