@@ -196,7 +196,7 @@ def _measured_factors(source: BaseSource, stats: Stats, options: dict[str, Any],
         absent = next((channel for channel in channels if channel not in measured), None)
         if absent is not None:
             raise ArgumentError(
-                f"{subject} has statistics of channels {list(measured)}, but not of channel {absent!r} of {source.path}",
+                f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {source.path}",
                 option="normalize",
                 remedy="run omearrow-ds stats on these images",
             )
