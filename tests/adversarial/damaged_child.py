@@ -133,7 +133,7 @@ class Examination:
                 self._try(lambda index=index: self._image(changed, index, source.read(index)), "read")
                 self._try(lambda index=index: self._metadata(changed, index, source.metadata(index)), "metadata")
             self._try(lambda: self._images(changed, source.take(list(range(count))[::-1])[::-1]), "take")
-            self._try(lambda: self._images(changed, _scanned(source.stream())), "scan")
+            self._try(lambda: self._images(changed, _scanned(source.images.stream())), "scan")
 
     def _dataset(self, changed: set[str], *, preload: bool, **verify: bool) -> None:
         dataset = OMEArrowDataset(
@@ -312,7 +312,7 @@ def read_what_is_cut_short(path: str, name: str, engine: str | None, images: lis
         assert np.array_equal(dataset[0].numpy(), images[0][0, 0, 0])
     for file in [item for item in Path(path).rglob("*") if item.is_file()] or [path]:
         os.truncate(file, os.stat(file).st_size * remaining // 100)  # noqa: PTH116
-    ways = [lambda: source.read(29), lambda: source.take([1, 28]), lambda: list(source.stream())]
+    ways = [lambda: source.read(29), lambda: source.take([1, 28]), lambda: list(source.images.stream())]
     ways += [lambda: source.metadata(3)]
     ways += [lambda: datasets[0][28], lambda: datasets[1].__getitems__([3, 29])] if datasets else []
     for way in ways:

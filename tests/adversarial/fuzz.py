@@ -248,7 +248,7 @@ def _compare(path: Path, name: str, expected: Sequence[Any], undamaged: Sequence
             _judge(results[row], expected[row], None if undamaged is None else undamaged[row])
         scanned = []
         with suppress(OMEArrowDSError):
-            scanned = [image for _, images in source.stream() for image in images]
+            scanned = [image for _, images in source.images.stream() for image in images]
         for image, read in zip(scanned, results, strict=False):
             assert not isinstance(read, Exception), f"scan gives what read refuses: {read}"
             assert same(image, read), "scan and read differ"

@@ -96,9 +96,9 @@ def test_a_further_version_of_lance_is_not_read_with_the_targets_of_its_own(numb
     change(path)
     assert pairs(on_demand(path)) != RIGHT or change is lance_merge
     late = pickle.loads(before)
-    for each in (dataset, late, pickle.loads(pickle.dumps(late)), preloaded(late)):
-        assert pairs(each) == RIGHT
-    assert late.source.engine == "pages"
+    for variant in (dataset, late, pickle.loads(pickle.dumps(late)), preloaded(late)):
+        assert pairs(variant) == RIGHT
+    assert late.source.images.engine == "pages"
 
 
 def test_joined_columns_are_of_the_version_that_was_opened(numbered):
@@ -226,13 +226,13 @@ def test_the_log_of_a_database_is_part_of_what_it_is(numbered, tmp_path):
         stage()
         dataset = on_demand(path)
         assert all(image == number for image, number in pairs(dataset))
-        kept = OMEArrowDataset(path, normalize=False, target="number", cache_dir=tmp_path / "kept")
-        assert pairs(kept) == pairs(dataset)
+        cached = OMEArrowDataset(path, normalize=False, target="number", cache_dir=tmp_path / "kept")
+        assert pairs(cached) == pairs(dataset)
         for late in pickled[-1:]:
             with raises(FormatError, path=path):
                 pickle.loads(late)[0]
-        stamps.append(dataset.source.stamp)
-        files.append(len(list(dataset.source.stored_files())))
+        stamps.append(dataset.source.images.stamp)
+        files.append(len(list(dataset.source.images.stored_files())))
         pickled.append(pickle.dumps(dataset))
         dataset.source.close()
     assert len(set(stamps)) == len(stages)
@@ -306,9 +306,9 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
     monkeypatch.setattr(module.Source, "_working_bytes", lambda _: 2**18)
     source = open_images(path)
     assert all_same(source.take(range(COUNT)), IMAGES)
-    assert not source._frugal
+    assert not source.images._frugal
     again = open_images(path)
-    assert all_same([image for _, part in again.stream() for image in part], IMAGES)
+    assert all_same([image for _, part in again.images.stream() for image in part], IMAGES)
     calls = []
 
     def failing(self, *args):
@@ -316,10 +316,10 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
         raise error
 
     frugal = open_images(path)
-    frugal._frugal = True
+    frugal.images._frugal = True
     monkeypatch.setattr(_sql.SqlSource, "_query", failing)
     for error, times in ((FormatError("damaged"), 1), (MemoryLimitError("too little"), 2)):
-        frugal._frugal = True
+        frugal.images._frugal = True
         with pytest.raises(type(error)):
             frugal.read(0)
         assert len(calls) == times
@@ -332,12 +332,12 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
     images = [image_of((1, 2, 1, 5, 6), "uint16", number) for number in range(COUNT)]
     source = open_images(stored("duckdb", images, compression="zstd"))
     monkeypatch.setattr(module, "_SCANNED_PIECE_BYTES", 4 * images[0].nbytes)
-    found = source._query("SELECT ome_image.chunks AS pixels", "LIMIT 1")
+    table = source.images._query("SELECT ome_image.chunks AS pixels", "LIMIT 1")
     queries, query = [], module.Source._query
     monkeypatch.setattr(module.Source, "_query", lambda *args: queries.append(1) or query(*args))
     assert all_same(source.take([9, 3, 3, *range(COUNT)]), [images[index] for index in (9, 3, 3, *range(COUNT))])
     assert len(queries) == 3
-    pixels = found["pixels"].type.value_type.field("pixel_bytes").type
+    pixels = table["pixels"].type.value_type.field("pixel_bytes").type
     assert pixels == pa.large_binary()  # Its offsets support 2 GiB and more.
 
 
@@ -347,7 +347,7 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
 @formats
 def test_a_scan_goes_on_where_its_source_is_closed(numbered, name):
     source = open_images(numbered(name), name)
-    scan = source.stream()
+    scan = source.images.stream()
     _, first = next(scan)
     source.close()
     assert all_same([*first, *(image for _, part in scan for image in part)], IMAGES)

@@ -219,7 +219,7 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
     """A changed bit of a page's header causes this. It was found by mutation 1,000 of seed 1."""
     path = stored("parquet", images_of(SMALL))
     with open_images(path, engine="pyarrow") as source:
-        file = source._file.get()
+        file = source.images._file.get()
         whole = file.read_row_group
 
         def other(number, **options):
@@ -227,7 +227,7 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
             return pa.concat_tables([results, results])[:rows]
 
         monkeypatch.setattr(file, "read_row_group", other)
-        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.stream())):
+        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.images.stream())):
             with raises(FormatError, path=path, mentions=("row group 0", rows, 5), remedy=False):
                 read()
 

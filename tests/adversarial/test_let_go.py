@@ -42,7 +42,7 @@ def test_a_source_is_gone_with_its_last_reference(stored, alive, name):
     source = open_images(stored(name, IMAGES), name)
     source.read(3)
     source.take([1, 2])
-    list(source.stream())
+    list(source.images.stream())
     assert alive() >= 1
     del source
     assert alive() == 0

@@ -41,7 +41,7 @@ def outcome(make):
 
 
 def scanned(source):
-    images = [np.array(image) for _, part in source.stream() for image in part]
+    images = [np.array(image) for _, part in source.images.stream() for image in part]
     assert len(images) == len(source)
     return images
 

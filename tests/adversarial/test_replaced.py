@@ -66,13 +66,13 @@ def test_workers_take_no_other_collection_for_it(opened, name):
 READS = {
     "read": lambda source: [source.read(index) for index in range(len(OLD))],
     "take": lambda source: source.take(range(len(OLD))),
-    "scan": lambda source: [image for _, part in source.stream() for image in part],
+    "scan": lambda source: [image for _, part in source.images.stream() for image in part],
 }
 
 
 def _decoded(source):
     images = np.zeros((len(OLD), *OLD[0].shape), OLD[0].dtype)
-    source.decode_into(images)
+    source.images.decode_into(images)
     return list(images)
 
 
@@ -110,4 +110,4 @@ def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
     source = open_images(path)
     write_images(NEW, path, name, overwrite=True)
     with raises(FormatError, path=path):
-        next(source.stream())
+        next(source.images.stream())

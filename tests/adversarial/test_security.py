@@ -175,7 +175,7 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
     (tmp_path / "secret.csv").write_text("a\n1\n")
     source = open_images(path, engine="duckdb" if name == "parquet_duck" else None)
     source.read(0)
-    connection = source._connection.get()
+    connection = source.images._connection.get()
     for statement in (
         f"FROM read_csv('{tmp_path}/secret.csv')",
         f"ATTACH '{tmp_path}/other.duckdb'",
@@ -192,7 +192,7 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
     settings = dict(connection.execute("SELECT name, value FROM duckdb_settings()").fetchall())
     off = ("enable_external_access", "autoload_known_extensions", "autoinstall_known_extensions")
     assert {settings[setting] for setting in (*off, "allow_persistent_secrets")} == {"false"}
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["secret.csv", path.name])
+    assert sorted(statement.name for statement in tmp_path.iterdir()) == sorted(["secret.csv", path.name])
 
 
 # ---- no file outside is opened

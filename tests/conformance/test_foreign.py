@@ -406,7 +406,7 @@ def check(source, images):
     assert source.columns["nested"].to_pylist() == [{"a": number} for number in range(len(images))]
     order = [len(images) - 1, 0, 3, 3, -2]
     assert all_same(source.take(order), [images[index] for index in order])
-    assert all_same([image for _, part in source.stream() for image in part], images)
+    assert all_same([image for _, part in source.images.stream() for image in part], images)
 
 
 @pytest.mark.parametrize("encoding", ["bytes", "list"])
@@ -459,7 +459,7 @@ def test_lance_of_others_after_a_deletion_and_an_append(tmp_path):
     source = open_images(tmp_path / "data")
     assert source.columns["before"].to_pylist() == list(range(1, 8))
     assert all_same(source.take([0, 6, 4]), [images[1], images[7], images[5]])
-    assert all_same([image for _, part in source.stream() for image in part], images[1:])
+    assert all_same([image for _, part in source.images.stream() for image in part], images[1:])
 
 
 def test_vortex_of_others(tmp_path):
@@ -488,7 +488,7 @@ def test_duckdb_of_others(tmp_path, relation):
     source = open_images(tmp_path / "it's a µ.db", "duckdb")
     assert source.columns["before"].to_pylist() == list(range(1, 9))
     assert all_same(source.take([7, 0, 0]), [images[7], images[0], images[0]])
-    assert all_same([image for _, part in source.stream() for image in part], images)
+    assert all_same([image for _, part in source.images.stream() for image in part], images)
 
 
 @pytest.mark.parametrize("page", range(3))

@@ -6,13 +6,14 @@ import random
 
 import numpy as np
 
+from omearrow_ds.storage.collection_source import CollectionSource
 from tests.support.strategies import all_same
 
 
 def scanned(source):
     """Return copies of the images of a scan, after checking their order."""
     images = []
-    for start, part in source.stream():
+    for start, part in images_of(source).stream():
         assert start == len(images)
         images.extend(np.array(image) for image in part)
     return images
@@ -20,6 +21,7 @@ def scanned(source):
 
 def all_read(source, images):
     """Return whether single reads return these images."""
+    source = as_collection(source)
     return all_same([source.read(index) for index in range(len(source))], images)
 
 
@@ -41,21 +43,32 @@ def windows_are_cut(source, images, seed=0):
     return all_same(read_boxes(source, wanted), [images[index][box] for index, box in wanted])
 
 
+def images_of(source):
+    """Return the images of an open source, with which datasets read."""
+    return getattr(source, "images", source)
+
+
+def as_collection(source):
+    """Return the public view of an open source or of its images."""
+    return source if isinstance(source, CollectionSource) else CollectionSource(source)
+
+
 def read_boxes(source, expected):
     """Return regions of a source, given as pairs of an image and five slices."""
     regions = [[*(cut.start for cut in box), *(cut.stop for cut in box)] for _, box in expected]
-    return source.read_arrays([index for index, _ in expected], regions)
+    return images_of(source).read_arrays([index for index, _ in expected], regions)
 
 
 def check(source, images, indices):
     """Compare all results of a source with the written images."""
+    source = as_collection(source)
     expected = [images[index] for index in indices]
     distinct = np.unique(np.array(indices, np.int64) % len(images))
     assert all_same(source.take(indices), expected)
     assert all_same([source.read(index) for index in indices], expected)
-    assert all_same(source.read_arrays(distinct.tolist()), [images[index] for index in distinct])
+    assert all_same(source.images.read_arrays(distinct.tolist()), [images[index] for index in distinct])
     assert all_same(
-        [source.read_arrays([index])[0] for index in distinct.tolist()], [images[index] for index in distinct]
+        [source.images.read_arrays([index])[0] for index in distinct.tolist()], [images[index] for index in distinct]
     )
     assert all_same(scanned(source), images)
     assert windows_are_cut(source, images)

@@ -229,7 +229,7 @@ def read_all(path, name):
     source = open_images(path, name)
     for index in range(len(source)):
         source.metadata(index)
-    return source.take(range(len(source))), [list(images) for _, images in source.stream()]
+    return source.take(range(len(source))), [list(images) for _, images in source.images.stream()]
 
 
 def largest_file(path):

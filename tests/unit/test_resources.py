@@ -77,7 +77,7 @@ for name in names:
         with open_images(path) as source:
             for number, found in enumerate(source.take(range(COUNT))):
                 assert (found[0, 0, 0] == image + np.uint8(number % 190)).all()
-            assert sum(len(images) for _, images in source.stream()) == COUNT
+            assert sum(len(images) for _, images in source.images.stream()) == COUNT
         dataset = OMEArrowDataset(path)
         assert len(dataset) == COUNT and dataset.preloaded
         assert len(os.listdir("/proc/self/fd")) <= opened + 4

@@ -93,13 +93,13 @@ def operations(case, path, side):
     """Return the operations to count, each after two warm-up calls; slow engines are counted for sources only."""
     source, batch = source_of(case, path), list(range(0, SIDES[side], 2))
     decoded = np.empty((SIDES[side], 1, 1, 1, side, side), np.uint16)
-    of_source = [lambda: source.take(batch), lambda: source.decode_into(decoded)]
+    of_source = [lambda: source.take(batch), lambda: source.images.decode_into(decoded)]
     dataset = OMEArrowDataset(path, preload=False)
-    found = [lambda: dataset[3], lambda: dataset.__getitems__(batch)]
-    found = [*(found if case not in SLOW_ENGINES else []), *of_source]
-    for operation in found * 2:
+    reads = [lambda: dataset[3], lambda: dataset.__getitems__(batch)]
+    reads = [*(reads if case not in SLOW_ENGINES else []), *of_source]
+    for operation in reads * 2:
         operation()
-    return found
+    return reads
 
 
 def compare(case, names, found, frozen):
@@ -151,7 +151,7 @@ def test_calls(opened, spied, case):
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
-    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].stream())))
+    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].images.stream())))
     pixels = [requests for requests in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", requests)]
     assert len(pixels) == (case == VERIFIED), f"{case}: opening asks for pixels: {pixels}"
     others = len(opening.asked) - len(pixels)
@@ -173,8 +173,8 @@ def work_beside(others, case, column, path):
     opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
     reading = [
         partial(opened.take, [5, 3, 8, 0]),
-        partial(opened.decode_into, decoded),
-        partial(opened.read_arrays, [7]),
+        partial(opened.images.decode_into, decoded),
+        partial(opened.images.read_arrays, [7]),
     ]
     for operation in reading * 2:
         operation()
@@ -250,7 +250,7 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
-    source._pixel_paths = ["ome_image.chunks"]
+    source.images._pixel_paths = ["ome_image.chunks"]
     read_images = _parquet.ParquetSource._read_images
     one_by_one = lambda self, rows: [read_images(self, [row])[0] for row in rows]  # noqa: E731
     monkeypatch.setattr(_parquet.ParquetSource, "_read_images", one_by_one)

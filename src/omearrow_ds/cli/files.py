@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -155,7 +155,7 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
     run = Writing(src, dst, **options)
     with run.open() as (opened, keywords):
         source.convert(opened, dst, **keywords)
-        left_out = _left_out(opened)
+        left_out = _left_out(opened.images)
     if not run.report("image", {"src": src}, {"left_out": left_out}):
         return
     if left_out["rows"]:
@@ -191,7 +191,7 @@ def verify(path: Path, *, as_json: bool, **options: Any) -> None:
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with _uncached(path, options) as uncached, source.open_source(path, **uncached) as plain:
+    with _uncached(path, options) as uncached, closing(source.open_source(path, **uncached)) as plain:
         if plain.checksums is None and len(plain):
             remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")

@@ -34,9 +34,9 @@ from omearrow_ds.cli.options import (
 )
 from omearrow_ds.options import LAYOUT, PARTS, WriteSettings
 from omearrow_ds.storage import listed, source
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.fields import warn_of_layout
-from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory
 from omearrow_ds.storage.protocol import OpenOptions
@@ -79,14 +79,14 @@ class Writing:
         Target.choose(dst, options["format"], self._settings)  # Before the source, which can take long to open.
 
     @contextmanager
-    def open(self) -> Iterator[tuple[BaseSource, dict[str, Any]]]:
+    def open(self) -> Iterator[tuple[CollectionSource, dict[str, Any]]]:
         """Open the source, start the executor, and yield the source and the keywords of the library function."""
         warn_of_layout(self._src, self.opening)
         skips_errors = self._settings.skips_errors
         with failures.naming(format="--src-format"):
-            source = open_source(self._src, self._src_format, skip_errors=skips_errors, **self.opening)
+            images = open_source(self._src, self._src_format, skip_errors=skips_errors, **self.opening)
         return_memory()
-        with source, executor_of(self._executor) as executor:
+        with CollectionSource(images) as source, executor_of(self._executor) as executor:
             yield source, {**self._keywords, "executor": executor}
 
     def report(self, noun: str, paths: Mapping[str, Path], details: Mapping[str, Any] | None = None) -> bool:

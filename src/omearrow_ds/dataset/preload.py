@@ -135,12 +135,14 @@ class PreloadProgressBar:
     after_s = 2.0
 
     def __init__(self, source: BaseSource, progress: bool | None) -> None:
-        self._source, self._seen = source, 0
+        self._seen = 0
         self._start_s = monotonic()
         self._bar: _ThreadlessBar | None = None
         err = sys.stderr
         self._shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
-        num_bytes = source.arriving(self._advance) if self._shown else 0
+        is_whole = len(source) == source.row_count  # Otherwise, the number of bytes is unknown.
+        self._fetches = source.part_fetches if self._shown and is_whole else None
+        num_bytes = 0 if self._fetches is None else self._fetches.report(self._advance)
         total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
         self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
         self.done: Done | None = self._done if self._shown and not num_bytes else None
@@ -159,8 +161,8 @@ class PreloadProgressBar:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._shown:
-            self._source.arriving(None)
+        if self._fetches is not None:
+            self._fetches.report(None)
         if self._bar is not None:
             self._bar.close()
 

@@ -35,8 +35,8 @@ from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.fields import warn_of_layout
-from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks, select_masks
@@ -208,9 +208,9 @@ class StoredSamples(Dataset[Any]):
         return self._collection.path
 
     @property
-    def source(self) -> BaseSource:
+    def source(self) -> CollectionSource:
         """Source of the images of this dataset."""
-        return self._collection.source
+        return CollectionSource(self._collection.source)
 
     @property
     def preloaded(self) -> bool:

@@ -19,6 +19,7 @@ from omearrow_ds.dataset.image_grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, PathExistsError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._pictures import (
@@ -178,7 +179,7 @@ def show(
         with dataset.source:
             grid = _shown(dataset._preview(), int(sample), by, random, channels)
     elif is_path(images):
-        with open_source(images, format, **opening) as source:
+        with CollectionSource(open_source(images, format, **opening)) as source:
             grid = _shown(source._preview(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")

@@ -28,6 +28,7 @@ from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
 from omearrow_ds.loader.windowed_sampler import describe_mixing
+from omearrow_ds.storage.formats._base import PartFetches
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +79,12 @@ class OrderSpec(NamedTuple):
     grows: bool = False
 
 
+def _part_fetches(dataset: StoredSamples) -> PartFetches:
+    fetches = dataset._collection.source.part_fetches
+    assert fetches is not None
+    return fetches
+
+
 class PartsSampler(DistributedSampler[Any]):
     """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
@@ -118,7 +125,7 @@ class PartsSampler(DistributedSampler[Any]):
         self._part_of = part_of
         self._fetched = None if parted.window is None or dataset.preloaded else dataset
         if self._fetched is not None:
-            self._fetched._collection.source.expect([], self._at_once)
+            _part_fetches(self._fetched).expect([], self._at_once)
         self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
@@ -153,16 +160,16 @@ class PartsSampler(DistributedSampler[Any]):
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._agree()
         order = self.share()
-        source = None if self._fetched is None else self._fetched._collection.source
+        fetches = None if self._fetched is None else _part_fetches(self._fetched)
         begins: dict[int, int] = {}  # Parts by the index of their first sample.
-        if source is not None:
+        if fetches is not None:
             parts, firsts = np.unique(self._part_of[order], return_index=True)
             begins = dict(sorted(zip(firsts.tolist(), parts.tolist(), strict=True)))
-            source.expect(list(begins.values()), self._at_once)
+            fetches.expect(list(begins.values()), self._at_once)
         bounds = sorted({*begins, *range(0, len(order), _AT_ONCE)})
         for first, stop in pairwise([*bounds, len(order)]):
-            if source is not None and first in begins:
-                source.reached(begins[first])
+            if fetches is not None and first in begins:
+                fetches.begin(begins[first])
             yield from order[first:stop].tolist()
 
     @property

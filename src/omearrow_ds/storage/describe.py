@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -139,7 +140,7 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         chosen = False
         opening["image_column"] = error.columns[0]
         opened = open_source(path, format_name, **opening)
-    with opened as source:
+    with closing(opened) as source:
         try:
             disk_files, disk_bytes, allocated_bytes = source.stored_size()
         except FileNotFoundError as error:

@@ -147,15 +147,14 @@ class FieldSource(Over):
     def _are_planes(self) -> bool:
         return bool((self._plane[:, :3] == 1).all())
 
-    def coming(self, indices: Sequence[int]) -> None:
-        self._source.coming([int(number) for index in indices for number in self._fields.grids[index].flat])
+    def prefetch(self, rows: Sequence[int]) -> None:
+        self._source.prefetch([int(number) for row in rows for number in self._fields.grids[row].flat])
 
     def stream(self) -> Iterator[Block]:
-        self.coming(range(len(self)))
+        self.prefetch(range(len(self)))
         return super().stream()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        index = self.index(index)
         metadata = {**self._source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
         names, size_c = self._fields.channels, int(self._plane[index, 1])
         if not names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, chain, combinations
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Stamp
-from omearrow_ds.storage.formats._columns import columns_and_checksums
+from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
 from omearrow_ds.storage.formats._table import ids_of, named, native
@@ -42,14 +42,18 @@ class Part(NamedTuple):
     keys: Mapping[str, str | None]  # Values of the Hive folders in the path, as text; None is null.
 
 
-class Known(NamedTuple):
-    """Ids, shapes, dtypes and columns of a part, which remain available after the part is closed."""
+class PartInfo(NamedTuple):
+    """Ids, shapes, dtypes and columns of a part, which remain available after the part is closed.
+
+    A wide table has no ``columns``: they are read on request.
+    """
 
     format: Format
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table
+    column_schema: pa.Schema
+    columns: pa.Table | None
     checksums: pa.ChunkedArray | None
     rows: Array
     row_count: int
@@ -58,22 +62,53 @@ class Known(NamedTuple):
     stamp: Stamp | None
 
 
+class LazyColumns(NamedTuple):
+    """Names and types of the joined columns of several parts; the columns are read from the parts on request."""
+
+    schema: pa.Schema
+    parts: Sequence[Part]
+
+    def read(self, names: Sequence[str], open_part: Callable[[int], BaseSource], path: Path) -> pa.Table:
+        """Return some columns of all parts; raise `ColumnError` if values of two parts have no common type."""
+        joined_schema = pa.schema([self.schema.field(name) for name in names])
+        kinds = dict(zip(names, joined_schema.types, strict=True))
+        tables = []
+        for number, part in enumerate(self.parts):
+            source = open_part(number)
+            stored = _all_owned(source.column_table([name for name in names if name in source.column_names]))
+            keys = {name: value for name, value in part.keys.items() if name in kinds}
+            tables.append(_filled(_with_keys(stored, keys, kinds, len(source)), names[0], len(source)))
+        table = _join([joined_schema.empty_table(), *tables])
+        if table is None:
+            raise _clash(self.parts, tables, path)
+        return table.combine_chunks()
+
+
 class JoinedSource(PartsSource):
     """Collections of other software that are read as one collection, which can be reopened from ``paths``.
 
-    See `PartsSource` for ``parts``.
+    See `PartsSource` for ``parts``. With ``lazy``, columns are read on request.
     """
 
     def __init__(
-        self, paths: Paths, image_column: tuple[str, ...], other_image_columns: tuple[str, ...], *parts: Any
+        self,
+        paths: Paths,
+        image_column: tuple[str, ...],
+        other_image_columns: tuple[str, ...],
+        lazy: LazyColumns | None,
+        *parts: Any,
     ) -> None:
         super().__init__(*parts)
-        self._paths, self._arguments = paths, (paths, image_column, other_image_columns, *parts)
+        self.requested_path, self._lazy = paths, lazy
+        self._arguments = (paths, image_column, other_image_columns, lazy, *parts)
         self.image_column, self.other_image_columns = image_column, other_image_columns
+        if lazy is not None:
+            self.column_schema = lazy.schema
 
-    @property
-    def given(self) -> Paths:
-        return self._paths
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        if self._lazy is None:
+            return super()._read_columns(names)
+        return self._lazy.read(names, self.part, self.path) if names else pa.table({})
 
     def image_columns(self) -> list[ImagesOf]:
         columns: dict[str, ImagesOf] = {}
@@ -107,12 +142,16 @@ def joined(
     files, stamps = [part.path for part in parts], [info.stamp for info in known]
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
     rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
-    index = index_of(known, _distinct_ids(parts, known), _columns(parts, known, path), rows)
+    lazy = _lazy_columns(parts, known, opening, path) if any(info.columns is None for info in known) else None
+    tables = [info.columns for info in known if info.columns is not None]
+    lengths = [len(info.image_ids) for info in known]
+    columns = _columns(parts, tables, lengths, path) if lazy is None else None
+    index = index_of(known, _distinct_ids(parts, known), columns, rows)
     arguments = (path, first.format, files, index, opening, stamps)
-    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), *arguments)
+    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
 
 
-class Looked(NamedTuple):
+class PartHeader(NamedTuple):
     """Image properties and columns of a part that was inspected but is not open for reading."""
 
     format: Format
@@ -123,7 +162,7 @@ class Looked(NamedTuple):
     columns: pa.Table
 
 
-def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[Known]:
+def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[PartInfo]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster.
 
     Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened: that
@@ -136,66 +175,71 @@ def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> l
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
             known += pool.map(inspect, paths[1:])
-    alike: dict[Any, dict[int, Looked]] = {}
+    alike: dict[Any, dict[int, PartHeader]] = {}
     for number, part in enumerate(known):
-        if isinstance(part, Looked):
+        if isinstance(part, PartHeader):
             alike.setdefault((part.info.schema, part.columns.schema, part.image_column), {})[number] = part
     for parts in alike.values():
         with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
             for number, contents in zip(parts, _known_at_once(list(parts.values())), strict=True):
                 known[number] = contents
-    return [look(opening, path) if isinstance(part, Looked) else part for part, path in zip(known, paths, strict=True)]
+    return [
+        read_part_info(opening, path) if isinstance(part, PartHeader) else part
+        for part, path in zip(known, paths, strict=True)
+    ]
 
 
-def look(opening: Open, path: Path) -> Known:
+def read_part_info(opening: Open, path: Path) -> PartInfo:
     """Open a collection, return its ids, shapes, dtypes and columns, and close it."""
-    with opening(path) as source:
+    with closing(opening(path)) as source:
         return _known_of(source)
 
 
-def _known_of(source: BaseSource) -> Known:
-    known = Known(*(getattr(source, name) for name in Known._fields))
-    checksums = None if known.checksums is None else _owned(known.checksums)
-    return known._replace(columns=_all_owned(known.columns), checksums=checksums)
+def _known_of(source: BaseSource) -> PartInfo:
+    columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
+    checksums = None if source.checksums is None else _owned(source.checksums)
+    values = {name: getattr(source, name) for name in PartInfo._fields if name not in ("columns", "checksums")}
+    return PartInfo(**values, columns=columns, checksums=checksums)
 
 
-def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
+def _look(opening: Callable[..., BaseSource], path: Path) -> PartInfo | PartHeader:
     """Return the contents of a collection, or its stored info and columns if it can be inspected without reading."""
-    with opening(path, look=True) as source:
+    with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
             return _known_of(source)
         info, columns = looked
         about = source.format, source.image_column, source.other_image_columns, source.stamp
-        return Looked(*about, info, _all_owned(columns))
+        return PartHeader(*about, info, _all_owned(columns))
 
 
-def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
+def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHeader]:
     """Yield the contents of parts with equal schemas; yield parts with null images unchanged."""
-    info = pa.concat_tables([each.info for each in looked])
+    info = pa.concat_tables([header.info for header in looked])
     kinds = kinds_of(info, "")
     dtypes = native(kinds.dtypes)
-    columns, checksums = columns_and_checksums(pa.concat_tables([each.columns for each in looked]), "")
+    columns, checksums = columns_and_checksums(pa.concat_tables([header.columns for header in looked]), "")
     checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
     ids = ids_of(info)
     stop = 0
-    for each in looked:
-        first, stop, count = stop, stop + len(each.info), len(each.info)
+    for header in looked:
+        first, stop, count = stop, stop + len(header.info), len(header.info)
         if kinds.null[first:stop].any():
-            yield each
+            yield header
             continue
-        yield Known(
-            each.format,
+        yield PartInfo(
+            header.format,
             named(ids[first:stop]),
             kinds.shapes[first:stop],
             dtypes[first:stop],
+            columns.schema,
             columns.slice(first, count),
             None if checksums is None else checksums.slice(first, count),
             np.arange(count),
             count,
-            each.image_column,
-            each.other_image_columns,
-            each.stamp,
+            header.image_column,
+            header.other_image_columns,
+            header.stamp,
         )
 
 
@@ -209,7 +253,7 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def index_of(
-    known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
+    known: Sequence[PartInfo | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
 ) -> Index:
     """Return one image index for several collections, with the ids and columns that are passed."""
     return Index(
@@ -223,43 +267,65 @@ def index_of(
     )
 
 
-def _distinct_ids(parts: Sequence[Part], known: Sequence[Known]) -> list[str]:
+def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]:
     """Return the stored ids if distinct; otherwise prefix the part's name, without suffix if that is distinct."""
-    stored = list(chain.from_iterable(each.image_ids for each in known))
+    stored = list(chain.from_iterable(info.image_ids for info in known))
     if len(set(stored)) == len(stored):
         return stored
     short = [str(PurePosixPath(part.name).with_suffix("")) for part in parts]
     names = short if len(set(short)) == len(short) else [part.name for part in parts]
-    return [f"{name}/{each}" for name, here in zip(names, known, strict=True) for each in here.image_ids]
+    return [f"{name}/{image_id}" for name, info in zip(names, known, strict=True) for image_id in info.image_ids]
 
 
-def _checksums(known: Sequence[Known | Index]) -> pa.ChunkedArray | None:
-    if all(each.checksums is None for each in known):
+def _checksums(known: Sequence[PartInfo | Index]) -> pa.ChunkedArray | None:
+    if all(info.checksums is None for info in known):
         return None
     chunks: list[pa.Array] = []
-    for each in known:
-        nulls = [pa.nulls(len(each.image_ids), pa.string())]
-        chunks += nulls if each.checksums is None else each.checksums.chunks
+    for info in known:
+        nulls = [pa.nulls(len(info.image_ids), pa.string())]
+        chunks += nulls if info.checksums is None else info.checksums.chunks
     return pa.chunked_array(chunks, pa.string())
 
 
-def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Table:
+def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequence[int], path: Path) -> pa.Table:
     """Return the columns of all parts, joined by name in order of first occurrence; missing values are null.
 
     Raises `ColumnError` if the types of a column have no common type, or a column contradicts a key of its folder.
     """
     kinds = _kinds_of_keys(parts)
-    tables = [_with_keys(part, contents, kinds) for part, contents in zip(parts, known, strict=True)]
-    name = next((table.column_names[0] for table in tables if table.num_columns), None)
-    if name is None:
-        return known[0].columns
-    # A table without columns would have no rows.
-    filled = (pa.table({name: pa.nulls(len(part.image_ids))}) for part in known)
-    tables = [table if table.num_columns else nulls for table, nulls in zip(tables, filled, strict=True)]
-    table = _join(tables)
-    if table is None:
-        raise _clash(parts, tables, path)
-    return table.combine_chunks()
+    for part, table in zip(parts, tables, strict=True):
+        for name in part.keys.keys() & set(table.column_names):
+            _refuse_other(table[name], name, part.keys[name], part.path)
+    with_keys = [
+        _with_keys(table, part.keys, kinds, length) for part, table, length in zip(parts, tables, lengths, strict=True)
+    ]
+    first = next((table.column_names[0] for table in with_keys if table.num_columns), None)
+    if first is None:
+        return tables[0]
+    filled = [_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)]
+    joined_table = _join(filled)
+    if joined_table is None:
+        raise _clash(parts, filled, path)
+    return joined_table.combine_chunks()
+
+
+def _lazy_columns(
+    parts: Sequence[Part], known: Sequence[PartInfo], opening: Callable[..., BaseSource], path: Path
+) -> LazyColumns:
+    """Return columns that are read on request; types and keys are checked as by `_columns`."""
+    for part, info in zip(parts, known, strict=True):
+        names = part.keys.keys() & set(info.column_schema.names)
+        if names:
+            with closing(opening(part.path)) as source:
+                for name in names:
+                    _refuse_other(source.column(name), name, part.keys[name], part.path)
+    empty = [info.column_schema.empty_table() for info in known]
+    return LazyColumns(_columns(parts, empty, [0] * len(parts), path).schema, parts)
+
+
+def _filled(table: pa.Table, name: str, length: int) -> pa.Table:
+    """Return the table, or nulls if it has no columns, because then it would have no rows."""
+    return table if table.num_columns else pa.table({name: pa.nulls(length)})
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
@@ -303,15 +369,12 @@ def _is_whole(value: str) -> bool:
         return False
 
 
-def _with_keys(part: Part, known: Known, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+def _with_keys(
+    table: pa.Table, keys: Mapping[str, str | None], kinds: Mapping[str, pa.DataType], length: int
+) -> pa.Table:
     """Return the columns of a part, followed by the keys that it lacks."""
-    table = known.columns
-    for name, value in part.keys.items():
-        if name in table.column_names:
-            _refuse_other(table[name], name, value, part.path)
-            continue
-        typed = pa.scalar(value, pa.string()).cast(kinds[name])
-        column = pa.repeat(typed, len(known.image_ids))
+    for name in [name for name in keys if name not in table.column_names]:
+        column = pa.repeat(pa.scalar(keys[name], pa.string()).cast(kinds[name]), length)
         table = table.append_column(name, column) if table.num_columns else pa.table({name: column})
     return table
 

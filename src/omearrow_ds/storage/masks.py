@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
@@ -30,7 +31,7 @@ from omearrow_ds.storage.selected_rows import select_rows
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import nearest
 
-Masks = Paths | Mapping[str, Any] | BaseSource
+Masks = Paths | Mapping[str, Any] | CollectionSource
 _FIELD, _ANY = "field", "_"
 _NUM_EXAMPLES = 3
 
@@ -76,8 +77,8 @@ def select_masks(masks: BaseSource, mask_of: Array, condition: str) -> tuple[Bas
 
 
 def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
-    if isinstance(masks, BaseSource):
-        return masks, _by_key(source, masks, None)
+    if isinstance(masks, CollectionSource):
+        return masks.images, _by_key(source, masks.images, None)
     is_name = isinstance(masks, str | os.PathLike)
     known = _named(source, os.fspath(masks), opening) if is_name else None
     if known is not None:
@@ -109,7 +110,7 @@ def _named(source: BaseSource, name: str, opening: OpenOptions) -> tuple[BaseSou
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
         options = {key: value for key, value in {**opening, **changed}.items() if value is not None}
-        column = open_source(source.given, are_labels=True, **options)  # type: ignore[arg-type]
+        column = open_source(source.requested_path or source.path, are_labels=True, **options)  # type: ignore[arg-type]
         return column, match_rows(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)

@@ -18,7 +18,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Parted, Stamp, by_part, is_uniform
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Parted, Stamp, by_part, files_below, is_uniform
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -200,7 +200,8 @@ class PartsSource(BaseSource):
         return PartStacks(self)
 
     def stream(self) -> Iterator[Block]:
-        self.expect(range(len(self.parts)))
+        if self.part_fetches is not None:
+            self.part_fetches.expect(range(len(self.parts)))
         for number, (first, stop) in enumerate(pairwise(self.starts)):
             if stop == first:
                 continue
@@ -211,8 +212,8 @@ class PartsSource(BaseSource):
                 yield first + start, list(map(np.array, images)) if is_copied else images
 
     def _place(self, index: int) -> tuple[BaseSource, int]:
-        ((part, (here,), _),) = self._by_part([self.index(index)])
-        return part, here
+        ((part, (row,), _),) = self._by_part([index])
+        return part, row
 
     def metadata(self, index: int) -> dict[str, Any]:
         part, here = self._place(index)
@@ -222,17 +223,13 @@ class PartsSource(BaseSource):
         part, here = self._place(index)
         return list(dict.fromkeys([self.image_ids[index], *part.stems(here)]))
 
-    def chunk_codec(self) -> str | None:
-        return self.part(0).chunk_codec() if self.parts else None
-
     def stored_as(self) -> Stored:
         stored = self.part(0).stored_as()
         return replace(stored, chunking=f"{len(self.parts):,} parts, the first: {stored.chunking}")
 
-    @property
-    def _parts(self) -> list[Path]:
-        beside = self._format.files_beside
-        return [each for part in self.parts for each in (part, *filter(Path.exists, beside(part)))]
+    def stored_files(self) -> Iterator[Path]:
+        for part in self.parts:
+            yield from files_below([part, *filter(Path.exists, self._format.files_beside(part))])
 
     def close(self) -> None:
         while self._opened:

@@ -13,7 +13,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -176,7 +176,7 @@ class PartsTarget:
 
         If another part with this number was recorded first, the new part is removed.
         """
-        with self.open_part(path) as source:
+        with closing(self.open_part(path)) as source:
             name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
             runs = runs_of(source) if source.format.by_ranges else []
             part = Published(name, len(source), path_size(path), runs)

@@ -160,10 +160,6 @@ class Placed(BaseSource):
         """Return the names by which other files may refer to an image, read through the opened part."""
         return self._whole.stems(index)
 
-    def chunk_codec(self) -> str | None:
-        """Return None, because the images are stored uncompressed."""
-        return None
-
     def stored_as(self) -> Stored:
         """Return the storage layout of the opened part."""
         return self._whole.stored_as()

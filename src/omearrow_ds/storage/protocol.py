@@ -58,7 +58,10 @@ class ImageSource(Protocol):
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table
+
+    @property
+    def columns(self) -> pa.Table:
+        """Columns other than the image column, one row per image."""
 
     @property
     def rows(self) -> Array:

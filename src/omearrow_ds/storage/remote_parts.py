@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -151,6 +151,10 @@ class RemoteParts(PublishedSource):
         window = _MIXED_WINDOW if is_permuted else _WINDOW
         return super().parted._replace(window=window, mixed=is_permuted and is_one_group)
 
+    @property
+    def part_fetches(self) -> Self:  # type: ignore[override]  # Read-only.
+        return self
+
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
         if self._open_ranged is not None:
             self._fetch_whole()
@@ -160,7 +164,7 @@ class RemoteParts(PublishedSource):
         missing = [number for number in parts if number not in self._pinned]
         prefetcher.schedule({number: partial(prefetch, number, weakref.proxy(prefetcher)) for number in missing})
 
-    def reached(self, part: int) -> None:
+    def begin(self, part: int) -> None:
         if self._open_ranged is None:
             self._prefetcher.get().start(part)
 
@@ -216,7 +220,7 @@ class RemoteParts(PublishedSource):
         self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
         return pinned.path
 
-    def arriving(self, notify: Callable[[int], object] | None) -> int:
+    def report(self, notify: Callable[[int], object] | None) -> int:
         return self._progress.start(notify)
 
     def _release_part(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -63,11 +63,8 @@ class SelectedRows(Over):
         window, mixed = (None, False) if self._is_sparse else (parted.window, parted.mixed)
         return Parted(starts, digest, window, mixed)
 
-    def arriving(self, notify: Callable[[int], object] | None) -> int:  # noqa: ARG002  # Other parts may arrive too.
-        return 0
-
-    def coming(self, indices: Sequence[int]) -> None:
-        self._source.coming(self._selected[indices].tolist())
+    def prefetch(self, rows: Sequence[int]) -> None:
+        self._source.prefetch(self._selected[rows].tolist())
 
     def files_of(self, index: int) -> Sequence[str]:
         return self._source.files_of(int(self._selected[index]))
@@ -89,22 +86,22 @@ class SelectedRows(Over):
         return self._source.read_arrays(self._selected[rows].tolist(), regions, out)
 
     def metadata(self, index: int) -> dict[str, Any]:
-        return self._source.metadata(int(self._selected[self.index(index)]))
+        return self._source.metadata(int(self._selected[index]))
 
     def stems(self, index: int) -> list[str]:
         return self._source.stems(int(self._selected[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is not None:
-            return partial(self._reopen, **self.pinned), ()
+            return self._reopen, ()
         return SelectedRows, (self._source, self._selected, None, self._condition)
 
     def stream(self) -> Iterator[Block]:
         if not self._condition:  # Null images have no pixels, so reading all images reads no more.
             yield from self._stream_source()
             return
-        if self.parted is not None and not self._is_sparse:
-            self.expect(np.flatnonzero(np.diff(self.parted.starts)).tolist())
+        if self.part_fetches is not None and self.parted is not None and not self._is_sparse:
+            self.part_fetches.expect(np.flatnonzero(np.diff(self.parted.starts)).tolist())
         yield from super().stream()
 
     def _stream_source(self) -> Iterator[Block]:

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -20,6 +20,7 @@ from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
 from omearrow_ds.storage import fields, incoming, listed
 from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import found_at, missing
@@ -179,7 +180,7 @@ def open_images(
     ...     print(len(fields), fields.shapes[0].tolist(), fields.columns.column_names)
     10 [1, 2, 1, 160, 160] ['Metadata_Well', 'Metadata_Site']
     """
-    return open_source(**locals())
+    return CollectionSource(open_source(**locals()))
 
 
 def open_source(
@@ -222,6 +223,7 @@ def open_source(
         if isinstance(reopening.get(name), str | os.PathLike):
             reopening[name] = _absolute(reopening[name])
     reopening |= {"are_labels": are_labels, "skip_errors": skip_errors}
+    source.requested_path = path
     source.opened_by = partial(open_source, _absolute(path), format, **reopening)
     return source
 
@@ -641,12 +643,12 @@ def opened(
 ) -> AbstractContextManager[BaseSource]:
     """Open a path as a source that is closed at exit, or return a context manager that leaves a source open."""
     if is_path(images):
-        return open_source(images, skip_errors=skip_errors, **opening)
+        return closing(open_source(images, skip_errors=skip_errors, **opening))
     refuse_opening_again(opening, "a source")
-    if not isinstance(images, BaseSource):
+    if not isinstance(images, CollectionSource):
         refuse_open_table(images)
         raise ArgumentError(f"{images!r}: expected a path or a source of open_images; pass one of these")
-    return nullcontext(images)
+    return nullcontext(images.images)
 
 
 def write_parts(material: Material, target: Target, settings: WriteSettings) -> None:

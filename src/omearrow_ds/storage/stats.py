@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.options import refuse_unknown
+from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
@@ -207,14 +209,15 @@ def stats(
     """
     refuse_unknown(opening, OpenOptions.__annotations__, stats)
     if is_path(path):
-        with open_source(path, format, **opening) as opened:
+        with closing(open_source(path, format, **opening)) as opened:
             return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)
     refuse_opening_again(opening, "a source or dataset")
-    source, picked = getattr(path, "source", path), getattr(path, "fields", None)
+    source: Any = getattr(path, "source", path)
+    picked = getattr(path, "fields", None)
     picked = None if picked is None else np.unique(picked).tolist()
-    if not isinstance(source, BaseSource):
+    if not isinstance(source, CollectionSource):
         raise ArgumentError(f"{path!r:.200}: expected a path, an open source or a dataset; pass one of these")
-    return _measured(source, picked, _names(by), verify=True, progress=progress)
+    return _measured(source.images, picked, _names(by), verify=True, progress=progress)
 
 
 def _measured(

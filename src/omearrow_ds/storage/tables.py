@@ -49,7 +49,7 @@ def open_table(
         if sources[0].looked is not None:
             opened: BaseSource = sources[0]
             return opened
-        how |= sources[0].pinned
+        how |= sources[0].version
     null = np.logical_or.reduce([source.null for source in sources])
     reopen = partial(open_table, source_type, path, image_column, nulls, **how)
     if null.any():
@@ -140,10 +140,9 @@ class JoinedColumns(Over):
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1) for arrays in parts]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(self._reopen, **self.pinned), ()
+        return self._reopen, ()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        index = self.index(index)
         first, *others = (source.metadata(index) for source in self._sources)
         channels, names = list[dict[str, Any]](), list[str]()
         for source, metadata in zip(self._sources, (first, *others), strict=True):

@@ -70,7 +70,7 @@ def _check_pixels(source: ImageSource, images: list[Array]) -> None:
         y, x = drawn[0] % height, drawn[-1] % width
         part = source.read(index, (y, min(y + 9, height), x, min(x + 20, width)), channels=-1)
         _check_same(part, image[:, -1:, :, y : y + 9, x : x + 20])
-    scanned = [image for _, part in source.stream() for image in part]
+    scanned = [image for _, part in source.images.stream() for image in part]
     for results, image in zip(scanned, images, strict=True):
         _check_same(results, image)
 

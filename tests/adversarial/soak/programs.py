@@ -312,7 +312,7 @@ class _Running:
     def _scan(self) -> None:
         images = images_of(self.content)
         with open_images(self.path, self.store.format) as source:
-            results = [image for _, part in source.stream() for image in part]
+            results = [image for _, part in source.images.stream() for image in part]
             assert len(results) == len(images)
             assert all(map(same, results, images)), "an image of a scan differs"
             self.holds.given(results, f"a scan of {self.program.name}")

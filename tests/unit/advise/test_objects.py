@@ -205,8 +205,8 @@ def test_recommend_of_boxes_and_what_cannot_be(path):
 
 def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objects(path):
     with open_images(path) as source:
-        cells = Cells.open(source, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
-        sample = take_sample(source, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
+        cells = Cells.open(source.images, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
+        sample = take_sample(source.images, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
         assert sample.images[0].shape == SHAPE
         assert sample.indices[0] in (0, 2)
         crops = cells.remap_to_copies(sample.indices, ["other"])

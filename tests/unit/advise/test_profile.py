@@ -281,7 +281,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
     file = tmp_path / "stored"
     write_images(images(8), file, name)
     breakdown = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
-    in_place = bool(omearrow_ds.open_images(file, name).stacked())
+    in_place = bool(omearrow_ds.open_images(file, name).images.stacked())
     calls = {row.stage: row.calls for row in breakdown.stages}
     assert calls["normalize"] > 0
     assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0

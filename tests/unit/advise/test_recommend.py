@@ -316,15 +316,15 @@ def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first(
 
 def test_a_sample_is_spread_over_all_images_and_holds_them_as_they_are(folder):
     with open_images(folder) as source:
-        found = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-    assert len(found.images) == 10
-    assert [index // 4 for index in found.indices] == list(range(10))
+        sample = take_sample(source.images, Limits(10, 10**9, 10.0), Clock())
+    assert len(sample.images) == 10
+    assert [index // 4 for index in sample.indices] == list(range(10))
     files = sorted(folder.glob("*.tif"))
-    for index, image in zip(found.indices, found.images, strict=True):
+    for index, image in zip(sample.indices, sample.images, strict=True):
         np.testing.assert_array_equal(image.squeeze(), tifffile.imread(files[index]))
-    assert found.columns["well"].to_pylist() == [f"A{index}" for index in found.indices]
-    assert not found.complete
-    assert found.factor == 4.0
+    assert sample.columns["well"].to_pylist() == [f"A{index}" for index in sample.indices]
+    assert not sample.complete
+    assert sample.factor == 4.0
 
 
 def test_a_sample_is_bounded_in_bytes_and_in_time():
@@ -334,7 +334,7 @@ def test_a_sample_is_bounded_in_bytes_and_in_time():
     class Many:
         """A hundred thousand images with a read time of 1 s each."""
 
-        path, columns = "many", np.zeros((0, 0))
+        path, columns, parted = "many", np.zeros((0, 0)), None
         shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
         image_ids = range(100_000)
 
@@ -344,30 +344,30 @@ def test_a_sample_is_bounded_in_bytes_and_in_time():
         def metadata(self, index):
             return {}
 
-        def take(self, indices):
-            taken.extend(indices)
-            clock.now_s += len(indices)
-            return [np.zeros((1, 1, 1, 100, 100), np.uint16) for _ in indices]
+        def read_arrays(self, rows):
+            taken.extend(rows)
+            clock.now_s += len(rows)
+            return [np.zeros((1, 1, 1, 100, 100), np.uint16) for _ in rows]
 
     class Source(Many):
         columns = type("None", (), {"num_columns": 0})
 
-    found = take_sample(Source(), Limits(2048, 32_000_000, 9.0), clock)
-    assert len(found.images) == len(taken) <= 1 + 64
+    sample = take_sample(Source(), Limits(2048, 32_000_000, 9.0), clock)
+    assert len(sample.images) == len(taken) <= 1 + 64
     assert max(taken) - min(taken) > 50_000
     taken.clear()
-    found = take_sample(Source(), Limits(2048, 2_000_000, inf), clock)
-    assert 1_900_000 <= found.size_bytes <= 2_000_000 + 64 * 20_000
-    assert found.factor == pytest.approx(100_000 / len(found.images))
+    sample = take_sample(Source(), Limits(2048, 2_000_000, inf), clock)
+    assert 1_900_000 <= sample.size_bytes <= 2_000_000 + 64 * 20_000
+    assert sample.factor == pytest.approx(100_000 / len(sample.images))
 
 
 def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
     write_images(numbered(3, (2, 1, 3, 128, 128)), tmp_path / "large.arrow")
     with open_images(tmp_path / "large.arrow") as source:
-        found = take_sample(source, Limits(100, 200_000, 10.0), Clock(), crop_size=(100, 70))
-        assert found.cut
-        assert found.axes == "TCZYX"
-        for index, image in zip(found.indices, found.images, strict=True):
+        sample = take_sample(source.images, Limits(100, 200_000, 10.0), Clock(), crop_size=(100, 70))
+        assert sample.cut
+        assert sample.axes == "TCZYX"
+        for index, image in zip(sample.indices, sample.images, strict=True):
             t, c, z, y, x = image.shape
             assert image.nbytes <= 200_000 // 8
             assert (t, c, z) == (1, 1, 1)
@@ -375,21 +375,21 @@ def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
             assert x >= 70
             top, left = (128 - y) // 2, (128 - x) // 2
             np.testing.assert_array_equal(image[0, 0, 0], source.read(index)[0, 0, 1, top : top + y, left : left + x])
-        assert found.factor == found.whole_bytes / found.size_bytes > 3
+        assert sample.factor == sample.whole_bytes / sample.size_bytes > 3
         with raises(AxesError, path=tmp_path / "large.arrow", mentions="(129, 1)"):
-            take_sample(source, Limits(), Clock(), crop_size=(129, 1))
+            take_sample(source.images, Limits(), Clock(), crop_size=(129, 1))
 
 
 def test_tiles_are_all_that_are_full(tmp_path):
     write_images(numbered(2, (1, 2, 1, 20, 33)), tmp_path / "fields.arrow")
     with open_images(tmp_path / "fields.arrow") as source:
-        found = take_sample(source, Limits(), Clock(), tile=10)
+        sample = take_sample(source.images, Limits(), Clock(), tile=10)
         whole = [source.read(index) for index in range(2)]
         with raises(ArgumentError, option="tile", path=tmp_path / "fields.arrow", mentions="21 x 21", remedy=False):
-            take_sample(source, Limits(), Clock(), tile=21)
-    assert found.whole_count == len(found.images) == 2 * 2 * 2 * 3
-    assert found.complete
-    np.testing.assert_array_equal(found.images[5], whole[0][:, :1, :, 10:20, 20:30])
+            take_sample(source.images, Limits(), Clock(), tile=21)
+    assert sample.whole_count == len(sample.images) == 2 * 2 * 2 * 3
+    assert sample.complete
+    np.testing.assert_array_equal(sample.images[5], whole[0][:, :1, :, 10:20, 20:30])
     assert len(list(tiles_of(whole, 10))) == 24
 
 
@@ -596,16 +596,16 @@ def subject_of(source, sample, clock):
 
 def test_times_are_scaled_up_when_readers_decode_several_rows(folder, work):
     with open_images(folder) as source:
-        sample = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+        sample = replace(take_sample(source.images, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
         for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
             layout = StorageLayout(BY_NAME["duckdb"], "bytes", compression)
-            assert trials.LayoutTrial(subject_of(source, sample, Clock()), layout, work).growth == growth
+            assert trials.LayoutTrial(subject_of(source.images, sample, Clock()), layout, work).growth == growth
 
 
 def test_trial_writes_the_sample(folder, work):
     with open_images(folder) as source:
-        sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-        subject = subject_of(source, sample, time.perf_counter)
+        sample = take_sample(source.images, Limits(10, 10**9, 10.0), Clock())
+        subject = subject_of(source.images, sample, time.perf_counter)
         trial = trials.LayoutTrial(subject, StorageLayout(TIFF, compression="none"), work / "trial")
         on_demand, preloaded = trial.measure(0, read_s=7.0)
     files = sorted(trial.path.glob("*.tif"))
@@ -625,12 +625,12 @@ def test_collection_is_opened_once_when_opening_is_slow(folder, work, monkeypatc
         if not preload:
             clock.now_s += opening_s if trial.path == folder else 0.0
             opened.append(trial.path)
-            monkeypatch.setattr(created.source, "close", lambda: closed.append(trial.path))
+            monkeypatch.setattr(created.source.images, "close", lambda: closed.append(trial.path))
         return created
 
     monkeypatch.setattr(trials.LayoutTrial, "dataset", dataset)
     with open_images(folder) as source:
-        subject = subject_of(source, take_sample(source, Limits(), Clock()), clock)
+        subject = subject_of(source.images, take_sample(source.images, Limits(), Clock()), clock)
         stored = trials.LayoutTrial(subject, AS_IT_IS, work)
         written = trials.LayoutTrial(subject, StorageLayout(ARROW), work / "trial")
         for number in range(3):

@@ -449,10 +449,10 @@ def test_one_file_at_a_url_is_told_to_be_copied_as_one(tmp_path, server):
 def test_masks_at_a_url_are_reached_as_the_images_are(server):
     storage = Storage(anonymous=True, endpoint=server.url, region="x")
     with open_images("s3://bucket/plate.parts", storage=storage) as source:
-        given = {"storage": storage}
-        found, mask_of = open_masks(source, "s3://bucket/plate.parts", given, skip_nulls=False)
+        images, options = source.images, {"storage": storage}
+        _, mask_of = open_masks(images, "s3://bucket/plate.parts", options, skip_nulls=False)
         assert mask_of.tolist() == list(range(12))
-        found, mask_of = open_masks(source, {"path": "s3://bucket/plate.parts"}, given, skip_nulls=False)
-        np.testing.assert_array_equal(found.read(3), IMAGES[3])
+        masks, _ = open_masks(images, {"path": "s3://bucket/plate.parts"}, options, skip_nulls=False)
+        np.testing.assert_array_equal(masks.read_arrays([3])[0], IMAGES[3])
         with raises(ArgumentError, option="masks", path="s3://bucket/masks/{field}.tif"):
-            open_masks(source, "s3://bucket/masks/{field}.tif", given, skip_nulls=False)
+            open_masks(images, "s3://bucket/masks/{field}.tif", options, skip_nulls=False)

@@ -187,7 +187,7 @@ def test_a_file_of_several_batches_decodes_as_ome_arrow_does(suffix, encoding, d
         with open_images(path) as source:
             expected = [oracle(record) for record in results]
             assert all_same(source.take(indices), [expected[index] for index in indices])
-            assert all_same([image for _, images in source.stream() for image in images], expected)
+            assert all_same([image for _, images in source.images.stream() for image in images], expected)
 
 
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
@@ -263,7 +263,7 @@ def test_what_ome_arrow_refuses_is_a_decode_error(tmp_path, encoding, change):
         source.read(1)
     assert all_same(source.take([2, 0]), [image, image])
     with raises(DecodeError, path=tmp_path / "images.arrow", mentions="image 1", remedy=False):
-        list(source.stream()) and [image for _, images in source.stream() for image in images]
+        list(source.images.stream()) and [image for _, images in source.images.stream() for image in images]
 
 
 @pytest.mark.parametrize("change", [{"z": 9}, {"c": None}, {"pixels": [1]}, {"pixels": None}], ids=str)

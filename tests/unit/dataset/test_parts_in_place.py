@@ -58,10 +58,10 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
             if not preload:
                 assert isinstance(dataset._collection.stacked(), PartStacks)
             for order in ORDERS:
-                found, want = (collate(each.__getitems__(order)).numpy() for each in (dataset, whole))
-                assert found.tobytes() == want.tobytes()
+                actual, want = (collate(batch.__getitems__(order)).numpy() for batch in (dataset, whole))
+                assert actual.tobytes() == want.tobytes()
                 assert dataset[order[0]].numpy().tobytes() == want[0].tobytes()
-            assert preload or len(dataset.source.opened) <= 2
+            assert preload or len(dataset.source.images.opened) <= 2
 
 
 @pytest.mark.parametrize("which", ["numpy", "numba"])

@@ -68,15 +68,15 @@ def test_crops_are_a_collection_of_any_format(tmp_path, name):
     dataset = OMEArrowDatasetNumpy(
         path, objects=cells(), crop_size=(5, 4), return_ids=True, normalize=False, axes="TCZYX"
     )
-    with open_images(dst) as found:
-        assert (len(found), found.format.name) == (5, name)
-        for place, number in enumerate(FIELD_BY_FIELD):
+    with open_images(dst) as written:
+        assert (len(written), written.format.name) == (5, name)
+        for position, number in enumerate(FIELD_BY_FIELD):
             field, y, x = PLACES[number]
-            wanted, top, left = cut(IMAGES["abc".index(field)], y, x, 5, 4)
-            np.testing.assert_array_equal(found.read(place), wanted)
-            assert found.read(place).dtype == np.uint16
-            assert found.image_ids[place] == dataset[number][1] == f"{field}:{number + 1}"
-            row = {column: values[place] for column, values in found.columns.to_pydict().items()}
+            expected, top, left = cut(IMAGES["abc".index(field)], y, x, 5, 4)
+            np.testing.assert_array_equal(written.read(position), expected)
+            assert written.read(position).dtype == np.uint16
+            assert written.image_ids[position] == dataset[number][1] == f"{field}:{number + 1}"
+            row = {column: values[position] for column, values in written.columns.to_pydict().items()}
             assert row == {
                 "Metadata_image_id": field,
                 "Nuclei_Location_Center_Y": y,
@@ -89,10 +89,10 @@ def test_crops_are_a_collection_of_any_format(tmp_path, name):
                 "source_bbox_y_max": top + 5,
                 "source_bbox_x_max": left + 4,
             }
-            metadata = found.metadata(place)
+            metadata = written.metadata(position)
             assert [channel["name"] for channel in metadata["channels"]] == ["DNA", "ER", "Mito"]
             assert metadata["name"] == f"field {'abc'.index(field)}"
-        assert None not in found.checksums.to_pylist()
+        assert None not in written.images.checksums.to_pylist()
     again = OMEArrowDatasetNumpy(dst, target="label", return_ids=True, axes="TCZYX", normalize=False)
     assert again.shape == (2, 3, 2, 5, 4)
 
@@ -142,13 +142,13 @@ def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held
     path = fields(tmp_path, "parquet", ".parquet")
     monkeypatch.setattr(under_test, "_HELD_BYTES", held_bytes)
     with open_images(path) as source:
-        read, read_arrays = [], type(source).read_arrays
+        read, read_arrays = [], type(source.images).read_arrays
 
         def recorded(self, rows, **options):
             read.append(list(rows))
             return read_arrays(self, rows, **options)
 
-        monkeypatch.setattr(type(source), "read_arrays", recorded)
+        monkeypatch.setattr(type(source.images), "read_arrays", recorded)
         write_crops(source, cells(), tmp_path / "c.arrow", crop_size=(1, 1))
         if held_bytes > 1:
             assert read == [[0, 1, 2]]

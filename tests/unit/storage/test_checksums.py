@@ -105,11 +105,11 @@ def test_the_same_checksums_in_every_format_hidden_from_the_columns(stored, name
     for verify in (False, True):
         with open_images(path, verify=verify) as source:
             assert source.columns.to_pydict() == COLUMNS
-            assert source.checksums.to_pylist() == expected
+            assert source.images.checksums.to_pylist() == expected
             assert all(np.array_equal(source.read(index - 5), images[index]) for index in range(5))
             taken = zip(source.take([4, 4, 0]), (images[4], images[4], images[0]), strict=True)
             assert all(np.array_equal(*pair) for pair in taken)
-            scanned = [image for _, part in source.stream() for image in part]
+            scanned = [image for _, part in source.images.stream() for image in part]
             assert all(np.array_equal(*pair) for pair in zip(scanned, images, strict=True))
             assert source.metadata(0)["channels"] == []
     with pickle.loads(pickle.dumps(source)) as again:
@@ -123,7 +123,7 @@ def test_without_columns_and_without_images(stored, name):
         assert (source.columns.num_columns, len(source.take(range(5)))) == (0, 5)
     if name not in ("tiff", "ome_zarr"):
         with open_images(stored(name, [], "none"), verify=True) as source:
-            assert list(source.stream()) == []
+            assert list(source.images.stream()) == []
 
 
 @formats
@@ -135,10 +135,10 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
             lambda: source.read(3),
             lambda: source.read(-2),
             lambda: source.take([0, 3]),
-            lambda: source.read_arrays([3])[0],
-            lambda: source.read_arrays([1, 3]),
-            lambda: list(source.stream()),
-            lambda: source.decode_into(np.zeros((5, *SMALL[0][0]), np.uint16)),
+            lambda: source.images.read_arrays([3])[0],
+            lambda: source.images.read_arrays([1, 3]),
+            lambda: list(source.images.stream()),
+            lambda: source.images.decode_into(np.zeros((5, *SMALL[0][0]), np.uint16)),
             lambda: OMEArrowDataset(path, name),
             lambda: OMEArrowDatasetNumpy(path, name, preload="auto"),
             lambda: OMEArrowDataset(path, name, cache_dir=tmp_path / "cache"),
@@ -149,7 +149,7 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
         ):
             with raises(ChecksumError, path=path, mentions=("image 3", "'image-00003'")):
                 way()
-        assert source.stacked() is None
+        assert source.images.stacked() is None
         assert np.array_equal(source.read(2), images_of(SMALL)[2])
     assert len(OMEArrowDataset(path, name, verify=False)) == 5
     assert OMEArrowDataset(path, name, preload=False)[3].shape == (2, 12, 10)  # On demand, verification is optional.
@@ -215,7 +215,7 @@ def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
 @formats
 def test_verify_without_checksums(stored, name):
     path = stored(name, images_of(SMALL), checksum=False)
-    assert open_images(path).checksums is None
+    assert open_images(path).images.checksums is None
     assert len(OMEArrowDataset(path)) == len(OMEArrowDataset(path, verify=False)) == 5
     for opened in (lambda: open_images(path, verify=True), lambda: OMEArrowDataset(path, verify=True)):
         with raises(ArgumentError, path=path, mentions=("checksum=True", "verify=False")):
@@ -231,7 +231,7 @@ def test_convert_carries_checksums_along_and_checks_them(stored, name, flipped, 
         target = tmp_path / f"to-{first}-{second}{SUFFIX[second]}"
         convert(source, target, overwrite=True)
         with open_images(target, verify=True) as opened:
-            assert opened.checksums.to_pylist() == list(map(checksum_of, images))
+            assert opened.images.checksums.to_pylist() == list(map(checksum_of, images))
         target = tmp_path / f"damaged-{first}-{second}{SUFFIX[second]}"
         for checksum in (False, True):
             with raises(ChecksumError, path=source), open_images(source, first) as opened:
@@ -245,11 +245,11 @@ def test_convert_adds_checksums(stored, name, tmp_path):
     target = tmp_path / f"with{SUFFIX[name]}"
     convert(stored(name, images, columns=COLUMNS, checksum=False), target)
     with open_images(target, verify=True) as source:
-        assert source.checksums.to_pylist() == list(map(checksum_of, images))
+        assert source.images.checksums.to_pylist() == list(map(checksum_of, images))
         assert source.columns.to_pydict() == COLUMNS
         convert(source, tmp_path / f"without{SUFFIX[name]}", checksum=False)
     with open_images(tmp_path / f"without{SUFFIX[name]}") as source:
-        assert source.checksums is None
+        assert source.images.checksums is None
 
 
 def test_kept_pixels_are_checked_whoever_wrote_them(stored, tmp_path):
@@ -284,10 +284,11 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
                 OMEArrowDataset(changed)
             continue
         assert len(OMEArrowDataset(changed)) == 5  # Rows that another program appended have no checksum.
-        with pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False)._collection.verified_source)) as source:
-            assert np.array_equal(source.read(3), images_of(SMALL)[3])
+        verified = pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False)._collection.verified_source))
+        assert np.array_equal(verified.read_arrays([3])[0], images_of(SMALL)[3])
+        verified.close()
         convert(changed, copy)
-        assert open_images(copy).checksums.to_pylist() == known
+        assert open_images(copy).images.checksums.to_pylist() == known
         pq.write_table(table.set_column(1, schema.CHECKSUM_COLUMN, pa.array([*known[:3], None, known[3]])), changed)
         with raises(ChecksumError, path=changed, mentions="image 4"):
             OMEArrowDataset(changed)

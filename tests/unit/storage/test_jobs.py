@@ -145,7 +145,7 @@ def test_parts_of_every_format_hold_every_image_once(tmp_path, plate, format_nam
     convert(plate, dst, format_name, part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
     with open_images(dst) as source:
-        assert [len(source.part(n)) for n in range(len(source.parts))] == [5, 4, 5, 5, 4]
+        assert [len(source.images.part(n)) for n in range(len(source.images.parts))] == [5, 4, 5, 5, 4]
         assert source.format.name == format_name or format_name is None
 
 
@@ -399,7 +399,7 @@ def test_a_collection_without_images_has_a_part_without(tmp_path):
     with open_images(tmp_path / "x.parts") as source:
         assert len(source) == 0
         assert source.columns.schema == pa.schema([("number", pa.int64())])
-        assert list(source.stream()) == []
+        assert list(source.images.stream()) == []
 
 
 def test_what_made_it_is_in_the_manifest_without_paths(tmp_path, plate):

@@ -80,7 +80,7 @@ def test_ids_stay_where_they_are_distinct(tmp_path: Path) -> None:
     put(tmp_path / "b" / "z.arrow", [2], ["y"])
     source = open_images(tmp_path)
     assert list(source.image_ids) == ["a/y", "b/x/x/y", "b/z/y"]
-    assert source.stems(2) == ["b/z/y", "y"]
+    assert source.images.stems(2) == ["b/z/y", "y"]
 
 
 def test_keys_of_folders_are_columns_as_pyarrow_has_them(tmp_path: Path) -> None:
@@ -121,14 +121,16 @@ def test_columns_are_joined_by_name_and_no_value_changes(tmp_path: Path) -> None
     put(tmp_path / "3.parquet", [2])
     source = open_images(tmp_path)
     assert source.columns.to_pydict() == {"a": [1, 2**40, None], "b": ["x", None, None], "c": [None, 0.5, None]}
-    assert [each is None for each in source.checksums.to_pylist()] == [False, True, False]
+    assert [checksum is None for checksum in source.images.checksums.to_pylist()] == [False, True, False]
     put(tmp_path / "4.parquet", [3], columns={"a": [0.25]})
     assert values(tmp_path, "a") == [1.0, 2.0**40, None, 0.25]
     put(tmp_path / "5.parquet", [4], columns={"a": [2**53 + 1]})  # No float64 equals this number.
     with raises(ColumnError, mentions=("'a'", "double", tmp_path / "4.parquet", "int64", tmp_path / "5.parquet")):
         open_images(tmp_path)
     for name, first, second in (("t", ["x"], [b"x"]), ("n", ["1"], [1])):
-        two = [put(tmp_path / name / f"{n}.arrow", [n], columns={"v": each}) for n, each in enumerate((first, second))]
+        two = [
+            put(tmp_path / name / f"{n}.arrow", [n], columns={"v": value}) for n, value in enumerate((first, second))
+        ]
         with raises(ColumnError, mentions=("'v'", "string", two[0], two[1])):
             open_images(two)
 
@@ -158,7 +160,7 @@ def test_several_image_columns(tmp_path: Path) -> None:
         open_images(tmp_path)
     source = open_images(tmp_path, image_column=["er", "dna"])
     assert source.shapes[:, 1].tolist() == [2, 2]
-    (counted, _) = open_images(tmp_path, image_column="er").image_columns()
+    (counted, _) = open_images(tmp_path, image_column="er").images.image_columns()
     assert (counted.name, counted.images) == ("dna", 2)
     pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["er"]), tmp_path / "2.parquet")
     pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["dna"]), tmp_path / "3.parquet")
@@ -302,8 +304,8 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path,
     before = held()
     source = open_images(tmp_path)
     assert held() <= before
-    views = source.read_arrays(range(count))
-    windows = source.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
+    views = source.images.read_arrays(range(count))
+    windows = source.images.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
     assert held() - before <= 2 * OPEN_PARTS
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))
@@ -326,7 +328,7 @@ def test_any_parts_are_what_they_were_written_of(tmp_path_factory: pytest.TempPa
         requests = data.draw(st.lists(st.integers(-len(source), len(source) - 1), max_size=8))
         for index, results in zip(requests, source.take(requests), strict=True):
             np.testing.assert_array_equal(results, image(index % len(source)))
-    observed = [index for start, images in source.stream() for index in range(start, start + len(images))]
+    observed = [index for start, images in source.images.stream() for index in range(start, start + len(images))]
     assert observed == list(range(len(source)))
 
 
@@ -388,19 +390,19 @@ def test_what_is_told_of_all_parts_at_once_is_what_each_tells(tmp_path: Path, su
         how = {"columns": {"n": list(range(len(images))), **({"text": ["a"] * len(images)} if number == 4 else {})}}
         encoding = "list" if dtype == "uint8" else "bytes"
         write_images(images, tmp_path / f"{number}.{suffix}", encoding=encoding, checksum=number != 5, **how)
-    source, told = open_images(tmp_path), []
-    for number, first in enumerate(source.starts[:-1]):
+    source, checksums = open_images(tmp_path), []
+    for number, first in enumerate(source.images.starts[:-1]):
         with open_images(tmp_path / f"{number}.{suffix}") as part:
-            here = slice(first, source.starts[number + 1])
-            np.testing.assert_array_equal(source.shapes[here], part.shapes)
-            assert list(source.dtypes[here]) == list(part.dtypes)
-            assert list(source.image_ids[here]) == [f"{number}/{name}" for name in part.image_ids]
-            found = source.columns.slice(first, len(part)).select(part.columns.column_names)
-            assert found.to_pydict() == part.columns.to_pydict()
-            told += [None] * len(part) if part.checksums is None else part.checksums.to_pylist()
-            check(part, source.take(range(first, source.starts[number + 1])), range(len(part)))
-    assert source.checksums.to_pylist() == told
-    assert None in told
+            rows = slice(first, source.images.starts[number + 1])
+            np.testing.assert_array_equal(source.shapes[rows], part.shapes)
+            assert list(source.dtypes[rows]) == list(part.dtypes)
+            assert list(source.image_ids[rows]) == [f"{number}/{name}" for name in part.image_ids]
+            part_columns = source.columns.slice(first, len(part)).select(part.columns.column_names)
+            assert part_columns.to_pydict() == part.columns.to_pydict()
+            checksums += [None] * len(part) if part.images.checksums is None else part.images.checksums.to_pylist()
+            check(part, source.take(range(first, source.images.starts[number + 1])), range(len(part)))
+    assert source.images.checksums.to_pylist() == checksums
+    assert None in checksums
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex"])

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from omearrow_ds import AxesError, FormatError, MemoryLimitError, open_images, write_images
 from omearrow_ds.errors import SelectError
 from omearrow_ds.storage.formats._regions import spans_of
-from omearrow_ds.storage.source import open_source
 from omearrow_ds.testing.conformance import METADATA as NAMED
 from tests.support.errors import raises
 from tests.support.sources import boxes_of, read_boxes, windows_are_cut
@@ -111,25 +110,25 @@ def test_windows_of_images_that_are_not_held_at_once(stored, monkeypatch, name):
     images = images_of([(SHAPE, "uint16"), ((1, 1, 1, 9, 5), "uint8"), (SHAPE, "uint16")])
     path = stored(name, images)
     for verify in (None, True):
-        assert windows_are_cut(open_source(path, verify=verify), images)
+        assert windows_are_cut(open_images(path, verify=verify), images)
 
 
 def test_columns_joined_rows_picked_and_columns_beside(tmp_path):
     images, others = images_of([((1, 2, 1, 9, 8), "uint16")] * 4), images_of([((1, 1, 1, 9, 8), "uint16")] * 4)
     tables = []
-    for name, each in (("a", images), ("b", others)):
-        write_images(each, tmp_path / f"{name}.parquet")
+    for name, image in (("a", images), ("b", others)):
+        write_images(image, tmp_path / f"{name}.parquet")
         tables.append(pq.read_table(tmp_path / f"{name}.parquet")["ome_image"])
-    kept = pa.array([0, None, 2, 3])
-    columns = [column.combine_chunks().take(kept) for column in tables]
+    rows = pa.array([0, None, 2, 3])
+    columns = [column.combine_chunks().take(rows) for column in tables]
     table = pa.table({"a": columns[0], "b": columns[1]})
     pq.write_table(table, tmp_path / "both.parquet")
     beside = pa.table({"image_id": [f"image-{row:05d}" for row in (0, 2, 3)], "dose": [1, 2, 3]})
-    source = open_source(
+    source = open_images(
         tmp_path / "both.parquet", image_column=["a", "b"], nulls="skip", columns=beside, on={"image_id": "image_id"}
     )
-    wanted = [np.concatenate([images[row], others[row]], axis=1) for row in (0, 2, 3)]
-    assert windows_are_cut(source, wanted)
+    expected = [np.concatenate([images[row], others[row]], axis=1) for row in (0, 2, 3)]
+    assert windows_are_cut(source, expected)
 
 
 def test_fields_of_several_files_read_those_alone_that_a_window_meets(tmp_path):
@@ -137,7 +136,7 @@ def test_fields_of_several_files_read_those_alone_that_a_window_meets(tmp_path):
     for number, field in enumerate(fields):
         for channel, plane in enumerate(field):
             tifffile.imwrite(tmp_path / f"{number}_{channel}.tif", plane)
-    source = open_source(tmp_path, pattern="{well}_{channel}.tif")
+    source = open_images(tmp_path, pattern="{well}_{channel}.tif")
     assert windows_are_cut(source, list(fields[:, None, :, None]))
     for channel in (0, 3):
         (tmp_path / f"1_{channel}.tif").unlink()
@@ -171,8 +170,8 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
     options |= {} if "tile" in options else {"rowsperstrip": rows}
     options |= {"predictor": options.get("predictor", False) and "compression" in options}
     tifffile.imwrite(file, image, photometric="minisblack", **options)
-    source = open_source(file)
-    (laid_out,) = source.read_arrays([0])
+    source = open_images(file)
+    (laid_out,) = source.images.read_arrays([0])
     expected = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
     oracle = tifffile.imread(file).astype(dtype, copy=False).reshape(laid_out.shape)
     for _ in range(2):  # Without and with cached positions.
@@ -184,7 +183,7 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
 
 def test_windows_of_wide_planes_are_read_row_by_row(stored, monkeypatch):
     image = image_of((1, 2, 1, 12, 20_000))
-    source = open_source(stored("tiff", [image]))
+    source = open_images(stored("tiff", [image]))
     read = []
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *given: read.append(preadv(*given)) or read[-1])
@@ -197,18 +196,18 @@ def test_a_tiff_that_is_cut_short_or_written_anew(tmp_path, options):
     file = tmp_path / "image.tif"
     image = image_of((40, 48), "uint16")
     tifffile.imwrite(file, image, **options)
-    source = open_source(tmp_path)
-    asked = (30, 40, 3, 40)
-    assert same(source.read(0, asked)[0, 0, 0], image[30:40, 3:40].copy())
+    source = open_images(tmp_path)
+    region = (30, 40, 3, 40)
+    assert same(source.read(0, region)[0, 0, 0], image[30:40, 3:40].copy())
     tifffile.imwrite(file, image + 1, **options)
     os.utime(file, ns=(1, 1))
     if options:  # Uncompressed files were located when they were opened; tifffile reads the others.
-        assert same(source.read(0, asked)[0, 0, 0], image[30:40, 3:40] + 1)
+        assert same(source.read(0, region)[0, 0, 0], image[30:40, 3:40] + 1)
     data = file.read_bytes()
     for length in (0, 9, len(data) // 2, len(data) - 1):
         file.write_bytes(data[:length])
         with raises(FormatError, path=file, remedy=False):
-            source.read(0, asked)
+            source.read(0, region)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -220,18 +219,18 @@ def test_a_tiff_that_is_cut_short_or_written_anew(tmp_path, options):
 )
 def test_a_damaged_tiff_is_an_error_or_what_the_whole_image_is(tmp_path_factory, options, changes, opened_before):
     folder = tmp_path_factory.mktemp("damaged")
-    file, asked = folder / "image.tif", (10, 30, 5, 40)
+    file, region = folder / "image.tif", (10, 30, 5, 40)
     tifffile.imwrite(file, image_of((3, 40, 48)), photometric="minisblack", metadata={"axes": "CYX"}, **options)
-    source = open_source(folder)
-    source.read(0, asked)
+    source = open_images(folder)
+    source.read(0, region)
     data = bytearray(file.read_bytes())
-    for place, value in changes:
-        data[place % len(data)] = value
+    for offset, value in changes:
+        data[offset % len(data)] = value
     file.write_bytes(data)
     os.utime(file, ns=(1, 1))
     with suppress(FormatError, MemoryLimitError):
-        source = source if opened_before else open_source(folder)
+        source = source if opened_before else open_images(folder)
         if source.shapes.tolist() == [[1, 3, 1, 40, 48]]:
-            part = source.read(0, asked, channels=[0, 2])
+            part = source.read(0, region, channels=[0, 2])
             assert same(part, source.read(0)[:, [0, 2], :, 10:30, 5:40].copy())
     shutil.rmtree(folder)

@@ -243,16 +243,16 @@ def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server,
 def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server, url, opened, tmp_path, monkeypatch):
     with opened() as source:
         whole = source.read(0), source.read(16)
-    part, other = (tmp_path / "cache" / source.manifest.parts[number].name for number in (0, 4))
+    part, other = (tmp_path / "cache" / source.images.manifest.parts[number].name for number in (0, 4))
     part.write_bytes(bytes(part.stat().st_size))  # A file system may leave zeros after a crash.
     os.utime(part, (0, part_cache._this_start_s()))
     monkeypatch.setattr(part_cache, "_this_start_s", lambda: 1234567890)
-    asked = dict(server.requests)
+    requests = dict(server.requests)
     with opened() as source:
         np.testing.assert_array_equal(source.read(0), whole[0])
         np.testing.assert_array_equal(source.read(16), whole[1])
     assert server.requests[f"/a.parts/{PARTS}/{part.name}"] == 2
-    assert server.requests[f"/a.parts/{PARTS}/{other.name}"] == asked[f"/a.parts/{PARTS}/{other.name}"] == 1
+    assert server.requests[f"/a.parts/{PARTS}/{other.name}"] == requests[f"/a.parts/{PARTS}/{other.name}"] == 1
     read = []
     monkeypatch.setattr(part_cache, "part_hash", read.append)
     with opened() as source:
@@ -267,22 +267,22 @@ def test_parts_of_each_version_are_compared_with_the_hash_that_they_are_named_by
     unpack(GOLDEN / f"manifest-{version}" / "parts-arrow.zip", server.folder)
     opened = partial(open_images, f"{server.url}/images.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
     with opened() as source:
-        assert [len(part.hash) for part in source.manifest.parts] == [digits] * 3
-        for found, wanted in zip(source.take(range(5)), UNIFORM.images, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-    names = [part.name for part in source.manifest.parts]
+        assert [len(part.hash) for part in source.images.manifest.parts] == [digits] * 3
+        for image, expected in zip(source.take(range(5)), UNIFORM.images, strict=True):
+            np.testing.assert_array_equal(image, expected)
+    names = [part.name for part in source.images.manifest.parts]
     lost = tmp_path / "cache" / names[0]
     lost.write_bytes(bytes(lost.stat().st_size))
     os.utime(lost, (0, part_cache._this_start_s()))
     monkeypatch.setattr(part_cache, "_this_start_s", lambda: 1234567890)
     with opened() as source:
         np.testing.assert_array_equal(source.read(0), UNIFORM.images[0])
-    asked = [server.requests[f"/images.parts/{PARTS}/{name}"] for name in names]
-    assert asked == [2, 1, 1]
-    there = server.folder / "images.parts" / PARTS / names[1]
-    damaged = bytearray(there.read_bytes())
+    requests = [server.requests[f"/images.parts/{PARTS}/{name}"] for name in names]
+    assert requests == [2, 1, 1]
+    folder = server.folder / "images.parts" / PARTS / names[1]
+    damaged = bytearray(folder.read_bytes())
     damaged[5000] ^= 1
-    there.write_bytes(damaged)
+    folder.write_bytes(damaged)
     (tmp_path / "cache" / names[1]).unlink()
     with opened() as source, raises(FormatError, path=names[1]):
         source.read(2)
@@ -331,23 +331,23 @@ def test_parts_that_were_shuffled_are_shuffled_over_fewer(server, tmp_path, imag
     write_images(images, tmp_path / "a.arrow")
     convert(tmp_path / "a.arrow", server.folder / "b.parts", part_bytes=2**14, shuffle_seed=seed)
     with open_images(f"{server.url}/b.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
-        assert source.parted.window == window
-        assert source.parted.mixed == (seed is not None)
+        assert source.images.parted.window == window
+        assert source.images.parted.mixed == (seed is not None)
 
 
 def test_an_epoch_begins_with_one_part_only_where_each_is_a_sample_of_all(server, tmp_path, images):
     plates = ["P1"] * 8 + ["P2"] * 9
     write_images(images, tmp_path / "a.arrow", columns={"Metadata_Plate": plates, "well": plates})
     convert(tmp_path / "a.arrow", server.folder / "b.parts", part_bytes=2**11, shuffle_seed=0)
-    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
-    with open_images(f"{server.url}/b.parts", **given) as source:
-        assert source.parted[2:] == (4, False)
+    options = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    with open_images(f"{server.url}/b.parts", **options) as source:
+        assert source.images.parted[2:] == (4, False)
     write_images(images, tmp_path / "c.arrow", columns={"Metadata_Plate": ["P1"] * 17, "well": plates})
     for name, group_by in [("c", None), ("d", "well")]:
         target = server.folder / f"{name}.parts"
         convert(tmp_path / "c.arrow", target, part_bytes=2**11, shuffle_seed=0, group_by=group_by)
-        with open_images(f"{server.url}/{name}.parts", **given) as source:
-            assert source.parted[2:] == (4, group_by is None)
+        with open_images(f"{server.url}/{name}.parts", **options) as source:
+            assert source.images.parted[2:] == (4, group_by is None)
 
 
 def test_processes_share_what_is_fetched_once(programs, server, url, tmp_path, images):

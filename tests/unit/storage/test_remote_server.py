@@ -42,41 +42,41 @@ def url(weed, bucket, images, tmp_path):
 
 
 @pytest.fixture
-def given(tmp_path):
+def options(tmp_path):
     return {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
 
 
-def test_images_are_those_of_the_local_folder(weed, url, images, given):
-    with open_images(url, **given) as source:
+def test_images_are_those_of_the_local_folder(weed, url, images, options):
+    with open_images(url, **options) as source:
         check(source, images, [16, 3, 3, -12, 5, 0])
     for storage in (Storage(endpoint=weed.url), Storage(endpoint=weed.url, region="us-east-1")):
-        with open_images(url, storage=storage, **given) as source:
+        with open_images(url, storage=storage, **options) as source:
             check(source, images, [0, 9])
 
 
-def test_anybody_reads_what_is_public_and_nobody_else_what_is_not(weed, url, bucket, images, given, tmp_path):
+def test_anybody_reads_what_is_public_and_nobody_else_what_is_not(weed, url, bucket, images, options, tmp_path):
     anybody = Storage(anonymous=True)
     weed.put_folder(f"{weed.public}/{bucket}", tmp_path / "a.parts")
-    with open_images(f"s3://{weed.public}/{bucket}/a.parts", storage=anybody, **given) as source:
+    with open_images(f"s3://{weed.public}/{bucket}/a.parts", storage=anybody, **options) as source:
         check(source, images, [2, 11])
     with raises(StorageError, path=f"{url}/parts.json", mentions=("anonymous", 403)):
-        open_images(url, storage=anybody, **given)
+        open_images(url, storage=anybody, **options)
 
 
-def test_wrong_keys_are_refused_at_once_and_who_was_refused_is_told(url, given, monkeypatch):
+def test_wrong_keys_are_refused_at_once_and_who_was_refused_is_told(url, options, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
     with raises(StorageError, path=f"{url}/parts.json", mentions=("AWS_ACCESS_KEY_ID", 403)):
-        open_images(url, **given)
+        open_images(url, **options)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with raises(StorageError, path=f"{url}/parts.json", mentions=("AWS_ACCESS_KEY_ID", 403)):
-        open_images(url, **given)
+        open_images(url, **options)
 
 
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "ExpiredToken"), (403, "ExpiredToken"), (403, "RequestTimeTooSkewed")]
 )
-def test_credentials_that_expired_are_not_tried_again(proxy, url, given, status, code):
-    with open_images(url, **given) as source:
+def test_credentials_that_expired_are_not_tried_again(proxy, url, options, status, code):
+    with open_images(url, **options) as source:
         source.read(0)
         proxy.set(status=status, code=code)
         with raises(StorageError, mentions=("AWS_ACCESS_KEY_ID", status, code)):
@@ -84,13 +84,13 @@ def test_credentials_that_expired_are_not_tried_again(proxy, url, given, status,
     assert max(proxy.counts().of.values()) <= 2  # The reader and the prefetching thread.
 
 
-def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, given, monkeypatch, tmp_path, caplog):
+def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, options, monkeypatch, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    said = []
-    with open_images(url, **given) as source:
-        dataset = OMEArrowDataset(url, preload=False, **given)
-        said += [pickle.dumps(each) for each in (source, dataset, remote.ObjectStore(source.path, Storage()))]
-        said += [repr(each).encode() for each in (source, dataset, vars(dataset), source.opened_by)]
+    texts = []
+    with open_images(url, **options) as source:
+        dataset = OMEArrowDataset(url, preload=False, **options)
+        texts += [pickle.dumps(value) for value in (source, dataset, remote.ObjectStore(source.path, Storage()))]
+        texts += [repr(value).encode() for value in (source, dataset, vars(dataset), source.images.opened_by)]
         proxy.set(status=403, code="AccessDenied")
         with pytest.raises(StorageError) as refused:
             source.read(16)
@@ -100,16 +100,16 @@ def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, given, monkeypa
             source.read(16)
     for error in (refused.value, failed.value):
         assert error.__suppress_context__ or error.__context__ is None
-        said.append(repr((error, error.args, error.__cause__, getattr(error, "__notes__", ""))).encode())
-    said.append(caplog.text.encode())
-    said += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+        texts.append(repr((error, error.args, error.__cause__, getattr(error, "__notes__", ""))).encode())
+    texts.append(caplog.text.encode())
+    texts += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     secrets = ("test-SECRET", "test-key", "Signature")
-    assert len(said) > 15
-    assert not [(secret, each[:200]) for secret in secrets for each in said if secret.encode() in each]
+    assert len(texts) > 15
+    assert not [(secret, value[:200]) for secret in secrets for value in texts if secret.encode() in value]
 
 
-def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, given):
-    with open_images(url, **given) as source:
+def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, options):
+    with open_images(url, **options) as source:
         assert proxy.counts().requests == 2
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
     counts = proxy.counts()
@@ -118,7 +118,7 @@ def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, 
 
 
 @pytest.mark.parametrize("suffix", [fmt.name for fmt in FORMATS if not fmt.in_folder])
-def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, given, tmp_path, suffix):
+def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, options, tmp_path, suffix):
     labels = list(range(17))
     write_images(images, tmp_path / "a.arrow", axes="TCZYX", columns={"label": labels})
     for parts in (1, 17):
@@ -129,8 +129,8 @@ def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, given
         except BackendError as error:
             pytest.skip(str(error))
         proxy.set()
-        with open_images(url, **given) as source:
-            assert len(source.manifest.parts) == parts
+        with open_images(url, **options) as source:
+            assert len(source.images.manifest.parts) == parts
             assert source.columns["label"].to_pylist() == labels
             assert source.shapes.tolist() == [[1, 2, 1, 12, 10]] * 17
             assert proxy.counts().requests == 2
@@ -149,18 +149,18 @@ def test_three_in_ten_requests_that_fail_change_no_pixel(proxy, url, images, tmp
             np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
 
 
-def test_requests_that_stall_are_made_again(proxy, url, images, given, monkeypatch):
+def test_requests_that_stall_are_made_again(proxy, url, images, options, monkeypatch):
     monkeypatch.setattr(remote, "READ_S", 1)  # The default is 14 s, and two stalls in a row are an error.
     proxy.set(share=0.3, kinds=("stall", "cut"), seed=1)
-    with open_images(url, **given) as source:
+    with open_images(url, **options) as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
     assert proxy.counts().failed["stall"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"share": 1.0, "kinds": ("stall",)}, {"down": True}], ids=["stall", "down"])
-def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, url, given, settings):
-    with open_images(url, **given) as source:
+def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, url, options, settings):
+    with open_images(url, **options) as source:
         source.read(0)
         proxy.set(**settings)
         began_s = time.monotonic()
@@ -170,11 +170,11 @@ def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, u
 
 
 @pytest.mark.slow
-def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given, monkeypatch, tmp_path):
+def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, options, monkeypatch, tmp_path):
     publish(tmp_path / "a.parts", images * 20, [len(images) * 20])
     weed.put_folder(bucket, tmp_path / "a.parts")
-    with open_images(f"s3://{bucket}/a.parts", **given) as source:
-        size_bytes = source.manifest.parts[0].size_bytes
+    with open_images(f"s3://{bucket}/a.parts", **options) as source:
+        size_bytes = source.images.manifest.parts[0].size_bytes
         proxy.set(link_bits=8 * size_bytes / 45)  # Longer than the limit on silence.
         began_s = time.monotonic()
         np.testing.assert_array_equal(source.read(3), images[3])
@@ -212,14 +212,16 @@ def test_lance_is_told_the_keys_that_are_found_and_tells_none(weed, bucket, imag
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
     with open_images(url, storage=Storage(profile="lab")) as of_profile:  # It overrides the environment.
         check(of_profile, images, [16, 3])
-        said = [pickle.dumps(each) for each in (source, of_profile)]
-        check(pickle.loads(said[1]), images, [2])
-        said += [repr(each).encode() for each in (source, vars(source), vars(of_profile), of_profile.opened_by)]
+        texts = [pickle.dumps(value) for value in (source, of_profile)]
+        check(pickle.loads(texts[1]), images, [2])
+        texts += [
+            repr(value).encode() for value in (source, vars(source), vars(of_profile), of_profile.images.opened_by)
+        ]
     for storage in (Storage(), Storage(anonymous=True)):
         with raises(StorageError, path=url, mentions=403) as refused:
             open_images(url, storage=storage)
         assert refused.value.__suppress_context__
-        said.append(repr((refused.value, refused.value.args, refused.value.__cause__)).encode())
-    said += [text.encode() for text in capfd.readouterr()]
+        texts.append(repr((refused.value, refused.value.args, refused.value.__cause__)).encode())
+    texts += [text.encode() for text in capfd.readouterr()]
     secrets = ("-SECRET", "test-key", "reader-key", "<Signature")
-    assert not [(secret, each[:200]) for secret in secrets for each in said if secret.encode() in each]
+    assert not [(secret, value[:200]) for secret in secrets for value in texts if secret.encode() in value]

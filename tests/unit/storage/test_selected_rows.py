@@ -47,11 +47,13 @@ def check_chosen(source, numbers):
     region = source.read(1, region=(2, 9, 3, 11), channels=[1])
     assert same(region, IMAGES[numbers[1]][:, 1:, :, 2:9, 3:11])
     in_blocks = [
-        (first + offset, number_of(pixels)) for first, block in source.stream() for offset, pixels in enumerate(block)
+        (first + offset, number_of(pixels))
+        for first, block in source.images.stream()
+        for offset, pixels in enumerate(block)
     ]
     assert in_blocks == list(enumerate(numbers))
     decoded = np.empty((len(numbers), *IMAGES[0].shape), np.uint16)
-    source.decode_into(decoded)
+    source.images.decode_into(decoded)
     assert list(map(number_of, decoded)) == numbers
 
 
@@ -79,14 +81,14 @@ def test_images_of_different_shapes_are_chosen(stored, name):
         assert all(
             same(pixels, images[number]) for pixels, number in zip(source.take([0, 1, 2]), [1, 2, 5], strict=True)
         )
-        in_blocks = [pixels for _, block in source.stream() for pixels in block]
+        in_blocks = [pixels for _, block in source.images.stream() for pixels in block]
         assert all(same(pixels, images[number]) for pixels, number in zip(in_blocks, [1, 2, 5], strict=True))
 
 
 def test_a_filter_that_chooses_all_images_adds_no_wrapper(stored):
     path = stored("arrow", IMAGES, columns=COLUMNS)
     with open_images(path) as whole, open_images(path, filter='"dose µM" >= 0') as source:
-        assert type(source) is type(whole)
+        assert type(source.images) is type(whole.images)
         assert numbers_of(source) == list(range(COUNT))
 
 
@@ -99,7 +101,7 @@ def test_null_images_and_filtered_images_are_left_out_together(tmp_path, stored)
     pq.write_table(table.set_column(table.column_names.index("ome_image"), "ome_image", empty), path)
     with open_images(path, nulls="skip", filter=CONDITION) as source:
         check_chosen(source, [4, 6, 10])
-        assert source.num_filtered == COUNT - 2 - 3
+        assert source.images.num_filtered == COUNT - 2 - 3
 
 
 def test_columns_of_a_joined_table_can_be_used(stored, tmp_path):
@@ -119,7 +121,7 @@ def test_fields_of_a_plate_are_chosen_by_well_and_site(tmp_path):
         assert numbers_of(source) == expected
         assert source.rows.tolist() == expected
         buffer = np.empty(source.shapes[0], np.uint16)
-        assert source.read_arrays([1], out=[buffer])[0] is buffer
+        assert source.images.read_arrays([1], out=[buffer])[0] is buffer
         assert number_of(buffer) == expected[1]
     loaddata = tmp_path / "load_data.csv"
     rows = [f"{well},{site},{plate},{well}_{site}_DAPI.tif,{plate},{well}_{site}_GFP.tif\n" for well, site in wells]
@@ -151,8 +153,8 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     with open_images(path, filter="label < 3 or label >= 9") as source:
         assert numbers_of(source) == [0, 1, 2, 9, 10, 11]
         assert source.image_ids == ["id-0", "id-1", "id-2", "id-9", "id-10", "id-11"]
-        assert list(source.parted.starts) == [0, 3, 3, 6]
-        assert list(map(number_of, (pixels for _, block in source.stream() for pixels in block))) == [
+        assert list(source.images.parted.starts) == [0, 3, 3, 6]
+        assert list(map(number_of, (pixels for _, block in source.images.stream() for pixels in block))) == [
             0,
             1,
             2,
@@ -163,7 +165,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     digests = []
     for condition in ("label < 3", "label < 3 and label >= 0", "label != 3"):
         with open_images(path, filter=condition) as source:
-            digests.append(source.parted.digest)
+            digests.append(source.images.parted.digest)
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -173,13 +175,13 @@ def test_few_images_of_parts_on_a_server_are_fetched_alone(tmp_path):
     publish(tmp_path / "plate.parts", images, [18, 18])
     with serving(tmp_path) as server:
         with open_images(f"{server.url}/plate.parts", filter="label in (3, 20)") as source:
-            assert [number_of(pixels) for _, block in source.stream() for pixels in block] == [3, 20]
-            assert source.parted.window is None
+            assert [number_of(pixels) for _, block in source.images.stream() for pixels in block] == [3, 20]
+            assert source.images.parted.window is None
         sent_bytes = sum(sent for path, sent in server.sent_bytes.items() if "/parts/" in path)
         assert sent_bytes < 8 * images[0].nbytes
         with open_images(f"{server.url}/plate.parts", filter="label != 3", part_cache=tmp_path / "cache") as source:
             assert numbers_of(source) == [number for number in range(36) if number != 3]
-            assert source.parted.window is not None
+            assert source.images.parted.window is not None
         file = next((tmp_path / "plate.parts" / "parts").iterdir())
         with open_images(f"{server.url}/plate.parts/parts/{file.name}", filter="label in (3, 20)") as source:
             assert numbers_of(source) in ([3], [20])
@@ -195,9 +197,9 @@ def test_images_that_are_not_chosen_are_neither_read_nor_checked(stored, name):
     damaged[damaged.index(plane) + 100] ^= 1
     file.write_bytes(damaged)
     with open_images(path, verify=True, filter=CONDITION) as source:
-        assert [number_of(pixels) for _, block in source.stream() for pixels in block] == CHOSEN
+        assert [number_of(pixels) for _, block in source.images.stream() for pixels in block] == CHOSEN
     with open_images(path, verify=True, filter="treatment == 'TAXOL'") as source, pytest.raises(ChecksumError):
-        list(source.stream())
+        list(source.images.stream())
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "zarr"])

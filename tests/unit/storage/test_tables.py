@@ -111,19 +111,19 @@ def check(opened, images, rows):
     assert all_same([opened.read(index) for index in range(len(images))], images)
     order = [*range(len(images))[::-1], 0, 0] if images else []
     assert all_same(opened.take(order), [images[index] for index in order])
-    assert all_same(opened.read_arrays(range(len(images))), images)
-    assert all_same([np.array(opened.read_arrays([index])[0]) for index in range(len(images))], images)
-    scanned = [(start + number, image) for start, part in opened.stream() for number, image in enumerate(part)]
+    assert all_same(opened.images.read_arrays(range(len(images))), images)
+    assert all_same([np.array(opened.images.read_arrays([index])[0]) for index in range(len(images))], images)
+    scanned = [(start + number, image) for start, part in opened.images.stream() for number, image in enumerate(part)]
     assert [index for index, _ in scanned] == list(range(len(images)))
     assert all_same([image for _, image in scanned], images)
     decoded = [np.zeros_like(image) for image in images]
-    opened.decode_into(decoded)
+    opened.images.decode_into(decoded)
     assert all_same(decoded, images)
     if images and len({image.shape for image in images}) == 1:
         stack = np.zeros((len(images), *images[0].shape), images[0].dtype)
-        opened.decode_into(stack)
+        opened.images.decode_into(stack)
         assert all_same(list(stack), images)
-    stacks = opened.stacked()
+    stacks = opened.images.stacked()
     assert stacks is None or all_same([stacks[index] for index in range(len(stacks))], images)
     assert [opened.columns["field"][index].as_py() - 100 for index in range(len(images))] == list(rows)
 
@@ -156,8 +156,8 @@ def test_images_are_those_of_the_columns_and_rows_asked_for(cyto, name, encoding
     for image_column, names, rows in CHOICES if encoding == "bytes" else CHOICES[2:]:
         with open_images(path, image_column=image_column, nulls="skip") as opened:
             check(opened, wanted(raw, *names), rows)
-            assert opened.image_column == tuple(names)
-            assert set(opened.other_image_columns) == {"dna", "mask", "rna"} - set(names)
+            assert opened.images.image_column == tuple(names)
+            assert set(opened.images.other_image_columns) == {"dna", "mask", "rna"} - set(names)
             assert opened.columns.column_names == ["field", "nothing", "well"]
             assert opened.columns["well"].to_pylist() == [f"A{row}" for row in rows]
             assert opened.columns["nothing"].to_pylist() == [None] * len(rows)
@@ -207,7 +207,7 @@ def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, 
     laid_out = {"use_dictionary": False, "data_page_size": 200, "row_group_size": 10} | options
     pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
     opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
-    opened._source._read_group = None  # Reads by pyarrow would call it.
+    opened.images._source._read_group = None  # Reads by pyarrow would call it.
     check(opened, wanted(table, "mask"), [row for row in range(30) if row not in nulls])
 
 
@@ -387,7 +387,7 @@ def test_checksums_are_of_our_column_alone(tmp_path):
     check(open_images(tmp_path / "more.parquet", verify=True), images, range(3))
     for image_column in ("other", ["ome_image", "other"]):
         opened = open_images(tmp_path / "more.parquet", image_column=image_column)
-        assert opened.checksums is None
+        assert opened.images.checksums is None
         assert opened.columns.column_names == ["field"]
         with raises(ArgumentError, option="checksum", path=tmp_path / "more.parquet", mentions="verify=False"):
             open_images(tmp_path / "more.parquet", image_column=image_column, verify=True)
@@ -409,8 +409,8 @@ def test_folders_have_no_columns_of_images(stored, name):
         open_images(path, image_column="a")
     with open_images(path, nulls="skip") as opened:
         assert opened.rows.tolist() == [0]
-        assert opened.image_column == opened.other_image_columns == ()
-        assert opened.image_columns() == []
+        assert opened.images.image_column == opened.images.other_image_columns == ()
+        assert opened.images.image_columns() == []
 
 
 def test_all_that_takes_a_path_takes_what_opening_takes():
@@ -436,7 +436,7 @@ def test_profile_and_recommend_pass_options_of_opening_on(cyto):
     words = "omearrow-ds convert x.parquet y.arrow --image-column 'a b' --image-column c --nulls skip"
     assert conversion(*paths, layout, opening) == words
     tiles = conversion(*paths, layout, opening, tile=8)
-    sample = take_sample(open_images(path, image_column="dna"), Limits(), lambda: 0.0)
+    sample = take_sample(open_images(path, image_column="dna").images, Limits(), lambda: 0.0)
     assert len(set(sample.image_ids)) == ROWS  # All ids in the table are equal, which write_images rejects.
     assert "with open_images('x.parquet', image_column=('a b', 'c'), nulls='skip') as source:" in tiles
 

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omearrow_ds import FormatError, OMEArrowDataset, open_images, write_images
+from omearrow_ds import ColumnError, FormatError, OMEArrowDataset, Storage, open_images, write_images
 from omearrow_ds.storage.table_files import TableFile
 from tests.support.errors import raises
+from tests.support.objects import serving
 
 COUNT = 12
 FEATURES = {f"Cells.Feature {number}": np.arange(COUNT) * 0.5 + number for number in range(80)}
@@ -51,7 +52,7 @@ def test_columns_of_a_wide_joined_table_are_those_of_the_table_in_memory(plate, 
         assert "columns" not in vars(lazy)
         for source in (lazy, again):
             assert source.column_names == eager.column_names
-            assert source.column_schema == eager.columns.schema
+            assert source.images.column_schema == eager.columns.schema
             assert source.column_table(names).equals(eager.column_table(names))
             assert source.column("Cells.Feature 7").to_pylist() == [*FEATURES["Cells.Feature 7"][:-1].tolist(), None]
         assert lazy.columns.equals(eager.columns)
@@ -90,6 +91,90 @@ def test_columns_to_join_by_are_read_from_a_wide_table(plate, profiles):
     pq.write_table(table, profiles)
     with open_images(plate, columns=profiles, on={"number": "number of image"}) as source:
         assert source.column("feature 1").to_pylist() == [*FEATURES["Cells.Feature 1"][:-1][::-1].tolist(), None]
+
+
+PLATES = ("P1", "P2", "P3")
+
+
+@pytest.fixture(params=["parquet", "arrow", "lance", "vortex", "duckdb"])
+def plates(request, tmp_path):
+    """Return a Hive folder of wide tables: in the second, a feature is whole numbers, in the third, it is missing."""
+    pytest.importorskip({"arrow": "pyarrow", "parquet": "pyarrow"}.get(request.param, request.param))
+    for number, name in enumerate(PLATES):
+        columns = {"number": np.arange(COUNT) + number * COUNT}
+        columns |= {column.replace(".", "_"): values for column, values in FEATURES.items()}
+        if number == 1:
+            columns["Cells_Feature 7"] = np.arange(COUNT)
+        if number == 2:
+            del columns["Cells_Feature 7"]
+        folder = tmp_path / "plates" / f"Metadata_Plate={name}"
+        folder.mkdir(parents=True)
+        images = (np.full((4, 4), number * COUNT + index, np.uint16) for index in range(COUNT))
+        write_images(images, folder / f"images.{request.param}", axes="YX", columns=columns)
+    return tmp_path / "plates"
+
+
+def test_columns_of_several_wide_tables_are_joined_on_request(plates):
+    with open_images(plates) as source:
+        assert "columns" not in vars(source.images)
+        for joined in (source, pickle.loads(pickle.dumps(source))):
+            features = joined.column("Cells_Feature 7")
+            assert features.to_pylist() == [
+                *FEATURES["Cells.Feature 7"].tolist(),
+                *map(float, range(COUNT)),
+                *[None] * COUNT,
+            ]
+            assert joined.column("Metadata_Plate").to_pylist() == [name for name in PLATES for _ in range(COUNT)]
+            table = joined.column_table(["Metadata_Plate", "number"])
+            assert table["number"].to_pylist() == list(range(3 * COUNT))
+            assert joined.columns.column_names == joined.column_names
+            assert joined.columns.schema == joined.images.column_schema
+
+
+def test_a_target_and_a_condition_read_two_columns_of_several_wide_tables(plates):
+    condition = "\"Cells_Feature 5\" > 6 and Metadata_Plate == 'P2'"
+    dataset = OMEArrowDataset(plates, filter=condition, target="Cells_Feature 2", axes="YX", preload=False)
+    assert "columns" not in vars(dataset.source.images)
+    rows = np.flatnonzero(FEATURES["Cells.Feature 5"] > 6)
+    assert [round(float(image.max()) * 65535) for image, _ in dataset] == (rows + COUNT).tolist()
+    assert [float(label) for _, label in dataset] == FEATURES["Cells.Feature 2"][rows].tolist()
+
+
+def test_a_folder_name_that_contradicts_a_column_of_a_wide_table_is_refused(tmp_path):
+    folder = tmp_path / "plates" / "well=B1"
+    folder.mkdir(parents=True)
+    columns = {"well": ["A1"] * COUNT, **FEATURES}
+    write_images([np.zeros((4, 4), np.uint8)] * COUNT, folder / "images.parquet", axes="YX", columns=columns)
+    with raises(ColumnError, mentions=("'well'", "'B1'", folder / "images.parquet")):
+        open_images(tmp_path / "plates")
+
+
+def test_columns_without_a_common_type_in_wide_tables_are_refused(tmp_path):
+    for number, values in enumerate((["a"] * COUNT, np.arange(COUNT))):
+        columns = {"v": values, **FEATURES}
+        images = [np.zeros((4, 4), np.uint8)] * COUNT
+        write_images(images, tmp_path / f"{number}.parquet", axes="YX", columns=columns)
+    with raises(ColumnError, mentions=("'v'", "string", "int64", tmp_path / "1.parquet")):
+        open_images(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "lance"])
+def test_a_wide_table_on_a_server_sends_only_the_requested_columns(tmp_path, suffix):
+    pytest.importorskip({"parquet": "pyarrow"}.get(suffix, suffix))
+    noise = np.random.default_rng(0).random((200, 2_000))
+    features = {f"Cells_Feature {number}": values for number, values in enumerate(noise)}
+    (tmp_path / "lab").mkdir()
+    images = (np.full((4, 4), number, np.uint16) for number in range(2_000))
+    write_images(images, tmp_path / f"lab/plate.{suffix}", axes="YX", columns=features)
+    with serving(tmp_path) as server:
+        storage = Storage(anonymous=True, endpoint=server.url)
+        with open_images(f"s3://lab/plate.{suffix}", storage=storage) as source:
+            assert server.sent_bytes.total() < noise.nbytes / 4
+            server.sent_bytes.clear()
+            server.requests.clear()
+            np.testing.assert_array_equal(source.column("Cells_Feature 7"), noise[7])
+            assert server.sent_bytes.total() < noise.nbytes / 10
+            assert [int(image.max()) for image in source.take([1_999, 3])] == [1_999, 3]
 
 
 TRAIN = """

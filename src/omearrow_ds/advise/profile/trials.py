@@ -121,7 +121,7 @@ def find_candidates(
     trial = Trial("cache_dir", code, code, "Keep decoded pixels in a mapped file (cache_dir=)")
     trial = replace(trial, held_bytes=size, room="disk", note=note)
     yield trial, lambda: replace(plain, dataset=preloaded(demand, folder), num_workers=workers)
-    if demand.source.stacked() is None:  # The pixels are not mapped yet.
+    if demand.source.images.stacked() is None:  # The pixels are not mapped yet.
         command = shlex.join(["omearrow-ds", "convert", "PATH", name, *as_flags(opening)])
         code = f"convert({', '.join(['path', repr(name), *as_keywords(opening)])})"
         trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")

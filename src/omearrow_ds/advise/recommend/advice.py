@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -139,7 +140,7 @@ def recommend(
     of_objects = ObjectSettings.take(opening, objects)
     network_link = NetworkLink.parse(bandwidth, latency)
     start_s = clock()
-    with open_source(path, format, **opening) as opened, workspace(work_dir) as folder:
+    with closing(open_source(path, format, **opening)) as opened, workspace(work_dir) as folder:
         # The existing files contain no tiles.
         tried = [layout for layout in layouts(formats, opened.format) if tile is None or not layout.as_it_is]
         limits = Limits.within(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))

@@ -15,10 +15,10 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.crop_boxes import boxes_around_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
-from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
 from omearrow_ds.storage.objects import Objects, ObjectSettings
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import PythonName
 
 Clock = Callable[[], float]
@@ -160,7 +160,7 @@ class Sample:
 
 
 def take_sample(
-    source: ImageSource,
+    source: BaseSource,
     limits: Limits,
     clock: Clock,
     *,
@@ -220,10 +220,9 @@ def _take(columns: pa.Table | None, rows: Sequence[int]) -> pa.Table | None:
     return columns.take(pa.array(rows)) if columns is not None and columns.num_columns else None
 
 
-def _candidates(source: ImageSource, cells: Cells | None) -> Array:
+def _candidates(source: BaseSource, cells: Cells | None) -> Array:
     """Return images to choose from: those with cells, and of a few evenly spaced parts if these are fetched whole."""
-    parted: Parted | None = getattr(source, "parted", None)
-    candidates = np.arange(len(source))
+    parted, candidates = source.parted, np.arange(len(source))
     if parted is not None and parted.window is not None and len(parted.starts) > 1:
         part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
         chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
@@ -234,7 +233,7 @@ def _candidates(source: ImageSource, cells: Cells | None) -> Array:
     return near if len(near) else np.unique(cells.fields)
 
 
-def _refuse_small(source: ImageSource, crop_size: tuple[int, int]) -> None:
+def _refuse_small(source: BaseSource, crop_size: tuple[int, int]) -> None:
     small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
     if len(small):
         height, width = source.shapes[small[0], 3:].tolist()
@@ -252,7 +251,7 @@ def _spread(candidates: Array, number: int) -> Array:
 
 
 def _read(
-    source: ImageSource, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
+    source: BaseSource, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
     """Read images in this order until a limit is reached, each cut to an eighth of the sample size.
 
@@ -264,7 +263,7 @@ def _read(
     for group in split_by_bytes(np.maximum(lengths[order], -(-largest // _CHUNK)), largest):
         if read and (read_bytes >= limits.size_bytes or clock() - start_s >= limits.seconds):
             break
-        for index, image in zip(order[group].tolist(), source.take(order[group]), strict=True):
+        for index, image in zip(order[group].tolist(), source.read_arrays(order[group].tolist()), strict=True):
             read[index] = image if least is None else _cut_down(image, largest, least)
             read_bytes += read[index].nbytes
     return read

@@ -138,7 +138,7 @@ class LayoutTrial:
         return order
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        path = self.subject.source.given if self.layout.as_it_is else self.path
+        path = self.subject.source.requested_path or self.subject.source.path if self.layout.as_it_is else self.path
         options = {"max_bytes": _NO_LIMIT_BYTES if preload else None, "progress": False, **self.options}
         dataset = OMEArrowDataset(path, self.layout.format.name, preload=preload, **options)
         self.is_ragged = dataset.shape is None
@@ -156,7 +156,7 @@ class LayoutTrial:
         if as_it_is and opened_s >= _REOPENED_S:
             self._slow = opened_s, dataset
         first_s, epoch_s, batch_s = self._epoch(dataset, number)
-        self.size_bytes = self.size_bytes or round(dataset.source.stored_size()[2] * self.once)
+        self.size_bytes = self.size_bytes or round(dataset.source.images.stored_size()[2] * self.once)
         if self._slow is None:
             dataset.source.close()
         if self._slow is not None or (as_it_is and not subject.sample.complete):

@@ -8,12 +8,10 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +19,6 @@ import pyarrow as pa
 from omearrow_ds.errors import (
     ArgumentError,
     FormatError,
-    ImageIndexError,
     MissingPathError,
     OMEArrowDSError,
     PathExistsError,
@@ -29,21 +26,18 @@ from omearrow_ds.errors import (
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk, split_by_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
+from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
-from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
-from omearrow_ds.storage.formats._pictures import Pictures
-from omearrow_ds.storage.formats._regions import Pick, pick_region, rows_to_positions, slices_of
+from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
-from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _TOLD = (
-    *("path", "image_ids", "shapes", "dtypes", "rows"),
-    *("image_column", "other_image_columns", "variant", "stamp"),
+    *("path", "requested_path", "image_ids", "shapes", "dtypes", "rows"),
+    *("image_column", "other_image_columns", "variant", "stamp", "part_fetches"),
 )
 _PIECE_BYTES = 2**21  # pixels written and then read again: less than the cache that cores share
 _REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
@@ -61,6 +55,28 @@ class Parted(NamedTuple):
     # number of parts to shuffle samples over if each part is fetched as a whole, else None
     window: int | None = None
     mixed: bool = False  # whether samples were permuted across all parts, so that each is a random sample of all
+
+
+class PartFetches(Protocol):
+    """Fetches of whole parts of a collection from a server."""
+
+    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
+        """Announce the order of the parts to be read, ``at_once`` parts at a time, so that they can be prefetched.
+
+        Raises
+        ------
+        ArgumentError
+            If that number of parts exceeds the cache.
+        """
+
+    def begin(self, part: int) -> None:
+        """Announce that this or another process has begun to read a part."""
+
+    def report(self, notify: Callable[[int], object] | None) -> int:
+        """Start to report fetched bytes to ``notify``, from one thread at a time; return the number of all bytes.
+
+        With None, reports end.
+        """
 
 
 class SupportsImages(Protocol):
@@ -89,8 +105,12 @@ class BaseSource(ColumnReader, ABC):
         Fingerprint of the opened file or folder, which changes if another one replaces it.
     opened_by
         Function that reopens it in another process from names only; pickling otherwise carries the listing too.
+    requested_path
+        Path or paths from which it was opened by `open_source`.
     fetches
         Whether images are fetched from a server, several at once if the next ones are known.
+    part_fetches
+        Fetches of whole parts from a server; None for other collections.
     """
 
     name: ClassVar[str]
@@ -107,7 +127,9 @@ class BaseSource(ColumnReader, ABC):
     variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
     opened_by: Callable[[], BaseSource] | None = None
+    requested_path: Paths | None = None
     fetches: bool = False
+    part_fetches: PartFetches | None = None
     _how: dict[str, Any]
 
     @cached_property
@@ -157,37 +179,12 @@ class BaseSource(ColumnReader, ABC):
         return len(self)
 
     @property
-    def given(self) -> Paths:
-        """Path or paths from which the source was opened."""
-        return self.path
-
-    @property
     def parted(self) -> Parted | None:
         """Properties of the parts of the collection; None for a single file or folder."""
         return None
 
-    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # Most sources have no parts.
-        """Announce the order of the parts to be read, ``at_once`` parts at a time, so that they can be prefetched.
-
-        Raises
-        ------
-        ArgumentError
-            If that number of parts does not fit.
-        """
-
-    def reached(self, part: int) -> None:  # Most sources have no parts.
-        """Announce that this or another process has begun to read a part."""
-
-    def coming(self, indices: Sequence[int]) -> None:  # Most sources do not fetch.
-        """Announce the images that will be read next, in this order, so that sources on servers can prefetch them."""
-
-    def arriving(self, notify: Callable[[int], object] | None) -> int:
-        """Start to report fetched bytes to ``notify``; return the number of bytes to fetch, or 0 for local sources.
-
-        ``notify`` is called from any thread, but from one thread at a time.
-        """
-        del notify
-        return 0
+    def prefetch(self, rows: Sequence[int]) -> None:  # Most sources do not fetch.
+        """Announce the images that will be read next, in this order, so that sources on servers can fetch them."""
 
     def image_columns(self) -> list[ImagesOf]:
         """Summarize each image column of the table without reading pixels; return an empty list for a folder."""
@@ -198,17 +195,9 @@ class BaseSource(ColumnReader, ABC):
         files = list(self.stored_files())
         return (len(files), *space_on_disk(self.path, files))
 
-    def chunk_codec(self) -> str | None:
-        """Return the codec that compresses each chunk of a table separately, or None."""
-        return None
-
     def outline(self) -> Outline:
-        """Return the storage layout of the images, including the codec of chunks, and the metadata of a few images."""
-        stored, codec = self.stored_as(), self.chunk_codec()
-        if codec is not None:
-            reading = f"each chunk is decompressed alone; {stored.reading}"
-            stored = replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
-        return Outline(stored, [self.metadata(index) for index in spread(len(self))])
+        """Return the storage layout of the images, and the metadata of a few of them."""
+        return Outline(self.stored_as(), [self.metadata(index) for index in spread(len(self))])
 
     def label_images(self) -> list[str]:
         """Return the names of label images stored with a few images, spread over the collection."""
@@ -352,16 +341,9 @@ class BaseSource(ColumnReader, ABC):
 
     def stored_files(self) -> Iterator[Path]:
         """Yield the files that hold the collection."""
-        for part in self._parts:
-            if part.is_dir():
-                yield from (Path(entry) for entry in entries_below(part) if entry.is_file())
-            else:
-                yield part
-
-    @property
-    def _parts(self) -> list[Path]:
-        """The files and folders that hold the collection."""
-        return [self.path] if self.path.is_dir() else [self.path, *filter(Path.exists, map(Path, self._told_by))]
+        if self.path.is_dir():
+            return files_below([self.path])
+        return iter([self.path, *filter(Path.exists, map(Path, self._told_by))])
 
     @abstractmethod
     def close(self) -> None:
@@ -420,130 +402,12 @@ class BaseSource(ColumnReader, ABC):
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def read(
-        self,
-        index: int,
-        region: Sequence[int] | None = None,
-        channels: Pick | None = None,
-        *,
-        z: Pick | None = None,
-        t: Pick | None = None,
-    ) -> Array:
-        """Return one image (T, C, Z, Y, X), or a region of it, as a copy.
-
-        A region reads and decodes only the rows of uncompressed TIFF, strips, tiles and chunks that it meets, if the
-        store allows it; otherwise the whole image is decoded.
-
-        Parameters
-        ----------
-        index
-            Index of the image; negative indices count from the end.
-        region
-            ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded, within the image; None reads the full plane.
-        channels
-            Index or name of a channel, several in the requested order, or a slice; None reads all.
-        z, t
-            Indices along Z and T, in the same forms. Every axis is kept, with length 1 if one index is picked.
-
-        Raises
-        ------
-        ImageIndexError
-            If ``index`` is outside ``-len(self)`` to ``len(self) - 1``.
-        AxesError
-            If the region is empty or reaches outside the image, or the channel, Z or T does not exist.
-        DecodeError
-            If the stored image is invalid.
-        """
-        position = self.index(index)
-        if region is None and channels is None and z is None and t is None:
-            return _owned(self.read_arrays([position])[0])
-        subject = f"{self.path}: image {position} ({self.image_ids[position]!r})"
-        picked = pick_region(
-            self.shapes[position].tolist(),
-            region,
-            {"T": t, "C": channels, "Z": z},
-            lambda: [channel["name"] for channel in self.metadata(position)["channels"]],
-            subject,
-        )
-        return _owned(picked.join(self.read_arrays([position] * len(picked.regions), picked.regions)))
-
-    def take(self, indices: Sequence[int] | Array) -> list[Array]:
-        """Return the images of ``indices``, in that order, including duplicates, each as a copy."""
-        positions: list[int] = self.indices(indices).tolist()
-        distinct = sorted(set(positions))
-        images = dict(zip(distinct, self.read_arrays(distinct), strict=True))
-        owned = {position: _owned(image) for position, image in images.items()}
-        return [owned.pop(position) if position in owned else np.array(images[position]) for position in positions]
-
-    def index(self, index: int) -> int:
-        """Return ``index`` as a non-negative number; raise `ImageIndexError` if it is invalid."""
-        try:
-            position = index.__index__()
-        except (AttributeError, TypeError):
-            raise ImageIndexError(f"{self.path}: image index {index!r} is not an integer; pass an integer") from None
-        if not -len(self) <= position < len(self):
-            raise self._out_of_range(position)
-        return position % len(self)
-
-    def indices(self, indices: Sequence[int] | Array) -> Array:
-        """Return ``indices`` as non-negative int64 numbers; raise `ImageIndexError` if one is invalid."""
-        array = np.asarray(indices)
-        if array.size == 0:
-            return np.zeros(0, np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ImageIndexError(
-                f"{self.path}: image indices {indices!r}: expected a sequence of integers; pass a list or an array"
-            )
-        array = array.astype(np.int64)
-        outside = (array < -len(self)) | (array >= len(self))
-        if outside.any():
-            raise self._out_of_range(array[outside][0])
-        return np.where(array < 0, array + len(self), array)
-
-    def _out_of_range(self, index: int) -> ImageIndexError:
-        limits = f"{-len(self)} to {len(self) - 1}"
-        problem = f"image index {index} is out of range for {count(len(self), 'image')}"
-        return ImageIndexError(f"{self.path}: {problem}; pass {limits if len(self) else 'another collection'}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def pinned(self) -> dict[str, Any]:
-        """Further keyword arguments that reopen the same version if a path contains several; empty for most formats."""
-        return {}
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments that reopen it: a subclass stores its keyword arguments as ``_how``."""
-        return partial(type(self), **self._how, **self.pinned), (self.path,)
+        return partial(type(self), **self._how), (self.path,)
 
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
-
-    def _preview(self) -> Pictures:
-        """Return the previews of the images."""
-        return Pictures(
-            str(self.path),
-            self.image_ids,
-            self.column_schema,
-            self.column,
-            image_bytes(self.shapes, self.dtypes),
-            lambda index: self.read_arrays([index])[0],
-            lambda index: [channel["name"] for channel in self.metadata(index)["channels"]],
-        )
-
-    def _repr_html_(self) -> str:
-        facts = [
-            ("path", str(self.path)),
-            ("shape", shapes(self.shapes)),
-            ("dtype", kinds(dtype.name for dtype in self.dtypes)),
-        ]
-        return as_html(f"{self.format.label} source of {count(len(self), 'image')}", facts, self._preview())
 
 
 class Over(BaseSource):
@@ -577,30 +441,14 @@ class Over(BaseSource):
         return self._source.row_count
 
     @property
-    def given(self) -> Paths:
-        return self._source.given
-
-    @property
     def parted(self) -> Parted | None:
         return self._source.parted
 
     def files_of(self, index: int) -> Sequence[str]:
         return self._source.files_of(index)
 
-    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
-        self._source.expect(parts, at_once)
-
-    def reached(self, part: int) -> None:
-        self._source.reached(part)
-
-    def arriving(self, notify: Callable[[int], object] | None) -> int:
-        return self._source.arriving(notify)
-
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()
-
-    def chunk_codec(self) -> str | None:
-        return self._source.chunk_codec()
 
     def label_images(self) -> list[str]:
         return self._source.label_images()
@@ -626,9 +474,14 @@ class Over(BaseSource):
     def close(self) -> None:
         self._source.close()
 
-    @property
-    def pinned(self) -> dict[str, Any]:
-        return self._source.pinned
+
+def files_below(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield these files, and all files in these folders."""
+    for path in paths:
+        if path.is_dir():
+            yield from (Path(entry) for entry in entries_below(path) if entry.is_file())
+        else:
+            yield path
 
 
 def _state_of(path: str) -> Stamp:
@@ -688,8 +541,3 @@ def copy_others(images: Iterable[Array], out: Iterable[Array]) -> None:
     for image, target in zip(images, out, strict=True):
         if image is not target:
             target[...] = image
-
-
-def _owned(image: Array) -> Array:
-    is_own = image.flags.owndata and image.flags.writeable and image.flags.c_contiguous
-    return image if is_own else np.array(image, order="C")

@@ -88,6 +88,11 @@ def is_narrow(names: Sequence[str]) -> bool:
     return len(names) <= MAX_COLUMNS_AT_ONCE
 
 
+def columns_at_once(names: Sequence[str]) -> Sequence[str]:
+    """Return the columns that are read when a table is opened: all, or only checksums of a wide table."""
+    return names if len(names) <= MAX_COLUMNS_AT_ONCE else [name for name in names if name == CHECKSUM_COLUMN]
+
+
 def check_column_names(names: Sequence[str]) -> Sequence[str]:
     """Return ``names``; raise `ArgumentError` if it is a single string or has repeated names."""
     if isinstance(names, str) or len(set(names)) < len(names):

@@ -24,7 +24,7 @@ from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, BaseSource, files_below
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -398,11 +398,11 @@ class FolderSource(BaseSource):
     def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
         """Return an array per region; None if it must be cropped from the whole image."""
 
-    @property
-    def _parts(self) -> list[Path]:
-        """The files of the images; folders of other programs may contain further files."""
-        files = dict.fromkeys(member.file for member in self._members)
-        return super()._parts if self._listed else [self._at(file) for file in files]
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files of the images; folders of other programs may contain further files."""
+        if self._listed:
+            return super().stored_files()
+        return files_below(map(self._at, dict.fromkeys(member.file for member in self._members)))
 
     def close(self) -> None:
         """Close open handles, if any; the formats that have none inherit this method, which does nothing."""

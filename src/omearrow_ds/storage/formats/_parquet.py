@@ -13,15 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
-from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile
+from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, by_part, is_uniform, split_groups
-from omearrow_ds.storage.formats._columns import is_narrow
+from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -74,7 +73,7 @@ class ParquetSource(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path, self._look = path, look
+        self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._set_client(objects)
         self._file = ProcessLocal(self._open)
@@ -85,8 +84,8 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        is_at_once = look or self.reads_columns_at_once or is_narrow(others)
-        at_once = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
+        at_once = columns_at_once(others)
+        self._look = look = look and len(at_once) == len(others)
         table = self._read_whole([*_info_paths(self._column, told=look), *at_once])
         columns = pa.schema([table_schema.field(name) for name in others])
         self._set_header(unnest(table[self._column.name]), columns, table.select(at_once))
@@ -117,6 +116,10 @@ class ParquetSource(TableSource):
         return table
 
     def _read_stored(self, names: list[str]) -> pa.Table:
+        file = self._bytes.get()
+        if isinstance(file, ObjectFile):
+            with self._reading():
+                file.cache_ranges(_ranges_of(self._file.get().metadata, names))
         return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
@@ -185,7 +188,7 @@ class ParquetSource(TableSource):
             return []
         return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
 
-    def stored_as(self) -> Stored:
+    def _layout(self) -> Stored:
         file = self._file.get()
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
         numbers = [] if is_encrypted(self._bytes.get(), file) else range(file.num_row_groups)
@@ -204,8 +207,8 @@ class ParquetSource(TableSource):
             reading = "by pyarrow, which decodes a row group for one image"
         return self._of_object(Stored(self._column.encoding, compression, chunking, plain, reading))
 
-    def chunk_codec(self) -> str | None:
-        return self._codec or super().chunk_codec()
+    def _chunk_codec(self) -> str | None:
+        return self._codec or super()._chunk_codec()
 
     def _open(self) -> pq.ParquetFile:
         file = self._bytes.get()
@@ -218,7 +221,9 @@ class ParquetSource(TableSource):
             file.read_tail(footer_bytes + _TAIL_BYTES)
             opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
             if not hasattr(self, "_info"):
-                file.cache_ranges(_ranges_without_pixels(opened.metadata))
+                images = [field.name for field in opened.schema_arrow if pa.types.is_struct(field.type)]
+                others = [name for name in opened.schema_arrow.names if name not in images]
+                file.cache_ranges(_ranges_of(opened.metadata, [*images, *columns_at_once(others)]))
         return opened
 
     def _open_reader(self) -> PageReader:
@@ -226,12 +231,14 @@ class ParquetSource(TableSource):
 
     def _let_go(self) -> None:
         """Release the resources that were only needed to open it; headers of an object stay for its first image."""
-        self._file.close()
         self._reader.close()
         if self._objects is None:
+            self._file.close()
             self._bytes.close()
-        else:
-            self._bytes.get().clear_cache()
+            return
+        if "columns" in vars(self):  # The footer of a wide table is large.
+            self._file.close()
+        self._bytes.get().clear_cache()
 
     def close(self) -> None:
         self._file.close()
@@ -350,14 +357,17 @@ def is_encrypted(file: ByteSource, opened: pq.ParquetFile) -> bool:
     return footer_bytes != int(opened.metadata.serialized_size)
 
 
-def _ranges_without_pixels(metadata: pq.FileMetaData) -> list[ByteRange]:
-    """Return the byte ranges of all columns except pixels."""
+def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRange]:
+    """Return the byte ranges of columns, without the pixels of image columns."""
+    flat, nested = set(names), tuple(f"{name}." for name in names)
     ranges: list[ByteRange] = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for leaf in range(group.num_columns):
             column = group.column(leaf)
-            if not {"pixel_bytes", "pixels"} & set(column.path_in_schema.split(".")):
+            path = column.path_in_schema
+            is_named = path in flat or path.startswith(nested)
+            if is_named and not {"pixel_bytes", "pixels"} & set(path.split(".")):
                 start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
                 start = min(start, column.data_page_offset)
                 ranges.append((start, start + column.total_compressed_size))

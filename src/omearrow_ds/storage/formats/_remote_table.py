@@ -15,7 +15,6 @@ from omearrow_ds.storage.formats._table import TableSource
 class OnServer(TableSource):
     """Mixin for tables on a server; among base classes, it must come before the source class of the format."""
 
-    reads_columns_at_once = True
     _objects: Objects
 
     def __init__(self, path: Path, *how: Any, objects: Objects, **named: Any) -> None:
@@ -47,7 +46,7 @@ class CopiedTable(OnServer):
         return self._copy.get().path
 
     def stored_as(self) -> Stored:
-        stored: Stored = super().stored_as()  # type: ignore[safe-super]  # of the format's source, which comes next
+        stored: Stored = super().stored_as()
         return replace(stored, reading=f"of a copy of the object, fetched whole: {stored.reading}")
 
     def stored_size(self) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
 from omearrow_ds.codec.leaves import among, flags, is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
+from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
@@ -53,7 +54,6 @@ class TableSource(BaseSource):
     """
 
     looks: ClassVar[bool] = False
-    reads_columns_at_once: bool = False  # True: opening reads all columns, as a later read costs a request.
     looked: tuple[pa.Table, pa.Table] | None = None
     null: Array
     _look = False
@@ -69,7 +69,7 @@ class TableSource(BaseSource):
         """Set the client of the server of a file that is read by ranges; None for a local file."""
         self._objects, self._bytes = objects, ProcessLocal(self._open_bytes)
         if objects is not None:
-            self.fetches = self.reads_columns_at_once = True
+            self.fetches = True
             self._how["objects"] = objects
 
     def _open_bytes(self) -> MappedFile | ObjectFile:
@@ -107,6 +107,11 @@ class TableSource(BaseSource):
         return 1, size_bytes, size_bytes
 
     @property
+    def version(self) -> dict[str, Any]:
+        """Further keyword arguments that reopen the same version, for a path with several versions."""
+        return {}
+
+    @property
     def mapping(self) -> MappedFile | None:
         """Memory-mapped file that contains the images of `stacked`; None without such images."""
         return None
@@ -119,11 +124,23 @@ class TableSource(BaseSource):
     def _read_info(self, column: ImageColumn) -> pa.Table:
         """Return the fields of an image column without pixels as a table; those of a null image are null."""
 
-    def chunk_codec(self) -> str | None:
-        there = np.flatnonzero(~self.null)[:1]
-        if self._all_placed or not len(there) or self._column.encoding != "bytes":
+    @abstractmethod
+    def _layout(self) -> Stored:
+        """Return how the file stores the image structs, without the codec of chunks."""
+
+    def stored_as(self) -> Stored:
+        stored, codec = self._layout(), self._chunk_codec()
+        if codec is None:
+            return stored
+        reading = f"each chunk is decompressed alone; {stored.reading}"
+        return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
+
+    def _chunk_codec(self) -> str | None:
+        """Return the codec that compresses each chunk separately, or None."""
+        rows = np.flatnonzero(~self.null)[:1]
+        if self._all_placed or not len(rows) or self._column.encoding != "bytes":
             return None
-        return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, there))))
+        return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, rows))))
 
     def _choose(self, table: pa.Schema, requested: str | None, *, with_columns: bool) -> list[str]:
         """Set the requested image column, and return the names of the columns without images.
@@ -197,7 +214,7 @@ class TableSource(BaseSource):
             if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
                 checksums = [schema.CHECKSUM_COLUMN]
         self.column_schema = plain
-        is_at_once = self.reads_columns_at_once or is_narrow(stored.names)
+        is_at_once = len(early.column_names) >= len(stored) or is_narrow(stored.names)
         names = [*checksums, *(plain.names if is_at_once else ())]
         if names and set(names) <= set(early.column_names):
             with self._interpreting():
@@ -254,12 +271,11 @@ class TableSource(BaseSource):
         return given
 
     def metadata(self, index: int) -> dict[str, Any]:
-        row = self.index(index)
         try:
-            record = self._info.slice(row, 1).to_pylist()[0]
+            record = self._info.slice(index, 1).to_pylist()[0]
         except (ValueError, OverflowError) as error:  # text that is not UTF-8, a time outside the range of datetime
             raise FormatError(
-                f"{self.path}: image {row}: metadata cannot be read: {error}; correct it", image=row
+                f"{self.path}: image {index}: metadata cannot be read: {error}; correct it", image=index
             ) from error
         with self._interpreting():
             return schema.metadata_of(record)

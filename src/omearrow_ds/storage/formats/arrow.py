@@ -98,7 +98,7 @@ class Source(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path, self._look = path, look
+        self.path = path
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._set_client(objects)
         self._included: list[int] | None = None
@@ -107,7 +107,8 @@ class Source(TableSource):
             file_schema = self._file.get().columns.schema
             self._places = {name: index for index, name in enumerate(file_schema.names)}
             others = self._choose(file_schema, image_column, with_columns=with_columns)
-            at_once = others if look or self.reads_columns_at_once or is_narrow(others) else []
+            self._look = look and is_narrow(others)
+            at_once = others if is_narrow(others) else []
             if len(at_once) + 1 < len(file_schema):
                 self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
                 self._file.close()
@@ -187,7 +188,7 @@ class Source(TableSource):
         mapping = None if self._objects is None else self._file.get().mapping
         return mapping if isinstance(mapping, _ObjectMemory) else None
 
-    def stored_as(self) -> Stored:
+    def _layout(self) -> Stored:
         with self._reading():
             compression = _compression(self._file.get().mapped)
         plain = compression == "none"
@@ -253,14 +254,14 @@ class Source(TableSource):
             images.pop(number, None)  # Located before its pixels were fetched.
             memory.fetch_batch(number)
 
-    def chunk_codec(self) -> str | None:
+    def _chunk_codec(self) -> str | None:
         memory = self._memory
         if memory is None:
-            return super().chunk_codec()
+            return super()._chunk_codec()
         with memory.object.lock:
             for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
                 self._fetch_batch(memory, number)
-            return super().chunk_codec()
+            return super()._chunk_codec()
 
     def read_groups(self) -> Iterable[slice]:
         if self._memory is not None:

@@ -221,7 +221,7 @@ class Source(_sql.SqlSource):
         self._schema_name, self._table_name = chosen[0]
         return _quoted(chosen[0])
 
-    def stored_as(self) -> Stored:
+    def _layout(self) -> Stored:
         table = _quoted((self._schema_name, self._table_name))
         kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
         of_column = f"FROM pragma_storage_info({_sql.literal(table)}) WHERE column_name = ?"

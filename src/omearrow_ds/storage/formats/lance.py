@@ -59,6 +59,7 @@ _LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, stores in
 _ODD_PAGES = "its pages have a layout that this version does not know"
 _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
+_MOST_NAMES = 5  # Column names in an error.
 STAGES = {"Source._fetch": "read+decode"}
 
 
@@ -113,8 +114,11 @@ class Source(LeafSource):
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
-            msg = f"columns {odd}: Lance cannot store a dot, a backtick or the prefix '_row' in names; rename them"
-            raise MetadataError(msg)
+            more = f" and {len(odd) - _MOST_NAMES:,} more" if len(odd) > _MOST_NAMES else ""
+            raise MetadataError(
+                f"{path}: Lance column names cannot contain a dot or a backtick, or begin with '_row'; "
+                f"rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}"
+            )
 
     def __init__(
         self,
@@ -170,7 +174,7 @@ class Source(LeafSource):
         with self._reading():
             return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
-    def stored_as(self) -> Stored:
+    def _layout(self) -> Stored:
         dataset = self._dataset.get()
         with self._reading():
             rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
@@ -299,9 +303,12 @@ class Source(LeafSource):
         self._mapped.close()
 
     @property
-    def pinned(self) -> dict[str, Any]:
+    def version(self) -> dict[str, Any]:
         """Keyword arguments that reopen exactly this version: its number and the fingerprint of its manifest."""
         return {"known": (self._version, self.stamp)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._how, **self.version), (self.path,)
 
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""

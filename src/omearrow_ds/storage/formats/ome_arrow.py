@@ -593,7 +593,6 @@ class Source(BaseSource):
         return np.frombuffer(pixels, dtype).reshape(shape)
 
     def metadata(self, index: int) -> dict[str, Any]:
-        index = self.index(index)
         with self._interpreting():
             if self._listed is not None:
                 record = self._listed[index].as_py()
@@ -601,9 +600,9 @@ class Source(BaseSource):
                 record = self._described.slice(index, 1).to_pylist()[0]
                 record["channels"] = json.loads(record.pop("channels_json", None) or "[]")
             channels = [schema.channel_of(channel or {}) for channel in record["channels"] or []]
-            given = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
-            found: dict[str, Any] = pa.scalar(given, schema.METADATA).as_py()
-        return found
+            fields = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
+            metadata: dict[str, Any] = pa.scalar(fields, schema.METADATA).as_py()
+        return metadata
 
     def stored_as(self) -> Stored:
         file = self._file.get()

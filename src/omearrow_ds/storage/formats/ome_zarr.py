@@ -366,7 +366,7 @@ class Source(FolderSource):
             raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
 
     def metadata(self, index: int) -> dict[str, Any]:
-        path = self._root / self._members[self.index(index)].file
+        path = self._root / self._members[index].file
         with self._reading(path):
             attributes = dict(self._node(path).attrs)
             return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,10 @@ class _ByDuckDB(_sql.SqlSource):
         # The path is a file name, not a pattern; folders such as ``well=A01`` in it are not columns.
         return f"read_parquet({_sql.literal(_sql.unglobbed(str(self.path)))}, hive_partitioning = false)"
 
-    def stored_as(self) -> Stored:
-        with Source(self.path, image_column=self._column.name, with_columns=False) as pages:
-            found: Stored = pages.stored_as()
-        return replace(found, in_place=False, reading="by DuckDB, which decodes a row group for one image")
+    def _layout(self) -> Stored:
+        with closing(Source(self.path, image_column=self._column.name, with_columns=False)) as pages:
+            stored: Stored = pages.stored_as()
+        return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group for one image")
 
 
 class Source(ParquetSource):

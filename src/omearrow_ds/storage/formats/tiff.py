@@ -321,7 +321,7 @@ class Source(FolderSource):
             self._checked(index, np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        file, listed = self._file(self.index(index)), self._members[self.index(index)].listed
+        file, listed = self._file(index), self._members[index].listed
         with self._open(file) as tif, self._reading(file):
             self._take_own_image(tif, file)
             xml = tif.ome_metadata
@@ -431,7 +431,7 @@ class RemoteSource(Source):
         return self._ranged(str(path))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        with self._asking(self._file(self.index(index))):
+        with self._asking(self._file(index)):
             return super().metadata(index)
 
     @property
@@ -441,18 +441,18 @@ class RemoteSource(Source):
     def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # as that of local files
         return ()
 
-    def coming(self, indices: Sequence[int]) -> None:
-        urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
+    def prefetch(self, rows: Sequence[int]) -> None:
+        urls = [str(self._file(row)) for row in rows if self._members[row].listed is None]
         self._objects.expect({url: self._seen.get(url) for url in urls})
 
     def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
         if len(rows) > 1:
-            self.coming(rows)
+            self.prefetch(rows)
         with self._opening():
             return list(map(self._read_image, rows, self._new_images(rows) if out is None else out))
 
     def stream(self) -> Iterator[Block]:
-        self.coming(range(len(self)))
+        self.prefetch(range(len(self)))
         return super().stream()
 
     def stored_files(self) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
@@ -66,13 +67,14 @@ class Source(LeafSource):
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
     ) -> None:
 
-        self.path, self._look = path, look
+        self.path = path
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
         others = self._choose(table_schema, image_column, with_columns=with_columns)
         columns = pa.schema([table_schema.field(name) for name in others])
-        if look:
+        self._look = look and is_narrow(others)
+        if self._look:
             info, values = self._read_told(others)
             self._set_header(info, columns, values)
             self.close()
@@ -115,11 +117,11 @@ class Source(LeafSource):
         """Path of the file."""
         return self.path
 
-    def stored_as(self) -> Stored:
+    def _layout(self) -> Stored:
         rows = self._pixel_rows(self._column.pixel_field)
         decoded = [self._image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
         packed = (part.nbytes < size_bytes for part, size_bytes in zip(rows.parts, decoded, strict=True))
-        compression = joined("compressed" if each else "none" for each in packed)
+        compression = joined("compressed" if is_packed else "none" for is_packed in packed)
         plain = bool(self._mapped_images())
         if plain:
             reading = "in place: out of the mapped file"

@@ -102,9 +102,10 @@ def numbered(fresh):
 )
 def test_rows_are_found_by_the_index(numbered, indices):
     source = open_images(numbered)
-    found = source.take(indices)
-    assert [int(image.max()) for image in found] == list(indices)
-    plan = source._query("EXPLAIN ANALYZE SELECT *", source._wanted(np.array(indices)))["explain_value"][0].as_py()
+    taken = source.take(indices)
+    assert [int(image.max()) for image in taken] == list(indices)
+    table = source.images._query("EXPLAIN ANALYZE SELECT *", source.images._wanted(np.array(indices)))
+    plan = table["explain_value"][0].as_py()
     assert "Index Scan" in plan
 
 
@@ -156,7 +157,7 @@ def test_rows_that_were_deleted(keyed):
     path, images = keyed
     with database(path) as connection:
         connection.execute(f"DELETE FROM {KEYED} WHERE n IN (0, 7, 8, 39)")
-    assert check_rows(path, images, [number for number in range(40) if number not in (0, 7, 8, 39)])._keyed
+    assert check_rows(path, images, [number for number in range(40) if number not in (0, 7, 8, 39)]).images._keyed
 
 
 def test_keys_in_another_order(keyed):
@@ -164,7 +165,7 @@ def test_keys_in_another_order(keyed):
     with database(path) as connection:
         connection.execute(f"UPDATE {KEYED} SET {KEY} = 7 * (100 - {KEY})")
         numbers = [number for (number,) in connection.sql(f"SELECT n FROM {KEYED} ORDER BY rowid").fetchall()]
-    assert check_rows(path, images, numbers)._keyed
+    assert check_rows(path, images, numbers).images._keyed
 
 
 def test_rows_without_a_key(keyed):
@@ -172,7 +173,7 @@ def test_rows_without_a_key(keyed):
     with database(path) as connection:
         connection.execute(f"INSERT INTO {KEYED} BY NAME SELECT * FROM images WHERE n IN (5, 6)")
     source = check_rows(path, images, [*range(40), 5, 6])
-    assert not source._keyed
+    assert not source.images._keyed
 
 
 def test_the_key_without_its_index_is_a_column(keyed):
@@ -181,7 +182,7 @@ def test_the_key_without_its_index_is_a_column(keyed):
         connection.execute(f"DROP INDEX {KEY}")
     source = check_rows(path, images, list(range(40)), ["n", KEY])
     assert source.columns[KEY].to_pylist() == list(range(40))
-    assert not source._keyed
+    assert not source.images._keyed
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_a_foreign_column_of_the_keys_name(fresh, keyed, index, value):
         connection.execute("DETACH ours")
         connection.execute(index or "SELECT 1")
     source = check_rows(path, images, list(range(40)), ["n", KEY])
-    assert not source._keyed
+    assert not source.images._keyed
 
 
 def test_a_column_of_the_keys_name_is_refused_where_rows_have_keys(fresh):
@@ -299,6 +300,6 @@ def test_zstd_is_smaller_and_has_no_key(fresh):
     for compression, path in paths.items():
         write_images(np.add(images, np.arange(10000, dtype="uint16").reshape(100, 100)), path, compression=compression)
     assert paths["zstd"].stat().st_size < paths["none"].stat().st_size / 1.5
-    assert not open_images(paths["zstd"])._keyed
+    assert not open_images(paths["zstd"]).images._keyed
     with database(paths["zstd"]) as connection:
         assert connection.sql("SHOW TABLES").fetchall() == [("images",)]

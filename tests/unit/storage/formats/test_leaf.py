@@ -153,14 +153,14 @@ def test_rows_beside_each_other_and_apart(stored, name, path, encoding, look):
         check(source, images, [7, 3, 7, -1])
         for indices in ([0], [39], [20], [0, 1], [38, 39], [5, 6, 7], [0, 39], range(40), range(1, 40)):
             assert all_same(source.take(indices), [images[index] for index in indices])
-            assert all_same(source.read_arrays(indices), [images[index] for index in indices])
+            assert all_same(source.images.read_arrays(indices), [images[index] for index in indices])
 
 
 @both
 @encodings
 def test_own_files_are_read_by_the_leaf_alone(stored, name, encoding):
     with open_images(stored(name, images_of(MANY), encoding=encoding)) as source:
-        lists, *_ = source._fetch("chunks", np.arange(3))
+        lists, *_ = source.images._fetch("chunks", np.arange(3))
         assert [field.name for field in lists.type.value_type] == ["pixels" if encoding == "list" else "pixel_bytes"]
 
 
@@ -197,7 +197,7 @@ def test_one_odd_image_and_whole_chunks_are_read(stored, tmp_path, name, encodin
     images, table = table_of(stored, encoding=encoding)
     odd = changed(table, lambda rows: rows[7]["chunks"].reverse())
     source = open_images(put(odd, tmp_path, name))
-    assert not source._all_placed
+    assert not source.images._all_placed
     check(source, images, [7, 6, 39])
 
 
@@ -212,7 +212,7 @@ def test_a_leaf_of_the_wrong_size_is_an_error(stored, tmp_path, name, encoding):
         chunk[leaf] = chunk[leaf][:-2]
 
     source = open_images(put(changed(table, shorten), tmp_path, name))
-    assert source._all_placed
+    assert source.images._all_placed
     for read in (lambda: source.read(7), lambda: source.take([0, 7]), lambda: scanned(source)):
         with raises(DecodeError, mentions="image 7", remedy=False):
             read()

@@ -72,7 +72,7 @@ def test_zarr_arrays(fresh, fast, images, compression, chunk):
     source = open_images(path)
     with only(fast):
         assert all_same(source.take(range(len(images))), images)
-        cache = PixelCache.load(source)
+        cache = PixelCache.load(source.images)
         assert all_same([cache[index] for index in range(len(images))], images)
         assert windows_are_cut(source, images)
     (path / "columns.parquet").unlink()  # A folder as another tool writes it.
@@ -336,7 +336,7 @@ def test_a_member_rewritten_after_opening(fresh, options, touched):
     zarr.create_array(array, data=images[7], **options)
     assert same(source.read(3), images[7])
     assert same(source.read(4), images[4])
-    assert same(PixelCache.load(source)[3], images[7])
+    assert same(PixelCache.load(source.images)[3], images[7])
 
 
 @pytest.mark.parametrize("other", ["int16", "uint32", "float32"])
@@ -349,7 +349,7 @@ def test_a_member_of_another_dtype_or_shape_after_opening(fresh, other):
     for changed_to in (description.replace('"uint16"', f'"{other}"'), description.replace("5\n", "4\n")):
         assert changed_to != description
         (array / "zarr.json").write_text(changed_to)
-        for read in (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source)):
+        for read in (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source.images)):
             with raises(FormatError, path=array.parent, remedy=False):
                 read()
 
@@ -381,7 +381,7 @@ def test_a_damaged_chunk(fresh, compression, damage):
     if damage == "header" and compression == "none":
         assert source.read(3).shape == (1, 1, 1, 20, 30)  # Uncompressed pixels have no invalid bytes.
         return
-    reads = (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source))
+    reads = (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source.images))
     for read in (*reads, lambda: source.read(3, (0, 1, 2, 3))):
         with raises(FormatError, path=array.parent, remedy=False):
             read()

@@ -61,14 +61,14 @@ def read_in_all_ways(path, engine=None):
         images = [source.read(index) for index in range(count)]
         order = [*range(count - 1, -1, -1), 0]
         assert all_same(source.take(order), [images[index] for index in order])
-        assert all_same([source.read_arrays([index])[0] for index in range(count)], images)
-        assert all_same([image for _, part in source.stream() for image in part], images)
+        assert all_same([source.images.read_arrays([index])[0] for index in range(count)], images)
+        assert all_same([image for _, part in source.images.stream() for image in part], images)
     return images
 
 
 def groups_of(source):
     """Return whether each row group was cut out of its pages, after reading all of them."""
-    return [pages is not None for _, pages in sorted(source._reader.get()._pages.items())]
+    return [pages is not None for _, pages in sorted(source.images._reader.get()._pages.items())]
 
 
 page_options = st.fixed_dictionaries(
@@ -111,10 +111,10 @@ def test_pages_of_any_writer(encoding, images, options, data):
 def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, compression, kinds, encoding):
     images = images_of([(shape, dtype if encoding == "bytes" else "uint16") for shape, dtype in kinds])
     source = open_images(stored(name, images, encoding=encoding, compression=compression, rows_per_group=5), name)
-    assert source.engine == "pages"
+    assert source.images.engine == "pages"
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
     assert all_same(source.take(range(len(images))), images)
-    assert all_same([image for _, part in source.stream() for image in part], images)
+    assert all_same([image for _, part in source.images.stream() for image in part], images)
     assert all(groups_of(source))
 
 
@@ -123,7 +123,7 @@ def test_a_compressed_image_is_a_page(stored, encoding):
     images = [image_of((1, 2, 1, 50, 60), "uint16", number) for number in range(10)]
     source = open_images(stored("parquet", images, encoding=encoding, compression="zstd"))
     assert all_same(source.take(range(10)), images)
-    assert source._reader.get().pages(0)._index.first_rows == [*range(11)]
+    assert source.images._reader.get().pages(0)._index.first_rows == [*range(11)]
 
 
 @encodings
@@ -148,14 +148,14 @@ def test_engines(stored, tmp_path):
     path = stored("parquet_duck", images)
     for engine in ("pages", "pyarrow", "duckdb"):
         source = open_images(path, engine=engine)
-        assert source.engine == engine
+        assert source.images.engine == engine
         again = pickle.loads(pickle.dumps(source))
-        assert again.engine == engine
+        assert again.images.engine == engine
         assert all_same(again.take([39, 0, 0]), [images[39], images[0], images[0]])
         assert again.metadata(3) == open_images(path).metadata(3)
-    assert pickle.loads(pickle.dumps(open_images(path))).engine == "pages"
+    assert pickle.loads(pickle.dumps(open_images(path))).images.engine == "pages"
     pq.write_table(pq.read_table(path), tmp_path / "other.parquet", compression="gzip")
-    assert open_images(tmp_path / "other.parquet").engine == "pyarrow"
+    assert open_images(tmp_path / "other.parquet").images.engine == "pyarrow"
     with raises(ArgumentError, option="engine", path=tmp_path / "other.parquet", mentions="engine=None"):
         open_images(tmp_path / "other.parquet", engine="pages")
     for name in ("parquet", "parquet_duck"):
@@ -165,7 +165,7 @@ def test_engines(stored, tmp_path):
 
 def test_an_empty_collection(stored):
     for name in ("parquet", "parquet_duck"):
-        assert list(open_images(stored(name, []), engine="pages").stream()) == []
+        assert list(open_images(stored(name, []), engine="pages").images.stream()) == []
 
 
 @encodings
@@ -361,7 +361,7 @@ def test_a_file_cut_short_while_it_is_mapped(stored):
     assert same(source.read(0), images[0])
     with path.open("r+b") as file:
         file.truncate(1000)
-    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.stream())):
+    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.images.stream())):
         with raises(FormatError, path=path):
             read()
 
@@ -381,4 +381,4 @@ def test_a_codec_that_is_not_built_leaves_pages_to_pyarrow(stored, monkeypatch):
 def test_pages_that_lie_in_another_file(stored, monkeypatch):
     needs("parquet")
     monkeypatch.setattr(_parquet, "_DEPTHS", {})
-    assert open_images(stored("parquet", images_of(UNIFORM))).engine == "pyarrow"
+    assert open_images(stored("parquet", images_of(UNIFORM))).images.engine == "pyarrow"
