@@ -188,7 +188,7 @@ def _crops_without_objects(source: BaseSource, size: tuple[int, int], chosen: di
         return replace(centered, ranges=np.maximum(shapes[:, 3:] - size, 0) + 1)
     tiles = _grid_boxes(shapes, size, chosen.get("overlap", 0), pad)
     columns = pa.table({"crop_y": tiles.boxes.tops, "crop_x": tiles.boxes.lefts})
-    rows = CropRows(source, columns, tiles.boxes.fields, partial(_tile_ids, tiles.boxes, source.image_ids))
+    rows = CropRows.of_table(source, columns, tiles.boxes.fields, partial(_tile_ids, tiles.boxes, source.image_ids))
     return replace(tiles, rows=rows)
 
 
@@ -222,7 +222,7 @@ def boxes_around_objects(
         if (largest < 0).any():
             field = int(objects.fields[int((largest < 0).any(axis=1).argmax())])
             raise AxesError(
-                f"{objects.where}: pad='shift' needs images of at least crop_size={size} but image {field} has "
+                f"{objects.name}: pad='shift' needs images of at least crop_size={size} but image {field} has "
                 f"{shapes[field, 3]} x {shapes[field, 4]} pixels; pass another pad="
             )
         corners = np.clip(corners, 0, largest)

@@ -138,7 +138,7 @@ class MaskedSamples:
         row, field = int(objects.rows[position]), int(objects.fields[position])
         return DecodeError(
             f"{self.collection.path}: image {self.images.image_ids[field]!r}, object in row {row} of "
-            f"{objects.where}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
+            f"{objects.name}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
         )
 
 
@@ -161,7 +161,7 @@ def _find_background(masks: MaskedSamples) -> _Background:
     if _are_binary(masks, objects.fields):
         labels = None
     elif labels is None:
-        problem = f"{masks.collection.path} has label images but {objects.where} has no column of labels"
+        problem = f"{masks.collection.path} has label images but {objects.name} has no column of labels"
         raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
     if objects.centers is not None:
         nearest = np.floor(objects.centers + 0.5).astype(np.int64)

@@ -344,7 +344,7 @@ class StoredSamples(Dataset[Any]):
         """Table of objects, one row per sample, or None without ``objects=``."""
         crops = self._collection.crops
         rows = None if crops is None else crops.rows
-        return None if rows is None or rows.objects is None else self._picked_rows(rows.own)
+        return None if rows is None or rows.objects is None else self._picked_rows(rows.own_columns)
 
     @property
     def classes(self) -> Classes | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from omearrow_ds.storage.keys import (
     IMAGE_NUMBER,
     JoinKeys,
     UnreadColumns,
+    column_names_of,
     first_duplicate,
     match_rows,
     read_input_table,
@@ -76,7 +77,9 @@ class WithColumns(Over):
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
     """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
-    joined = read_input_table(columns, "columns", types, {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *_names(on)})
+    joined = read_input_table(
+        columns, "columns", types, {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *column_names_of(on)}
+    )
     pairs = choose_pairs(source, joined, on)
     keys = JoinKeys(source, joined, pairs)
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
@@ -100,12 +103,6 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
         added = added.drop_columns(name)
     _warn_unmatched(keys, rows)
     return WithColumns(source, added, joined.unread, row_or_null)
-
-
-def _names(on: On | None) -> list[Any]:
-    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
-    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
-    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
 
 
 def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, rows: Array) -> bool:

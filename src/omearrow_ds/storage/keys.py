@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,13 @@ class InputTable(NamedTuple):
     is_text: bool = False  # Whether it is a file of text.
     unread: UnreadColumns | None = None  # Other columns.
 
+    def column_schema(self, read: pa.Schema) -> pa.Schema:
+        """Return all columns in the order of the table; ``read`` are those that are not unread."""
+        if self.unread is None:
+            return read
+        fields = {field.name: field for field in (*read, *self.unread.column_schema)}
+        return pa.schema([fields[self.renamed.get(name, name)] for name in self.unread.file.names])
+
 
 def table_file(table: Any, option: str) -> TableFile | None:
     """Return the file of a table that a user passed as a path in ``option``; None if ``table`` is not a path."""
@@ -98,6 +105,12 @@ def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Colle
     plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
     is_text = file is not None and file.is_text
     return InputTable(plain, name, renamed, stored.metadata or {}, is_text, unread)
+
+
+def column_names_of(on: On | None) -> list[str]:
+    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
+    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
+    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
 
 
 def _of_frame(frame: Any, option: str) -> pa.Table:

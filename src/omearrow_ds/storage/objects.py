@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +18,11 @@ from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
+    IMAGE_NUMBER,
     InputTable,
     JoinKeys,
+    UnreadColumns,
+    column_names_of,
     first_duplicate,
     match_rows,
     read_input_table,
@@ -57,6 +61,14 @@ _LABELS = (
     "ObjectNumber",
     "label",
 )
+_USED_COLUMNS = {
+    IMAGE_ID,
+    IMAGE_NUMBER,
+    "centroid",
+    "bbox",
+    *_LABELS,
+    *chain.from_iterable((*_CENTERS, *_BOXES)),
+}
 
 
 @dataclass(frozen=True)
@@ -69,17 +81,29 @@ class Objects:
     # (n, 2) float64, (Y, X) in pixels from the center of the first one; None with boxes
     centers: Array | None
     boxes: Array | None  # (n, 4) int64, (y0, y1, x0, x1) half-open; None with centers
-    where: str  # Name of the table in messages.
+    name: str  # Name of the table in messages.
+    column_schema: pa.Schema  # Columns of the given table.
+    unread: UnreadColumns | None = None  # Columns that ``table`` lacks, if the given table is wide.
 
-    def keep(self, kept: Array) -> Objects:
+    def keep(self, selected: Array) -> Objects:
         """Return the objects that indices or a boolean mask select."""
-        numbers = np.flatnonzero(kept) if kept.dtype == np.bool_ else kept
+        numbers = np.flatnonzero(selected) if selected.dtype == np.bool_ else selected
         if len(numbers) == len(self.rows) and (numbers == np.arange(len(numbers))).all():
             return self
         centers = None if self.centers is None else self.centers[numbers]
         boxes = None if self.boxes is None else self.boxes[numbers]
         table = self.table.take(pa.array(numbers))
-        return Objects(table, self.rows[numbers], self.fields[numbers], centers, boxes, self.where)
+        return replace(
+            self, table=table, rows=self.rows[numbers], fields=self.fields[numbers], centers=centers, boxes=boxes
+        )
+
+    def column_table(self, names: Sequence[str]) -> pa.Table:
+        """Return columns of the given table, one row per object; columns of a wide table are read."""
+        later = [name for name in names if name not in self.table.column_names]
+        if self.unread is None or not later:
+            return self.table.select(list(names))
+        unread = self.unread.column_table(later).take(pa.array(self.rows))
+        return pa.table({name: (unread if name in later else self.table)[name] for name in names})
 
     def labels(self) -> tuple[str, Array] | None:
         """Return the name and values of the column with the label of each object; None without such a column."""
@@ -157,7 +181,10 @@ class ObjectSettings:
             raise ArgumentError(
                 f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
             )
-        joined = read_input_table(objects, "objects", self.types)
+        positions_of = [name for names in (center, box) if isinstance(names, Sequence) for name in names]
+        needed = {*_USED_COLUMNS, *source.column_names, *column_names_of(self.on)}
+        needed.update(name for name in positions_of if isinstance(name, str))
+        joined = read_input_table(objects, "objects", self.types, needed)
         self.types.refuse_unknown()
         pairs = choose_pairs(source, joined, self.on)
         keys = JoinKeys(source, joined, pairs)
@@ -184,28 +211,51 @@ class ObjectSettings:
         positions, fields = positions[rows], fields[rows]
         _refuse_outside(source, joined, names, positions, fields, rows)
         table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
-        if not boxed:
-            return Objects(table, rows, fields, positions, None, joined.name)
-        boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
-        return Objects(table, rows, fields, None, boxes, joined.name)
+        boxes = None
+        if boxed:
+            boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
+        centers = None if boxed else positions
+        column_schema = joined.column_schema(table.schema)
+        return Objects(table, rows, fields, centers, boxes, joined.name, column_schema, joined.unread)
 
 
 class CropRows(ColumnReader):
     """Ids and columns of objects or tiles, with the columns of their images appended.
 
-    ``name_rows`` returns the ids. A process that unpickles it sets ``source``, the images, before it reads columns.
+    ``name_rows`` returns the ids, ``read_own`` columns of objects. A process that unpickles it sets ``source``, the
+    images, before it reads columns.
     """
 
-    def __init__(self, source: BaseSource, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> None:
-        self.path, self.own, self._fields, self._name_rows = source.path, own, fields, name_rows
+    def __init__(
+        self,
+        source: BaseSource,
+        own_schema: pa.Schema,
+        read_own: Callable[[list[str]], pa.Table],
+        fields: Array,
+        name_rows: Callable[[], list[str]],
+    ) -> None:
+        self.path, self._own_schema, self._read_own = source.path, own_schema, read_own
+        self._fields, self._name_rows = fields, name_rows
         self.source: BaseSource | None = source
         self.objects: Objects | None = None
 
     @classmethod
+    def of_table(cls, source: BaseSource, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> Self:
+        """Return the rows of tiles, whose columns are in memory."""
+        return cls(source, own.schema, own.select, fields, name_rows)
+
+    @classmethod
     def of_objects(cls, source: BaseSource, objects: Objects) -> Self:
-        rows = cls(source, objects.table, objects.fields, partial(object_ids, objects, source.image_ids))
+        """Return the rows of objects."""
+        name_rows = partial(object_ids, objects, source.image_ids)
+        rows = cls(source, objects.column_schema, objects.column_table, objects.fields, name_rows)
         rows.objects = objects
         return rows
+
+    @property
+    def own_columns(self) -> pa.Table:
+        """Columns of objects or tiles, without those of images."""
+        return self._read_own(self._own_schema.names)
 
     @cached_property
     def image_ids(self) -> Sequence[str]:  # type: ignore[override]  # Named lazily.
@@ -216,15 +266,16 @@ class CropRows(ColumnReader):
     def column_schema(self) -> pa.Schema:
         """Names and types of the columns."""
         assert self.source is not None
-        own = set(self.own.column_names)
-        return pa.schema([*self.own.schema, *(field for field in self.source.column_schema if field.name not in own)])
+        own = set(self._own_schema.names)
+        return pa.schema([*self._own_schema, *(field for field in self.source.column_schema if field.name not in own)])
 
     def _read_columns(self, names: list[str]) -> pa.Table:
         assert self.source is not None
-        own = set(self.own.column_names)
+        own = [name for name in names if name in self._own_schema.names]
         of_images = self.source.column_table([name for name in names if name not in own])
         of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
-        return pa.table({name: (self.own if name in own else of_images)[name] for name in names})
+        of_objects = self._read_own(own) if own else pa.table({})
+        return pa.table({name: (of_objects if name in own else of_images)[name] for name in names})
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}

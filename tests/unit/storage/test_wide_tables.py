@@ -13,7 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omearrow_ds import ColumnError, FormatError, OMEArrowDataset, Storage, open_images, write_images
+from omearrow_ds import (
+    ColumnError,
+    FormatError,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    Storage,
+    open_images,
+    write_crops,
+    write_images,
+)
 from omearrow_ds.storage.table_files import TableFile
 from tests.support.errors import raises
 from tests.support.objects import serving
@@ -175,6 +184,58 @@ def test_a_wide_table_on_a_server_sends_only_the_requested_columns(tmp_path, suf
             np.testing.assert_array_equal(source.column("Cells_Feature 7"), noise[7])
             assert server.sent_bytes.total() < noise.nbytes / 10
             assert [int(image.max()) for image in source.take([1_999, 3])] == [1_999, 3]
+
+
+@pytest.fixture
+def cells(tmp_path):
+    """Return the path of a table with two objects per image and many features, some of them before the positions."""
+    count = 2 * COUNT
+    table = {
+        "image_id": [f"image-{number // 2:05}" for number in range(count)],
+        **{f"Cells_Feature {number}": np.arange(count) * 0.5 + number for number in range(80)},
+        "Nuclei_Location_Center_Y": np.arange(count) % 4 * 1.0,
+        "Nuclei_Location_Center_X": [1.0] * count,
+    }
+    pq.write_table(pa.table(table), tmp_path / "cells.parquet")
+    return tmp_path / "cells.parquet"
+
+
+def test_crops_of_a_wide_table_of_objects_are_those_of_the_table_in_memory(plate, cells, tmp_path):
+    options = {"crop_size": (3, 3), "pad": "constant", "filter": '"Cells_Feature 5" > 6 and number < 8'}
+    options |= {"target": "Cells_Feature 7", "preload": False}
+    lazy = OMEArrowDatasetNumpy(plate, objects=cells, **options)
+    eager = OMEArrowDatasetNumpy(plate, objects=pq.read_table(cells), **options)
+    for dataset in (lazy, pickle.loads(pickle.dumps(lazy)), lazy.split((0.5, 0.5))[0]):
+        chosen = eager if len(dataset) == len(eager) else eager.split((0.5, 0.5))[0]
+        assert dataset.column_names == chosen.column_names
+        assert dataset.columns.equals(chosen.columns)
+        assert dataset.objects.equals(chosen.objects)
+        for (crop, label), (expected_crop, expected_label) in zip(dataset, chosen, strict=True):
+            np.testing.assert_array_equal(crop, expected_crop)
+            assert label == expected_label
+    for name, table in (("lazy", cells), ("eager", pq.read_table(cells))):
+        write_crops(plate, table, tmp_path / f"{name}.arrow", crop_size=(3, 3), pad="constant")
+    with open_images(tmp_path / "lazy.arrow") as source, open_images(tmp_path / "eager.arrow") as expected:
+        assert source.columns.equals(expected.columns)
+
+
+def test_crops_read_only_the_requested_columns_of_a_wide_table_of_objects(plate, cells, monkeypatch):
+    requested = []
+    read = TableFile.read
+    monkeypatch.setattr(
+        TableFile, "read", lambda file, names=None, types=None: requested.append(names) or read(file, names, types)
+    )
+    condition = '"Cells_Feature 5" > 6'
+    dataset = OMEArrowDataset(
+        plate, objects=cells, crop_size=(3, 3), pad="constant", filter=condition, target="Cells_Feature 2", axes="YX"
+    )
+    rows = np.flatnonzero(np.arange(2 * COUNT) * 0.5 + 5 > 6)
+    assert [float(label) for _, label in dataset] == (rows * 0.5 + 2).tolist()
+    features = {name for name in chain.from_iterable(requested) if name.startswith("Cells_Feature")}
+    assert features == {"Cells_Feature 2", "Cells_Feature 5"}
+    pq.write_table(pq.read_table(cells).slice(1), cells)
+    with raises(FormatError, mentions=(str(cells),)):
+        dataset.column("Cells_Feature 3")
 
 
 TRAIN = """

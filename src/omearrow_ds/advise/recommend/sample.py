@@ -75,7 +75,7 @@ class Cells:
         objects = objects.keep(boxes_around_objects(objects, images.shapes, crop_size, pad)[1])
         if not len(objects.rows):
             raise ArgumentError(
-                f"{objects.where} has no objects in these images",
+                f"{objects.name} has no objects in these images",
                 option="objects",
                 remedy="pass a table with objects of these images",
             )
