@@ -74,12 +74,12 @@ def record_walks(folder: Path) -> dict[str, Walk]:
 
 
 def _record_batch(dataset: OMEArrowDataset, batch_size: int) -> Walk:
-    """Return the walk of the third batch of a seeded loader."""
+    """Return the shorter walk of two batches of a seeded loader; a batch that waited for the disk requests pages."""
     order = torch.Generator().manual_seed(0)
     loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=0, generator=order)
     batches: Iterator[Any] = iter(loader)
     next(batches), next(batches)
-    return record_walk(lambda: next(batches))
+    return min(record_walk(lambda: next(batches)) for _ in range(2))
 
 
 def _write_plate(folder: Path, cells: Path, rng: np.random.Generator) -> None:
