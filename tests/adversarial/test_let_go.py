@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import weakref
+from collections import Counter
 from multiprocessing.connection import Connection
 
 import pytest
@@ -29,7 +30,8 @@ def alive():
     kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
 
     def count():
-        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+        by_type = Counter(map(type, gc.get_objects()))
+        return sum(number for kind, number in by_type.items() if issubclass(kind, kinds))
 
     gc.disable()
     before = count()
