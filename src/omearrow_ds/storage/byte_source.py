@@ -19,7 +19,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,50 +36,6 @@ _MAX_GAP_BYTES = 2**13  # Largest gap between ranges that are fetched by one req
 _MIN_READ_BYTES = 2**15  # Smallest cached read of a library, which reads headers in small steps.
 
 
-class ByteSource(Protocol):
-    """Bytes of one file, local or in an object store."""
-
-    @property
-    def name(self) -> str:
-        """Path or URL, for errors."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes."""
-
-    @property
-    def data(self) -> Array | None:
-        """Memory map of the file as a uint8 array (size_bytes,); None if the file is not mapped."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Lock to hold while a library seeks and reads; a local file needs none, so its lock never blocks."""
-
-    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of each range, as slices of the memory map or from requests for merged ranges."""
-
-    def read_tail(self, num_bytes: int) -> memoryview:
-        """Return the last bytes, at most ``num_bytes``."""
-
-    def read_at_random(self) -> AbstractContextManager[None]:
-        """Return a context in which a memory map reads single pages, not a read-ahead window per page fault."""
-
-    def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
-        """Fetch and cache ranges of an object that will be read next; do nothing for a local file."""
-
-    def clear_cache(self) -> None:
-        """Drop all cached ranges of an object."""
-
-    def refuse_changed(self, num_files: int = 1) -> None:
-        """Raise `FormatError` if the file was truncated, overwritten or replaced.
-
-        Parameters
-        ----------
-        num_files
-            Number of files that are read together; the status of each is checked less often.
-        """
-
-
 class MappedFile:
     """Memory-mapped local file. If it is truncated, touching the missing bytes ends the process (SIGBUS).
 
@@ -91,6 +47,8 @@ class MappedFile:
         The memory map, a buffer for Arrow.
     data
         (size_bytes,) uint8, the same bytes.
+    lock
+        Lock to hold while a library seeks and reads; it never blocks.
     read_ahead_bytes
         Read-ahead of the disk: the bytes that one page fault reads.
     """
@@ -169,20 +127,25 @@ class LocalFile:
     """
 
     name: str
-    folder: OpenFolder | None = None
-    fingerprint: tuple[int, ...] = ()
+    folder: OpenFolder | None
+    fingerprint: tuple[int, ...]
     cached_bytes: ClassVar[int] = 0
 
     @classmethod
-    def as_it_is(cls, path: Path) -> LocalFile:
+    def as_it_is(cls, path: str | os.PathLike[str]) -> LocalFile:
         """Return a file with its current fingerprint; reading it raises an error after the file has changed."""
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116  # pathlib would double its cost
         return cls(str(path), None, (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino))
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes."""
-        return os.stat(self.name, dir_fd=None if self.folder is None else self.folder.descriptor).st_size
+        """Number of bytes when the file was opened."""
+        return self.fingerprint[0]
+
+    @property
+    def modified_ns(self) -> int | None:
+        """Modification time; None if it is unknown."""
+        return self.fingerprint[1] if len(self.fingerprint) > 1 else None
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Return the bytes of each range, read by one system call per range; see `read_into`."""
@@ -198,11 +161,10 @@ class LocalFile:
         """
         descriptor = os.open(self.name, OPEN_FLAGS, dir_fd=None if self.folder is None else self.folder.descriptor)
         try:
-            if self.fingerprint:
-                status = os.fstat(descriptor)
-                fingerprint = status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
-                if fingerprint[: len(self.fingerprint)] != self.fingerprint:
-                    raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
+            status = os.fstat(descriptor)
+            fingerprint = status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+            if fingerprint[: len(self.fingerprint)] != self.fingerprint:
+                raise ChangedFileError(f"{self.name}: was replaced or changed since it was opened; open it again")
             for (start, array), copy in zip_longest(reads, copies):
                 if os.preadv(descriptor, [array.data], start) < array.nbytes:
                     raise ChangedFileError(f"{self.name}: the file ends before the last byte of its pixels; restore it")
@@ -247,6 +209,7 @@ class ObjectFile(io.RawIOBase):
     """
 
     data = None
+    modified_ns = None
 
     def __init__(
         self,
@@ -354,10 +317,6 @@ class ObjectFile(io.RawIOBase):
         self._position = max(0, offset + origin)
         return self._position
 
-    def tell(self) -> int:
-        """Return the read position."""
-        return self._position
-
     def readable(self) -> bool:
         """Return True."""
         return True
@@ -365,6 +324,9 @@ class ObjectFile(io.RawIOBase):
     def seekable(self) -> bool:
         """Return True."""
         return True
+
+
+ByteSource = MappedFile | ObjectFile
 
 
 def version_fingerprint(version: tuple[int, str]) -> tuple[int, int]:

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, count, product
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.storage.byte_source import ByteRange, ChangedFileError, Copy, LocalFile
+from omearrow_ds.storage.byte_source import ChangedFileError, Copy, LocalFile, ObjectFile
 
 Array = np.ndarray[Any, Any]
 Region = Sequence[int]  # Starts of some axes, then their stops.
 Window = tuple[slice, ...]
+ChunkFile = LocalFile | ObjectFile
 Decode = Callable[[memoryview, int], Array]
 StoredBytes = bytes | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _IMAGE_BYTES, _MAX_CACHED_BYTES = 500, 2**25  # Size of located chunks without their arrays, and limit of the cache.
 _MIN_SKIPPED_BYTES = 2**13  # Unused bytes per row from which the rows of a region are read one by one.
-
-
-class ChunkFile(Protocol):
-    """File with chunks of images: `LocalFile` or `ObjectFile`."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes."""
-
-    @property
-    def cached_bytes(self) -> int:
-        """Number of bytes of the file that are cached in memory."""
-
-    @property
-    def name(self) -> str:
-        """Path or URL, for errors."""
-
-    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of ranges."""
-
-    def read_into(self, reads: Sequence[tuple[int, Array]], copies: Sequence[Copy | None]) -> None:
-        """Fill each array with bytes from its start offset, then copy its pixels, before the next array is filled.
-
-        Raises `ChangedFileError` if the file is too short.
-        """
 
 
 class ChunkLayout(NamedTuple):
@@ -90,6 +67,20 @@ class ImageChunks(NamedTuple):
     file: ChunkFile
     offsets: Array
     lengths: Array | None = None
+
+
+@lru_cache(64)  # Most images of a folder are alike.
+def plane_layout(dtype: np.dtype[Any], side: tuple[int, int]) -> ChunkLayout:
+    """Return the layout of uncompressed planes of a dtype and a shape (Y, X)."""
+    return ChunkLayout((1, 1, 1, *side), 1, dtype, dtype.newbyteorder("="))
+
+
+@lru_cache(64)
+def consecutive_planes(shape: tuple[int, ...], dtype: np.dtype[Any], first_byte: int) -> tuple[ChunkLayout, Array]:
+    """Return layout and offsets of the planes of an uncompressed image (T, C, Z, Y, X) at ``first_byte``."""
+    plane_bytes = math.prod(shape[3:]) * dtype.itemsize
+    offsets = first_byte + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64).reshape(*shape[:3], 1)
+    return plane_layout(dtype, (shape[3], shape[4])), offsets
 
 
 class ChunkFiles:

@@ -289,7 +289,7 @@ def joined_files(
     module = get_format("tiff").module()
     how: dict[str, Any] = {} if objects is None else {"objects": objects}
     how["split_along"] = fields.split_along
-    source_type = module.Source if objects is None else module.RemoteSource
+    source_type = module.Source
     names, pages = _names_and_pages(fields, path)
     model = 0
     if skip_errors:

@@ -1,9 +1,10 @@
-"""`FolderSource`: the base of the two folder formats: the sidecar table, natural order, one image per member."""
+"""`FolderSource`: images in files of a folder, on this machine or at a URL, listed by a sidecar or in natural order."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -23,8 +25,16 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
-from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, files_below
+from omearrow_ds.storage.byte_source import (
+    STATUS_NS,
+    ChangedFileError,
+    LocalFile,
+    ObjectFile,
+    OpenFolder,
+    version_fingerprint,
+)
+from omearrow_ds.storage.extents import ExtentReader, ImageChunks, Located, Region, consecutive_planes
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Stamp, files_below
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -33,7 +43,13 @@ from omearrow_ds.storage.formats._detect import (
     is_zarr_node,
     refuse_special,
 )
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
+from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
+from omearrow_ds.storage.formats._stored import Stored, joined
+from omearrow_ds.storage.formats._urls import Url, url_of
 
 Described = TypeVar("Described")
 _MEMBER = pa.struct(
@@ -47,10 +63,10 @@ _MEMBER = pa.struct(
     }
 )
 
-_DESCRIBED_AT_ONCE = 8  # files that are fetched in parallel
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_FOUND = (
-    *("columns", "checksums", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp", "variant"),
+_PICKLED = (
+    *("columns", "checksums", "_files", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp"),
+    "variant",
 )
 
 
@@ -82,15 +98,6 @@ class Member(NamedTuple):
 def member_name(index: int, image_id: str, suffix: str) -> str:
     """Return a file name that sorts in image order and contains the image's id."""
     return f"{index:06d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', image_id)[:80]}{suffix}"
-
-
-def write_sidecar(path: Path, format_name: str, members: Sequence[Member], columns: pa.Table) -> None:
-    """Write the sidecar table: ``columns``, and the file, id, shape, dtype and pixel offset of each image."""
-    columns_of_members = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
-    arrays = [_listed(field, columns_of_members.get(field.name, ())) for field in _MEMBER]
-    listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
-    table = beside(schema.SIDECAR_COLUMN, listing, columns)
-    pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)
 
 
 def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
@@ -131,27 +138,57 @@ def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
 class FolderSource(BaseSource):
     """Images stored one per file (or per Zarr node) in a folder, or a single such file.
 
+    The folder is on this machine or at a URL: a format opens files by ``_files``. If its images are files, it sets
+    ``suffixes``, and implements `_describe` and `_decode`. Pixels at the ``pixel_offset`` of their `Member`
+    are read in place, and those that `_locate_chunks` locates by chunks.
+
+    Attributes
+    ----------
+    suffixes
+        Lower-case suffixes of image files; empty if images are folders.
+
     Raises
     ------
     FormatError
         If it contains no images, or the files are not those that the sidecar lists.
     """
 
-    unheld_types = (pa.types.is_interval,)  # the sidecar is in Parquet
-    _carried: ClassVar[Sequence[str]] = ()  # further attributes that are pickled
+    unheld_types = (pa.types.is_interval,)  # The sidecar is in Parquet.
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    _carried: ClassVar[Sequence[str]] = ()  # Further attributes that are pickled.
     _members: list[Member]
-    _split_along = ""  # axes along which files may hold parts of their images
-    _alike = False  # whether files are assumed to have the shape and dtype of others, without reading their headers
+    _split_along = ""  # Axes along which files may hold parts of their images.
+    _alike = False  # Whether files are assumed to have the shape and dtype of others, without reading their headers.
+    _check_ns = 0  # Time of the next check of the open folder.
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, skip_errors: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        known: Mapping[str, Any] | None = None,
+        *,
+        objects: Objects | None = None,
+        skip_errors: bool = False,
+    ) -> None:
         self.path, self._skip_errors = path, skip_errors
+        self._files = FileSet() if objects is None else ObjectFileSet(objects)
         vars(self).update(known or {})
-        self._refuse_replaced()
+        self.fetches = self._files.is_remote
+        self._fetches_whole = self.fetches and bool(self.suffixes)  # Whole files of images, not their chunks.
+        self._folder = ProcessLocal(self._open_folder)
+        self._chunks = ExtentReader(self.errors, self._files.max_parallel_files)
+        refuse_replaced = bool if isinstance(path, Url) else self._refuse_replaced
+        refuse_replaced()
         if known is None:
             self._look()
-            self._refuse_replaced()
+            refuse_replaced()
+        if sys.byteorder == "big":
+            self._members = [member._replace(pixel_offset=None) for member in self._members]
         self.image_ids = [member.image_id for member in self._members]
         self.dtypes = [member.dtype for member in self._members]
+
+    def _open_folder(self) -> OpenFolder:
+        with self._opening():
+            return OpenFolder(self._root)
 
     @cached_property
     def _looked_at(self) -> str:
@@ -159,20 +196,45 @@ class FolderSource(BaseSource):
         sidecar = self.path / SIDECAR
         return str(sidecar if sidecar.is_file() else self.path)
 
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        return None if isinstance(self.path, Url) else super().failure(error)
+
+    def _checked_opening(self) -> refusing | Opening:
+        """Return a context that converts errors; files on servers are checked when they are read, a local path here."""
+        return self._reading() if isinstance(self.path, Url) else self._opening()
+
     def _look(self) -> None:
-        path = self.path
+        """List the images of the folder, or the only image."""
         self.columns = pa.table({})
-        single = self._is_member(path)
-        if not single and not path.is_dir():
-            raise FormatError(
-                f"{path}: is not an image of format {self.name!r}; correct the path, or pass another format="
-            )
-        self._root = path.parent if single else path
-        present = [path.name] if single else self._present()
-        self._listed = not single and self._read_sidecar()
+        is_single = self._is_single()
+        self._root = self.path.parent if is_single else self.path
+        names = [self.path.name] if is_single else self._present()
+        self._listed = not is_single and self._read_sidecar()
         if not self._listed:
-            self._take_files(sorted(present, key=natural_key))
-        self._refuse_strangers({member.file for member in self._members}, set(present))
+            self._take_files(sorted(names, key=natural_key))
+        self._refuse_strangers({member.file for member in self._members}, set(names))
+        if isinstance(self._files, ObjectFileSet):
+            self._set_stamp(self._files.versions)
+
+    def _is_single(self) -> bool:
+        """Whether the path is an image, not a folder with images."""
+        if self.fetches:
+            return self.path.name.lower().endswith(self.suffixes)
+        is_single = self._is_member(self.path)
+        if not is_single and not self.path.is_dir():
+            problem = f"is not an image of format {self.name!r}; correct the path, or pass another format="
+            raise FormatError(f"{self.path}: {problem}")
+        return is_single
+
+    def _set_stamp(self, versions: Mapping[str, tuple[int, str]]) -> None:
+        """Set the fingerprint of a collection on a server, and drop listed offsets of files with another size."""
+        root = str(self._root)
+        for row, member in enumerate(self._members):
+            size_bytes, _ = versions.get(f"{root}/{member.file}", (None, ""))
+            if size_bytes != member.size_bytes:
+                self._members[row] = member._replace(pixel_offset=None)
+        state = sorted(versions.items()), [(member.file, member.shape, member.dtype.str) for member in self._members]
+        self.stamp = version_fingerprint((len(self._members), repr(state)))
 
     def _take_files(self, files: Sequence[str]) -> None:
         """Read the headers of files that no sidecar lists.
@@ -188,29 +250,30 @@ class FolderSource(BaseSource):
             self._alike = True
         else:
             self._members = self._map(self._describe, files)
-        self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+        self.shapes = _shapes_of(self._members)
 
     def _map(self, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
         """Return the results of a function for each file; it is called in threads if files are fetched."""
         if not self.fetches:
             return list(map(function, *arguments))
-        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
+        with ThreadPoolExecutor(self._files.max_parallel_files, "omearrow-ds-header") as pool:
             return list(pool.map(function, *arguments))
 
     def kinds_of(self, files: Sequence[str], pages: Sequence[ListedPage | None]) -> list[str | OMEArrowDSError]:
         """Return the shape and dtype of each file or requested page as text, or the error if it is unreadable."""
-        return self._map(self._kind_of, files, pages)
 
-    def _kind_of(self, file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
-        try:
-            member = self._describe(file, listed)
-        except (FormatError, MissingPathError) as error:
-            return error
-        return f"{member.shape} {member.dtype}"
+        def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
+            try:
+                member = self._describe(file, listed)
+            except (FormatError, MissingPathError) as error:
+                return error
+            return f"{member.shape} {member.dtype}"
+
+        return self._map(kind_of, files, pages)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the listing, so that other processes need not read every file again."""
-        return type(self), (self.path, {name: getattr(self, name) for name in (*_FOUND, *self._carried)})
+        return type(self), (self.path, {name: getattr(self, name) for name in (*_PICKLED, *self._carried)})
 
     def _no_images(self) -> FormatError:
         """Return the error for a folder without images."""
@@ -251,25 +314,29 @@ class FolderSource(BaseSource):
             Further keyword arguments of the class.
         """
         known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
-        known |= {"_members": [], "_split_along": split_along}
-        opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)}, **how)
+        source = cls(path, {**known, "_members": [], "_split_along": split_along}, **how)
         pages = pages or [None] * len(files)
-        described = {number: opened._describe(files[number], pages[number]) for number in sorted(set(like))}
-        members = [
+        described = {number: source._describe(files[number], pages[number]) for number in sorted(set(like))}
+        source._members = [
             Member(file, name, described[number].shape, described[number].dtype, listed=page)
             for file, name, number, page in zip(files, names, like, pages, strict=True)
         ]
-        shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
-        known |= {name: getattr(opened, name) for name in ("stamp", *cls._carried)}
-        return cls(path, {**known, "_members": members, "shapes": shapes}, **how)
+        source.shapes = _shapes_of(source._members)
+        source.image_ids, source.dtypes = names, [member.dtype for member in source._members]
+        return source
 
     def _at(self, file: str) -> Path:
-        """Return the path of a file."""
-        return self._root / file
+        """Return the path or URL of a file."""
+        return (url_of(file) if self.fetches else None) or self._root / file
 
-    @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        """Whether ``path`` is an image."""
+        """Whether a local path is an image."""
+        if not path.name.lower().endswith(self.suffixes):
+            return False
+        if not path.is_file():
+            refuse_special(path)
+            return path.is_symlink() and not path.is_dir()  # A broken link is an image that cannot be read.
+        return True
 
     @abstractmethod
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
@@ -281,6 +348,8 @@ class FolderSource(BaseSource):
 
     def _present(self) -> list[str]:
         """Return the names of the images of the folder, in any order."""
+        if isinstance(self._files, ObjectFileSet):
+            return self._files.list_names(self.path, self.suffixes)
         names = []
         in_zarr = is_zarr_node(str(self.path))
         with self._reading(), os.scandir(self.path) as entries:
@@ -294,14 +363,11 @@ class FolderSource(BaseSource):
     def _read_sidecar(self) -> bool:
         """Set members and columns from the sidecar; return False if it is missing or from another program."""
         sidecar = self.path / SIDECAR
-        refuse_special(sidecar)
-        if not sidecar.is_file():
+        file = self._files.find_table(sidecar)
+        if file is None:
             return False
         if sidecar.is_symlink():
             raise link_refused(sidecar)
-        return self._take_sidecar(sidecar, sidecar)
-
-    def _take_sidecar(self, sidecar: Path, file: Any) -> bool:
         with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
             # Without pyarrow.dataset, which imports pandas.
             with pq.ParquetFile(file) as opened:
@@ -348,64 +414,192 @@ class FolderSource(BaseSource):
                 )
                 raise FormatError(msg)
 
-    def _checked(self, index: int, image: Array) -> Array:
-        """Return ``image`` if it has the listed shape and dtype, else raise `FormatError`."""
-        member = self._members[index]
-        if image.shape != member.shape or image.dtype != member.dtype:
-            name, remedy = f"image {index}", "; it changed since the folder was written, restore it"
-            if self._alike:
-                name, remedy = member.image_id, " like most images; move it to another folder"
-            msg = (
-                f"{self._at(member.file)}: {name} is {image.shape} {image.dtype}, expected {member.shape} "
-                f"{member.dtype}{remedy}"
-            )
-            raise FormatError(msg)
-        return image
-
-    def _new_images(self, rows: Sequence[int]) -> list[Array]:
-        """Return arrays for images, if they fit the memory."""
-        members = [self._members[row] for row in rows]
-        return [new_image(member.shape, member.dtype, f"{self._root}/{member.file}") for member in members]
-
-    @abstractmethod
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
-        """Return whole images: filled arrays of ``out``, or other arrays."""
+    def _refuse_other(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Raise `FormatError` if an image has another shape or dtype than listed."""
+        member = self._members[row]
+        if shape == member.shape and dtype == member.dtype:
+            return
+        name, remedy = f"image {row}", "; it changed since the folder was written, restore it"
+        if self._alike:
+            name, remedy = member.image_id, " like most images; move it to another folder"
+        expected = f"expected {member.shape} {member.dtype}"
+        raise FormatError(f"{self._at(member.file)}: {name} is {shape} {dtype}, {expected}{remedy}")
 
     @property
     def fills_out(self) -> bool:
-        return True
+        return not self._fetches_whole
+
+    def files_of(self, index: int) -> Sequence[str]:
+        member = self._members[index]
+        return () if self.fetches or member.listed is not None else (f"{self._root}/{member.file}",)
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        if self._fetches_whole:
+            members = (self._members[row] for row in rows)
+            self._files.prefetch(self._at(member.file) for member in members if member.listed is None)
+
+    def stream(self) -> Iterator[Block]:
+        self.prefetch(range(len(self)))
+        return super().stream()
 
     def read_arrays(
         self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
     ) -> list[Array]:
         if regions is None:
-            return self._read_into(rows, out)
+            return self._read_whole(rows, out)
         with nullcontext() if self._in_place else self._opening():
-            arrays = self._read_located(rows, regions)
-        missing = [position for position, pixels in enumerate(arrays) if pixels is None]
-        if missing:
-            whole = super()._read_regions([rows[n] for n in missing], [regions[n] for n in missing])
-            for position, pixels in zip(missing, whole, strict=True):
-                arrays[position] = pixels
-        return arrays
+            return self._read_located(rows, regions)
 
     @cached_property
     def _in_place(self) -> bool:
-        """Whether pixels of all files are read in place, through the folder that was opened."""
-        return all(member.pixel_offset is not None for member in self._members)
+        """Whether each read of pixels checks their file, so that no further check is needed."""
+        return isinstance(self.path, Url) or all(member.pixel_offset is not None for member in self._members)
 
-    @abstractmethod
-    def _read_located(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Any]:
-        """Return an array per region; None if it must be cropped from the whole image."""
+    def _read_whole(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+        """Return whole images: filled arrays of ``out``, or other arrays."""
+        if len(rows) > 1:
+            self.prefetch(rows)
+        images: list[Array] = []
+        others = []
+        for number, row in enumerate(rows):
+            member = self._members[row]
+            image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}") if out is None else out[number]
+            if self._fetches_whole and member.listed is None:
+                image = self._read_fetched(row, image)
+            elif member.pixel_offset is None or not self._read_in_place(member, image):
+                others.append(number)
+            images.append(image)
+        if others:
+            regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
+            with self._checked_opening():
+                arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
+            for number, pixels in zip(others, arrays, strict=True):
+                images[number] = pixels
+        return images
+
+    def _read_in_place(self, member: Member, image: Array) -> bool:
+        """Read the pixels at the offset of the listing; return False if the file has changed."""
+        try:
+            self._listed_file(member).read_into([(member.pixel_offset or 0, image)])
+        except (ChangedFileError, OSError):
+            return False
+        return True
+
+    def _read_fetched(self, row: int, image: Array) -> Array:
+        """Return an image whose file is fetched whole: ``image``, or an array of the library."""
+        member = self._members[row]
+        with self._checked_opening():
+            if member.pixel_offset is None:
+                return self._read_by_library(row, [[0, 0, 0, 0, 0, *image.shape]])[0]
+            self._files.read_whole(self._at(member.file)).read_into([(member.pixel_offset, image)])
+            return image
+
+    def _read_located(
+        self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
+    ) -> list[Array]:
+        """Return an array per region, by default a new one; the library reads images that are not located."""
+        arrays: list[Any] = self._chunks.read(self._locate, rows, regions, images)
+        missing = [number for number, pixels in enumerate(arrays) if pixels is None]
+        if not missing:
+            return arrays
+        if len(missing) > 1:
+            self.prefetch([rows[number] for number in missing])
+        for row, positions in rows_to_positions([rows[number] for number in missing]).items():
+            numbers = [missing[position] for position in positions]
+            decoded = self._read_by_library(row, [regions[number] for number in numbers])
+            for number, pixels in zip(numbers, decoded, strict=True):
+                arrays[number] = pixels
+        return arrays
+
+    def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
+        """Return regions of an image that the library decodes as a whole."""
+        member = self._members[row]
+        path = self._at(member.file)
+        is_whole = self._fetches_whole and member.listed is None
+        opening = nullcontext(self._files.read_whole(path)) if is_whole else self._files.open_for_library(path)
+        with opening as file, self._reading(path):
+            image = self._decode(row, file)
+        self._refuse_other(row, image.shape, image.dtype)
+        crops = [image[slices_of(region)] for region in regions]
+        return [crop if crop.size == image.size else np.array(crop) for crop in crops]
+
+    def _decode(self, row: int, file: Any) -> Array:
+        """Return an image (T, C, Z, Y, X) that the library decodes; ``file`` is a path, or a seekable file."""
+        raise NotImplementedError
+
+    def _locate(self, row: int) -> Located | None:
+        """Return the chunks of an image, or None if the library of the format must read it."""
+        member = self._members[row]
+        if member.pixel_offset is None:
+            return self._locate_chunks(row)
+        layout, offsets = consecutive_planes(member.shape, member.dtype, member.pixel_offset)
+        return ImageChunks(layout, self._listed_file(member), offsets)
+
+    def _locate_chunks(self, row: int) -> Located | None:
+        """Return the chunks of an image without listed offset."""
+        del row
+        return None
+
+    def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
+        """Return a file in the folder that was opened, so that a folder in its place is never read."""
+        if self.fetches:
+            return self._files.open(self._at(member.file))
+        folder = self._folder.get()
+        if self._listed and monotonic_ns() >= self._check_ns:
+            _refuse_written_over(self.path, folder.descriptor, self.stamp)
+            self._check_ns = monotonic_ns() + STATUS_NS
+        size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
+        return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
+
+    def _describe_storage(self, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
+        """Return the storage of files, of which some were opened to get the codec and layout of each."""
+        total, num_placed = len(self), sum(member.pixel_offset is not None for member in self._members)
+        library = f"by {self.format.backend}"
+        reading = {total: "in place: directly from the pixels in each file", 0: library}.get(
+            num_placed, f"{num_placed:,} images in place, {total - num_placed:,} {library}"
+        )
+        if self.fetches:
+            reading = "whole files, or for regions the byte ranges that they overlap"
+        chunking = f"one file per image, {joined(layouts)}"
+        in_place, num_opened = num_placed == total and not self.fetches, len(codecs) if len(codecs) < total else None
+        return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
 
     def stored_files(self) -> Iterator[Path]:
-        """Yield the files of the images; folders of other programs may contain further files."""
+        """Yield the local files of the images; folders of other programs may contain further files."""
+        if self.fetches:
+            return iter(())
         if self._listed:
             return super().stored_files()
         return files_below(map(self._at, dict.fromkeys(member.file for member in self._members)))
 
+    def stored_size(self) -> tuple[int, int, int]:
+        """Return the number, size and allocated bytes of all files; a file of unknown size counts as average-sized."""
+        if not isinstance(self._files, ObjectFileSet):
+            return super().stored_size()
+        sizes = [size for url, (size, _) in self._files.versions.items() if not url.endswith(f"/{SIDECAR}")]
+        num_files = len({member.file for member in self._members})
+        size_bytes = sum(sizes) * num_files // max(1, len(sizes))
+        return num_files + self._listed, size_bytes, size_bytes
+
     def close(self) -> None:
-        """Close open handles, if any; the formats that have none inherit this method, which does nothing."""
+        self._folder.close()
+        self._files.close()
+        if self.fetches:
+            self._chunks.clear()
+
+
+def _refuse_written_over(path: Path, folder: int, stamp: Stamp | None) -> None:
+    """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
+    try:
+        status = os.stat(SIDECAR, dir_fd=folder)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: was removed since it was opened; restore it, and open it again") from None
+    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != stamp:
+        raise FormatError(f"{path}: was replaced or changed since it was opened; open it again")
+
+
+def _shapes_of(members: Sequence[Member]) -> Array:
+    return np.array([member.shape for member in members], np.int64).reshape(-1, 5)
 
 
 def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:
@@ -445,4 +639,8 @@ def write_members(
         size_bytes = None if offset is None else file.stat().st_size
         checksums.append(image.checksum)
         members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
-    write_sidecar(path, format_name, members, with_checksums(columns, checksums))
+    values = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
+    arrays = [_listed(field, values.get(field.name, ())) for field in _MEMBER]
+    listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
+    table = beside(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
+    pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)

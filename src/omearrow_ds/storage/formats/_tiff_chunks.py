@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import tifffile
 
-from omearrow_ds.storage.extents import Array, ChunkFile, ChunkLayout, Decode, ImageChunks
+from omearrow_ds.storage.extents import Array, ChunkFile, ChunkLayout, Decode, ImageChunks, plane_layout
 
 _CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"}
 
@@ -39,7 +38,7 @@ def locate_chunks(
     dtype = series.dtype.newbyteorder(page.parent.byteorder)
     if series.dataoffset is not None:
         starts = series.dataoffset + math.prod(side) * dtype.itemsize * planes
-        return ImageChunks(_plane_layout(dtype, (side[0], side[1])), file, starts[..., None])
+        return ImageChunks(plane_layout(dtype, (side[0], side[1])), file, starts[..., None])
     pages = [other for other in series.pages if other is not None and not other.is_virtual]
     if page.shape != tuple(side) or not _is_plain(page) or not len(pages) == len(series.pages) == planes.size:
         return None
@@ -47,7 +46,7 @@ def locate_chunks(
         return None
     if page.is_final:
         starts = np.array([other.dataoffsets[0] for other in pages], np.int64)
-        return ImageChunks(_plane_layout(dtype, (side[0], side[1])), file, starts[planes][..., None])
+        return ImageChunks(plane_layout(dtype, (side[0], side[1])), file, starts[planes][..., None])
     shape = (page.tilelength, page.tilewidth) if page.is_tiled else (min(page.rowsperstrip, side[0]), side[1])
     num_down, num_across = (-(-size // length) for size, length in zip(side, shape, strict=True))
     tables = [(other.dataoffsets, other.databytecounts) for other in pages]
@@ -62,19 +61,6 @@ def locate_chunks(
         decoders[page.hash] = _decoder(page)
     layout = ChunkLayout((1, 1, 1, *shape), num_across, dtype, dtype.newbyteorder("="), decoders[page.hash])
     return ImageChunks(layout, file, offsets, lengths)
-
-
-@lru_cache(64)  # Most images of a folder are alike.
-def listed_planes(shape: tuple[int, ...], dtype: np.dtype[Any], first_byte: int) -> tuple[ChunkLayout, Array]:
-    """Return layout and offsets of the planes of an uncompressed image (T, C, Z, Y, X) at ``first_byte``."""
-    plane_bytes = math.prod(shape[3:]) * dtype.itemsize
-    offsets = first_byte + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64).reshape(*shape[:3], 1)
-    return _plane_layout(dtype.newbyteorder("<"), (shape[3], shape[4])), offsets
-
-
-@lru_cache(64)  # Most images of a folder are alike.
-def _plane_layout(dtype: np.dtype[Any], side: tuple[int, int]) -> ChunkLayout:
-    return ChunkLayout((1, 1, 1, *side), 1, dtype, dtype.newbyteorder("="))
 
 
 def _decoder(page: tifffile.TiffPage) -> Decode:

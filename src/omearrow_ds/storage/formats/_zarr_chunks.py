@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -31,11 +30,11 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ImageError, OMEArrowDSError
 from omearrow_ds.resources import pixel_count
-from omearrow_ds.storage.byte_source import OPEN_FLAGS
-from omearrow_ds.storage.extents import Array, ChunkFile, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
+from omearrow_ds.storage.extents import Array, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._failures import damaged
+from omearrow_ds.storage.formats._file_set import FileSet
 
 CHUNK_SHAPE = (1024, 1024)
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
@@ -45,8 +44,6 @@ _REMEMBERED = 1024
 _SPARE_BYTES = 64  # A compressed chunk exceeds its pixels by less than this, if at all.
 _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
-_MAX_FILE_BYTES = 2**24  # Limit for metadata, and for a chunk that is expected to be small.
-_METADATA_BYTES = 4096  # Usual limit of metadata.
 
 # Its type stubs do not know arrays, without which Blosc would not know the size of a pixel.
 _blosc_encode: Any = imagecodecs.blosc_encode
@@ -58,21 +55,6 @@ _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _SHARD_ENTRY = struct.Struct("<QQ")  # First byte and number of bytes of a chunk.
 _MISSING_ENDS, _CHECKSUM_BYTES = (2**64 - 1, 2**65 - 2), 4
 STAGES = {"ZarrChunks.decode": "decode", "ZarrChunks.fetch": "read"}
-
-
-class ZarrFiles(NamedTuple):
-    """Access to local files by path, or to objects by URL.
-
-    Attributes
-    ----------
-    read
-        Returns the bytes of a whole file that has usually fewer bytes than the second argument.
-    open
-        Opens a file to read ranges.
-    """
-
-    read: Callable[[str, int], StoredBytes]
-    open: Callable[[str], ChunkFile]
 
 
 class ZarrArray(NamedTuple):
@@ -225,7 +207,7 @@ def _file_names(grid: tuple[int, ...], prefix: str, separator: str) -> list[str]
 class ZarrChunks(ChunkFiles):
     """Chunks of an array in a folder or below a URL; ``can_miss_chunks`` if a missing chunk is not an error."""
 
-    def __init__(self, array: ZarrArray, folder: str, files: ZarrFiles, *, can_miss_chunks: bool) -> None:
+    def __init__(self, array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> None:
         self.name, self.layout, self.shape, self.shard = folder, array.layout, array.shape, array.shard
         self.fill_value, self._array, self._files = array.fill_value, array, files
         self._can_miss_chunks = can_miss_chunks and array.fill_value is not None
@@ -273,7 +255,7 @@ class ZarrChunks(ChunkFiles):
             raise damaged(Path(self.name, self._array.names[file_number]), "OME-Zarr", problem) from problem
 
 
-def _read_shard(array: ZarrArray, path: str, files: ZarrFiles, numbers: Collection[int]) -> list[StoredBytes | None]:
+def _read_shard(array: ZarrArray, path: str, files: FileSet, numbers: Collection[int]) -> list[StoredBytes | None]:
     """Return the bytes of chunks of a shard, None for missing ones: all with one read, some after reading the index."""
     num_chunks = math.prod(array.shard)
     index_bytes = num_chunks * _SHARD_ENTRY.size + _CHECKSUM_BYTES
@@ -298,29 +280,11 @@ def _read_shard(array: ZarrArray, path: str, files: ZarrFiles, numbers: Collecti
     return [parts.get(number) for number in numbers]
 
 
-def read_file(path: str, likely_bytes: int = _METADATA_BYTES) -> bytes:
-    """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long.
-
-    Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
-    """
-    descriptor = os.open(path, OPEN_FLAGS)
-    try:
-        data = os.read(descriptor, likely_bytes)
-        if len(data) < likely_bytes:
-            return data
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes > max(_MAX_FILE_BYTES, 2 * likely_bytes):
-            raise ValueError(f"{path} has {size_bytes:,} bytes, expected fewer than {likely_bytes:,}")
-        return data + os.read(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)
-
-
 class Reader:
     """Finds arrays by their metadata, which is read each time; recent metadata is not parsed again."""
 
-    def __init__(self, level: int, files: ZarrFiles) -> None:
-        self._level, self.files = level, files
+    def __init__(self, level: int, files: FileSet) -> None:
+        self._level, self._files = level, files
         self._parse = lru_cache(_REMEMBERED)(parse)
         self._parse_group = lru_cache(_REMEMBERED)(partial(_level, level))
 
@@ -339,21 +303,19 @@ class Reader:
             description = self._read(f"{folder}/.zattrs") or b""
         array = self._parse(description)
         level = self._parse_group(description) if array is None else None
-        if array is not None and (self._level or (name == ".zarray" and self._has_named_dimensions(folder))):
+        if array is not None and self._level:
             return None
+        if array is not None and name == ".zarray" and b"_ARRAY_DIMENSIONS" in (self._read(f"{folder}/.zattrs") or b""):
+            return None  # Attributes name its dimensions, as xarray writes them.
         if level is not None:
             folder = f"{folder}/{level[0]}"
             array = self._parse(self._read(f"{folder}/{name}") or b"", level[1])
         return None if array is None else (folder, array)
 
-    def _has_named_dimensions(self, folder: str) -> bool:
-        """Whether the attributes of a Zarr 2 array name its dimensions, as xarray writes them."""
-        return b"_ARRAY_DIMENSIONS" in (self._read(f"{folder}/.zattrs") or b"")
-
     def _read(self, path: str) -> bytes | None:
         """Return metadata: None if it is missing, no bytes if it cannot be read."""
         try:
-            return bytes(self.files.read(path, _METADATA_BYTES))
+            return bytes(self._files.read_metadata(path))
         except FileNotFoundError:
             return None
         except OMEArrowDSError:
@@ -395,7 +357,8 @@ class Writer:
         windows = chunk_windows([0, 0, 0, 0, 0, *pixels.shape], shape)
         for name, (_, _, window) in zip(array.names, windows, strict=True):
             part = pixels[window]
-            chunk = np.ascontiguousarray(part) if part.shape == shape else _padded(part, shape)
+            missing = [(0, length - size) for length, size in zip(shape, part.shape, strict=True)]
+            chunk = np.ascontiguousarray(part) if part.shape == shape else np.pad(part, missing)
             (path / name).write_bytes(self._encode(chunk.astype(dtype, copy=False)))
 
     def _encode(self, chunk: Array) -> bytes:
@@ -427,9 +390,3 @@ class Writer:
             problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {self._chunk_shape}"
             raise ImageError(f"{problem}; pass a larger chunk_shape=")
         return description, array
-
-
-def _padded(part: Array, shape: tuple[int, ...]) -> Array:
-    chunk = np.zeros(shape, part.dtype)
-    chunk[tuple(map(slice, part.shape))] = part
-    return chunk

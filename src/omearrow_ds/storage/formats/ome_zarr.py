@@ -7,10 +7,9 @@ Measurements are in ``docs/explanation/layouts.md``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
@@ -26,12 +25,12 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
-from omearrow_ds.storage.byte_source import LocalFile
-from omearrow_ds.storage.extents import ChunkFiles, ExtentReader, Region, size_of
+from omearrow_ds.storage.extents import ChunkFiles, Region, size_of
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
+from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
     ListedPage,
@@ -41,15 +40,14 @@ from omearrow_ds.storage.formats._folder import (
     refuse_links,
     write_members,
 )
-from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
+from omearrow_ds.storage.formats._regions import slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
-from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks, ZarrFiles
+from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
+_NUM_BUCKET_PARTS = 2  # Parts of a URL without an object name.
 _NAMED = 5  # Members listed for a group without images.
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
@@ -91,27 +89,31 @@ class Source(FolderSource):
     errors = _ERRORS
     has_levels = True
     can_skip = True
-    _max_parallel_files = 1
+    takes = ("level",)
+    _carried = ("_level",)
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:
-        self._level, self._arrays = level, _zarr_chunks.Reader(level, self._zarr_files())
-        self._chunks = ExtentReader((FileNotFoundError,), self._max_parallel_files)
+        self._level = level
+        self._plate: tuple[str | None, list[str]] | None = None  # Name, and paths of wells.
         self.variant = (f"level {level}",) if level else ()
         super().__init__(path, known, **how)
 
-    def _zarr_files(self) -> ZarrFiles:
-        return ZarrFiles(_zarr_chunks.read_file, LocalFile)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kind, given = super().__reduce__()
-        return partial(kind, level=self._level), given
+    @cached_property
+    def _arrays(self) -> _zarr_chunks.Reader:
+        return _zarr_chunks.Reader(self._level, self._files)
 
     def _look(self) -> None:
-        self._plate: tuple[str | None, list[str]] | None = None
-        super()._look()
+        if not self.fetches:
+            super()._look()
+        else:
+            self.columns, self._root, self._listed = pa.table({}), self.path, False
+            self._listed = self._read_sidecar()  # One request lists all images.
+            if not self._listed:
+                self._take_files(self._present())
+            self._set_stamp({})
         if self._listed:
             self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
-        if self._plate is not None and not self._listed:
+        elif self._plate is not None:
             self._take_plate(*self._plate)
 
     def _refuse_level(self, problem: str, path: Path) -> None:
@@ -141,8 +143,7 @@ class Source(FolderSource):
             return False
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
-        node = self._node(path)
-        return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
+        return _is_image(self._node(path))
 
     def stored_as(self) -> Stored:
         looked_at = spread(len(self))
@@ -162,14 +163,17 @@ class Source(FolderSource):
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        for name in _NODE_FILES:
-            refuse_special(f"{path}/{name}")
         with self._reading(path):
+            if isinstance(self._files, ObjectFileSet):
+                return ZarrObjects(self._files, str(self._root), complete=self._listed).node(str(path))
+            for name in _NODE_FILES:
+                refuse_special(f"{path}/{name}")
             return zarr.open(path, mode="r")
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
         """Return the array of an image at the selected level, and its axes if known."""
-        self._refuse_links(path)
+        if not self.fetches:
+            refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
             self._refuse_level("a Zarr array has no levels", path)
@@ -186,17 +190,16 @@ class Source(FolderSource):
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
         """Return the numbers of an array in a group, or the bytes of a file."""
-        if is_zarr_node(f"{group}/{name}"):
-            return self._numbers(group / name)
-        with self._reading(group / name):
-            return _zarr_chunks.read_file(f"{group}/{name}")
-
-    def _numbers(self, path: Path) -> list[float]:
+        with self._reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
+            return bytes(self._files.read(f"{group}/{name}"))
+        path = group / name
         array = self._node(path)
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
         with self._reading(path):
-            values: list[float] = _read_whole(_safe(array, path), path).astype(np.float64).reshape(-1).tolist()
+            for shape in (array.shape, array.shards or array.chunks):
+                new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
+            values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
         return values
 
     def _no_images(self) -> FormatError:
@@ -216,7 +219,10 @@ class Source(FolderSource):
         return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
     def _present(self) -> list[str]:
-        node = self._node(self.path) if self._may_be_plate() else None
+        node = self._node_at_url() if self.fetches else self._node(self.path) if self._may_be_plate() else None
+        if self.fetches and _is_image(node):
+            self._root = self.path.parent
+            return [self.path.name]
         with self._reading():
             self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
         if self._plate is not None:
@@ -224,12 +230,38 @@ class Source(FolderSource):
             if not fields:
                 raise FormatError(f"{self.path}: the OME-Zarr plate has no fields; pass a plate with images")
             return fields
+        if isinstance(self._files, ObjectFileSet):
+            parts = (name.partition("/") for name in self._files.objects.inside(str(self.path)))
+            names = list({first for first, _, rest in parts if rest in _NODE_FILES and first != "OME"})
+            if not names:
+                problem = "the Zarr group contains no images; pass the URL of an image or a plate"
+                raise FormatError(f"{self.path}: {problem}")
+            return sorted(names, key=natural_key)
         names = super()._present()
         for name in names:
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
                     raise link_refused(self.path / name / part)
         return names
+
+    def _node_at_url(self) -> zarr.Array[Any] | zarr.Group:
+        """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
+        assert isinstance(self._files, ObjectFileSet)
+        try:
+            node = self._node(self.path)
+        except FormatError:
+            with suppress(StorageError, MissingPathError):
+                names = sorted({name.partition("/")[0] for name in self._files.objects.inside(str(self.path))})
+                if not set(names) & set(ZARR_FILES):
+                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
+                    raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
+            raise
+        if _is_image(node) and len(self.path.parts) <= _NUM_BUCKET_PARTS:
+            raise FormatError(
+                f"{self.path}: the bucket itself is an image, which is not supported; copy it to a folder of "
+                f"the bucket, and pass the URL of that folder"
+            )
+        return node
 
     def _may_be_plate(self) -> bool:
         """Whether the group's attributes may describe a plate; asking zarr takes a third of the opening time."""
@@ -241,12 +273,13 @@ class Source(FolderSource):
 
     def _fields(self, well: str) -> list[str]:
         """Return the fields of a plate's well, as paths below the plate."""
-        for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
-            if (self.path / folder).is_symlink():
-                raise link_refused(self.path / folder)
         remedy = "restore the well, or remove it from the list"
-        if not is_zarr_node(f"{self.path}/{well}"):
-            raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
+        if not self.fetches:
+            for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
+                if (self.path / folder).is_symlink():
+                    raise link_refused(self.path / folder)
+            if not is_zarr_node(f"{self.path}/{well}"):
+                raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
         node = self._node(self.path / well)
         with self._reading(self.path / well):
             listed = _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")
@@ -254,7 +287,7 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: well {well!r} does not list its fields; {remedy}")
         fields = [f"{well}/{field}" for field in listed]
         for field in fields:
-            if not is_zarr_node(f"{self.path}/{field}"):
+            if not (self.fetches or is_zarr_node(f"{self.path}/{field}")):
                 raise FormatError(
                     f"{self.path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}"
                 )
@@ -265,12 +298,10 @@ class Source(FolderSource):
         folder = self._root / self._members[index].file
         return folder / "0" if self._listed else folder
 
-    def _refuse_links(self, path: Path) -> None:
-        refuse_links(path)
-
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         del listed  # Only TIFF files have pages.
-        self._refuse_links(self._root / file)
+        if not self.fetches:  # Servers have no links.
+            refuse_links(self._root / file)
         located = self._arrays.find_image(f"{self._root}/{file}")
         if located is not None:
             return Member(file, self._image_id(file), located[1].shape, located[1].layout.pixel_dtype)
@@ -293,26 +324,9 @@ class Source(FolderSource):
             remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
             raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
-    def _read_into(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
-        images = self._new_images(rows) if out is None else out
-        with self._opening():
-            return self._read_located(rows, [[0, 0, 0, 0, 0, *image.shape] for image in images], images)
-
-    def _read_located(
-        self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
-    ) -> list[Array]:
-        arrays: list[Any] = self._chunks.read(self._locate, rows, regions, images)
-        missing = [position for position, pixels in enumerate(arrays) if pixels is None]
-        for row, positions in rows_to_positions([rows[position] for position in missing]).items():
-            by_zarr = self._read_by_zarr(row, [regions[missing[position]] for position in positions])
-            for position, pixels in zip(positions, by_zarr, strict=True):
-                arrays[missing[position]] = pixels
-        return arrays
-
-    def _locate(self, index: int) -> ChunkFiles | None:
+    def _locate(self, row: int) -> ChunkFiles | None:
         """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""
-        member = self._members[index]
-        folder = f"{self._root}/{member.file}"
+        folder = f"{self._root}/{self._members[row].file}"
         if self._listed:
             folder += "/0"
             array = self._arrays.find_array(folder)
@@ -325,9 +339,8 @@ class Source(FolderSource):
             if located is None:
                 return None
             folder, array = located
-        if array.shape != member.shape or array.layout.pixel_dtype != member.dtype:
-            self._checked(index, np.broadcast_to(np.zeros((), array.layout.pixel_dtype), array.shape))
-        return ZarrChunks(array, folder, self._arrays.files, can_miss_chunks=not self._listed)
+        self._refuse_other(row, array.shape, array.layout.pixel_dtype)
+        return ZarrChunks(array, folder, self._files, can_miss_chunks=not self._listed)
 
     def files_of(self, index: int) -> Sequence[str]:
         member = self._members[index]
@@ -339,15 +352,17 @@ class Source(FolderSource):
         """Names of the chunk files, by the shapes read so far."""
         return {}
 
-    def _read_by_zarr(self, index: int, regions: Sequence[Region]) -> list[Array]:
+    def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
-        path, file = self._folder_of(index), self._members[index].file
+        path, file = self._folder_of(row), self._members[row].file
         array, axes = self._array(path)
-        if self._listed:
-            self._refuse_missing_chunks(array, path)
+        if self._listed and not self.fetches:  # The store of a server raises an error for a missing chunk.
+            missing = array.nchunks - array.nchunks_initialized
+            if missing:  # zarr would return its fill value.
+                raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         dtype = np.dtype(array.dtype)
-        like = np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), array.shape)
-        self._checked(index, self._laid_out(like, axes, file))
+        like = self._laid_out(np.broadcast_to(np.zeros((), dtype), array.shape), axes, file)
+        self._refuse_other(row, like.shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
         with self._reading(path):
@@ -358,12 +373,6 @@ class Source(FolderSource):
                 pixels = self._laid_out(np.asarray(array[slices_of(part)]), axes, file)
                 arrays.append(np.ascontiguousarray(pixels, dtype.newbyteorder("=")))
         return arrays
-
-    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
-        """Raise `FormatError` if chunks are missing, for which zarr would return its fill value."""
-        missing = array.nchunks - array.nchunks_initialized
-        if missing:
-            raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
 
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[index].file
@@ -381,6 +390,12 @@ class Source(FolderSource):
         return list(found)
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
+        if self.fetches:
+            raise ArgumentError(
+                f"label images {name!r} on a server are not supported",
+                path=self.path,
+                remedy="copy the collection to this machine",
+            )
         if not name or ".." in PurePosixPath(name).parts:
             raise ArgumentError(
                 f"{name!r} is not a valid name of label images", path=self.path, remedy="pass a name below labels/"
@@ -399,144 +414,20 @@ class Source(FolderSource):
         label_of[indices] = np.arange(len(indices))
         return label_source, label_of
 
-
-_OF_BUCKET = 2  # Parts of a URL without an object name.
-
-
-class RemoteSource(Source):
-    """Images of OME-Zarr on a server, of which chunks and parts of shards are fetched.
-
-    A folder of images is listed by its sidecar or by the server; a plate, and one image, by their attributes.
-    """
-
-    fetches = True
-    takes = ("level",)
-    _max_parallel_files = 10
-
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, **how: Any) -> None:
-        self._objects = objects
-        self._nodes: ProcessLocal[ZarrObjects] = ProcessLocal(self._open_store)
-        super().__init__(path, known, **how)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kind, given = super().__reduce__()
-        return partial(kind, objects=self._objects), given
-
-    def _top(self) -> zarr.Array[Any] | zarr.Group:
-        """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
-        try:
-            return self._node(self.path)
-        except FormatError:
-            with suppress(StorageError, MissingPathError):
-                names = sorted({name.partition("/")[0] for name in self._objects.inside(str(self.path))})
-                if not set(names) & set(ZARR_FILES):
-                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
-            raise
-
-    def _zarr_files(self) -> ZarrFiles:
-        return ZarrFiles(partial(_read_object, self._nodes), self._objects.open)
-
-    def _open_store(self) -> ZarrObjects:
-        return ZarrObjects(self._objects, str(self._root), complete=self._listed)
-
-    def _refuse_replaced(self) -> None:
-        """Do nothing: a change cannot be detected from one object."""
-
-    def _refuse_links(self, path: Path) -> None:
-        """Do nothing: servers have no links."""
-        del path
-
-    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
-        """Do nothing: the store raises an error for a missing chunk."""
-
-    def _vector(self, group: Path, name: str) -> bytes | list[float]:
-        try:
-            return bytes(self._objects.read(f"{group}/{name}"))
-        except MissingPathError:
-            return self._numbers(group / name)
-
-    def _look(self) -> None:
-        self.columns, self._root, self._listed = pa.table({}), self.path, False
-        try:
-            sidecar = self._objects.read(f"{self.path}/{SIDECAR}")
-        except MissingPathError:
-            node = self._top()
-            of_image = isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
-            with self._reading():
-                plate = None if of_image else _ngff.plate_of(dict(node.attrs), str(self.path))
-            if of_image and len(self.path.parts) <= _OF_BUCKET:
-                raise FormatError(
-                    f"{self.path}: the bucket itself is an image, which is not supported; copy it to a folder of "
-                    f"the bucket, and pass the URL of that folder"
-                ) from None
-            if of_image:
-                self._root = self.path.parent
-                self._nodes.close()
-            names = [self.path.name] if of_image else self._below() if plate is None else self._fields_of(plate[1])
-            self._take_files(names)
-            if plate is not None:
-                self._take_plate(*plate)
-        else:
-            self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(sidecar))
-            self._nodes.close()
-            self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
-        members = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
-        self.stamp = (int.from_bytes(hashlib.blake2b(members.encode(), digest_size=16).digest()),)
-
-    def _below(self) -> list[str]:
-        """Return the names of the images directly below the group, which is listed."""
-        parts = (name.partition("/") for name in self._objects.inside(str(self.path)))
-        names = {first for first, _, rest in parts if rest in _NODE_FILES and first != "OME"}
-        if not names:
-            raise FormatError(f"{self.path}: the Zarr group contains no images; pass the URL of an image or a plate")
-        return sorted(names, key=natural_key)
-
-    def _fields_of(self, wells: Sequence[str]) -> list[str]:
-        fields = []
-        for well in wells:
-            with self._reading(self.path / well):
-                listed = _ngff.fields_of(dict(self._node(self.path / well).attrs), f"{self.path}/{well}")
-            fields += [f"{well}/{field}" for field in listed or []]
-        if not fields:
-            raise FormatError(f"{self.path}: the OME-Zarr plate has no fields; pass a plate with images")
-        return fields
-
-    def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        with self._reading(path):
-            node: zarr.Array[Any] | zarr.Group = self._nodes.get().node(str(path))
-        return node
-
-    def label_images(self) -> list[str]:
-        return []
-
-    def labels(self, name: str) -> tuple[BaseSource, Array]:
-        raise ArgumentError(
-            f"label images {name!r} on a server are not supported",
-            path=self.path,
-            remedy="copy the collection to this machine",
-        )
-
-    def stored_files(self) -> Iterator[Path]:
-        yield from ()
-
     def stored_size(self) -> tuple[int, int, int]:
-        """Return the number, size and allocated bytes of objects; sizes are 0 on a web server, which cannot list."""
+        """Return the number, size and allocated bytes of files; sizes are 0 on a web server, which cannot list."""
+        if not isinstance(self._files, ObjectFileSet):
+            return super().stored_size()
         try:
-            sizes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
+            sizes = [size_bytes for size_bytes, _ in self._files.objects.inside(str(self.path)).values()]
         except StorageError:
             return len(self), 0, 0
         return len(sizes), sum(sizes), sum(sizes)
 
-    def close(self) -> None:
-        self._nodes.close()
-        self._objects.forget()
 
-
-def _read_object(nodes: ProcessLocal[ZarrObjects], url: str, likely_bytes: int) -> memoryview:
-    """Return an object; its size is unknown until it arrives."""
-    del likely_bytes
-    return nodes.get().read(url)
+def _is_image(node: zarr.Array[Any] | zarr.Group | None) -> bool:
+    """Whether a node is an array, or a group with the attributes of an image."""
+    return isinstance(node, zarr.Array) or (node is not None and _ngff.multiscales_of(dict(node.attrs)) is not None)
 
 
 def _without_suffix(name: str) -> str:
@@ -557,10 +448,3 @@ def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:
     if "pickle" in repr([described.get(name) for name in ("filters", "compressor", "codecs")]).lower():
         raise FormatError(f"{path}: chunks are pickled objects, which could run code; convert them to numbers")
     return array
-
-
-def _read_whole(array: zarr.Array[Any], path: Path) -> Array:
-    """Return the pixels of an array read by zarr, if they and its largest chunk fit in memory."""
-    for shape in (array.shape, array.shards or array.chunks):
-        new_image(shape, np.dtype(array.dtype), path)
-    return np.asarray(array[...])
