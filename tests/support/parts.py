@@ -11,7 +11,7 @@ import pyarrow as pa
 from omearrow_ds import write_images
 from omearrow_ds.storage.hashes import hash_of
 from omearrow_ds.storage.index import write_index
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedPart
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.source import open_source
 
@@ -28,7 +28,7 @@ def publish(folder: Path, images: Sequence[np.ndarray], sizes: Sequence[int], su
         columns = {"label": list(chosen), "well": [f"A{index:02d}" for index in chosen]}
         write_images([images[i] for i in chosen], made, image_ids=[f"id-{i}" for i in chosen], columns=columns)
         size_bytes = sum(each.stat().st_size for each in ([made] if made.is_file() else made.rglob("*")))
-        parts.append(Published(f"{number:05d}-{hash_of(made)}.{suffix}", size, size_bytes))
+        parts.append(PublishedPart(f"{number:05d}-{hash_of(made)}.{suffix}", size, size_bytes))
         made.rename(folder / PARTS / parts[-1].name)
     opened = [open_source(folder / PARTS / each.name) for each in parts]
     index = Index(

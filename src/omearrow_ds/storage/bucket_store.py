@@ -32,19 +32,8 @@ _SILENT = "the server accepted no data"
 class BucketStore(ObjectStore):
     """Objects of a new collection in parts below a URL; parts are made in private local files, then uploaded.
 
-    For attributes and methods without description, see `omearrow_ds.storage.parts_stores.FolderStore`.
-
-    Parameters
-    ----------
-    url
-        The folder; servers of plain HTTP are read-only.
-    storage
-        Access to its server; each process looks up credentials.
-
-    Raises
-    ------
-    ArgumentError
-        If the server of the URL is read-only.
+    For methods without description, see `omearrow_ds.storage.parts_stores.FolderStore`. Servers of plain HTTP are
+    read-only, which is an `ArgumentError`.
     """
 
     has_atomic_writes = True
@@ -151,11 +140,6 @@ class BucketStore(ObjectStore):
 
         If a piece takes longer than the timeout of a silent server, but the server answers small requests, the link
         is slow: the file is then sent piece by piece with longer timeouts.
-
-        Raises
-        ------
-        StorageError
-            If the server accepts nothing for 30 s, or refuses it.
         """
         self.client()
         deadline, read_s = RetryDeadline(f"{self.url}/{name}"), remote.READ_S

@@ -15,6 +15,7 @@ _TOKEN = re.compile(
     (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<text>'(?:[^']|'')*')
     | (?P<name>"(?:[^"]|"")+")
+    | (?P<keyword>(?i:and|or|not|in|is|null|true|false)(?!\w))
     | (?P<word>[^\W\d]\w*)
     | (?P<symbol>==|!=|<=|>=|[<>(),])
     | (?P<end>\Z)
@@ -24,7 +25,6 @@ _TOKEN = re.compile(
 )
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _MIRRORED = MappingProxyType({"<": ">", "<=": ">=", ">": "<", ">=": "<="})
-_KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
 _MAX_DEPTH = 100
 _EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
 _EQUALITY = 'write "==" for equal, and "!=" for not equal'
@@ -76,15 +76,6 @@ class Operation:
 Condition = Predicate | Operation
 
 
-@dataclass(frozen=True)
-class _Token:
-    """Smallest unit of a text; ``start`` counts characters from 1. Keywords are in lower case."""
-
-    kind: str
-    text: str
-    start: int
-
-
 def parse_condition(text: str) -> Condition:
     """Return the syntax tree of a condition."""
     return _Parser(text).parse()
@@ -97,57 +88,52 @@ def columns_of(condition: Condition) -> list[str]:
     return [condition.column, *(other.name for other in condition.others if isinstance(other, Column))]
 
 
-def _tokenize(text: str) -> list[_Token]:
-    """Return the tokens of a text, the last of which marks its end."""
-    tokens = []
-    for match in _TOKEN.finditer(text):
-        kind = str(match.lastgroup)
-        is_keyword = kind == "word" and match[kind].lower() in _KEYWORDS
-        token = match[kind].lower() if is_keyword else match[kind]
-        tokens.append(_Token("keyword" if is_keyword else kind, token, match.start(kind) + 1))
-    return tokens
-
-
 class _Parser:
     """Recursive descent parser of one text: ``or`` binds less than ``and``, and ``and`` less than ``not``."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = _tokenize(text)
+        self._tokens = list(_TOKEN.finditer(text))
         self._index = self._depth = 0
 
     @property
-    def _token(self) -> _Token:
-        return self._tokens[self._index]
+    def _kind(self) -> str:
+        return str(self._tokens[self._index].lastgroup)
+
+    def _text(self, index: int | None = None) -> str:
+        """Return the text of a token, by default of the next one; keywords in lower case."""
+        token = self._tokens[self._index if index is None else index]
+        kind = str(token.lastgroup)
+        return token[kind].lower() if kind == "keyword" else token[kind]
 
     def parse(self) -> Condition:
         condition = self._parse_operation()
-        if self._token.kind != "end":
+        if self._kind != "end":
             self._fail('"and", "or" or the end')
         return condition
 
     def _accept(self, *texts: str) -> str | None:
         """Return the next token if it is one of these symbols or keywords, and go to the one after it."""
-        token = self._token
-        if token.kind not in ("symbol", "keyword") or token.text not in texts:
+        text = self._text()
+        if self._kind not in ("symbol", "keyword") or text not in texts:
             return None
         self._index += 1
-        return token.text
+        return text
 
     def _expect(self, text: str) -> None:
         if self._accept(text) is None:
             self._fail(f'"{text}"')
 
     def _fail(self, expected: str) -> NoReturn:
-        token = self._token
-        previous = f' after "{self._tokens[self._index - 1].text}"' if self._index else ""
-        remedy = _REMEDIES.get(token.text.lower(), _EXAMPLE)
-        if token.text == ">" and previous.endswith('"<"'):
+        text, previous = self._text(), f' after "{self._text(self._index - 1)}"' if self._index else ""
+        remedy = _REMEDIES.get(text.lower(), _EXAMPLE)
+        if text == ">" and previous.endswith('"<"'):
             remedy = _EQUALITY
-        elif token.text in ("'", '"'):
-            remedy = f"close the string or name with {token.text}, and double each {token.text} inside it"
-        elif token.kind == "unknown" and remedy == _EXAMPLE:
+        elif text in ("'", '"'):
+            remedy = f"close the string or name with {text}, and double each {text} inside it"
+        elif self._kind == "unknown" and remedy == _EXAMPLE:
             remedy = "write strings in 'single quotes', and names with spaces or symbols in \"double quotes\""
-        raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {token.start}", remedy=remedy)
+        character = self._tokens[self._index].start(self._kind) + 1
+        raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {character}", remedy=remedy)
 
     def _parse_operation(self, operator: str = "or") -> Condition:
         parts = [self._parse_operation("and") if operator == "or" else self._parse_negation()]
@@ -188,7 +174,7 @@ class _Parser:
             predicate = Predicate("is null", left.name)
         else:
             is_negated = self._accept("not") is not None
-            if not is_negated and self._token.text != "in":
+            if not is_negated and self._text() != "in":
                 return Predicate("==", left.name, (True,))
             self._expect("in")
             predicate = Predicate("in", left.name, self._parse_values())
@@ -207,18 +193,15 @@ class _Parser:
         return tuple(values)
 
     def _parse_operand(self, expected: str) -> Column | Value:
-        token = self._token
+        kind, text = self._kind, self._text()
+        if kind not in ("number", "text", "name", "word") and text not in ("true", "false"):
+            self._fail(expected)
         self._index += 1
-        match token.kind:
+        match kind:
             case "number":
-                return Decimal(token.text)
+                return Decimal(text)
             case "text":
-                return token.text[1:-1].replace("''", "'")
-            case "name":
-                return Column(token.text[1:-1].replace('""', '"'))
-            case "word":
-                return Column(token.text)
-            case "keyword" if token.text in ("true", "false"):
-                return token.text == "true"
-        self._index -= 1
-        return self._fail(expected)
+                return text[1:-1].replace("''", "'")
+            case "keyword":
+                return text == "true"
+        return Column(text[1:-1].replace('""', '"') if kind == "name" else text)

@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,8 @@ from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.parts import Index
-from omearrow_ds.storage.texts import Texts
 
+_NUM_STRINGS = 2**16  # Strings converted together when all are iterated.
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 _STRUCT = pa.struct(
     [
@@ -68,41 +68,26 @@ class _Hashed(io.RawIOBase):
 
 
 def _as_table(index: Index) -> pa.Table:
-    numbers, rows = _places(index.starts)
-    names = pa.array([dtype.name for dtype in index.dtypes], pa.string())
-    none = pa.nulls(len(numbers), pa.string())
-    checksums = none if index.checksums is None else index.checksums.combine_chunks()
+    parts, rows = _part_rows(index.starts)
+    dtypes = pa.array([dtype.name for dtype in index.dtypes], pa.string())
+    checksums = pa.nulls(len(parts), pa.string()) if index.checksums is None else index.checksums.combine_chunks()
     sizes = [pa.array(size, pa.int32()) for size in index.shapes.T]
     ids = pa.array(index.image_ids, pa.string())
-    each = [ids, pa.array(numbers, pa.int32()), pa.array(rows, pa.int64()), *sizes, names, checksums]
-    images = pa.StructArray.from_arrays(each, fields=list(_STRUCT))
+    values = [ids, pa.array(parts, pa.int32()), pa.array(rows, pa.int64()), *sizes, dtypes, checksums]
+    images = pa.StructArray.from_arrays(values, fields=list(_STRUCT))
     assert index.columns is not None
     columns = index.columns.combine_chunks()
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
 
 class StoredIndex:
-    """An image index stored as ``index.parquet``.
+    """An image index stored as ``index.parquet``, with the hash and the number of images per part in the manifest.
 
-    Parameters
-    ----------
-    file
-        Path of the file.
-    digest, images
-        Hash of the file and number of images per part, as in the manifest.
-    manifest
-        Name of the manifest.
-
-    Raises
-    ------
-    FormatError
-        On each read, if it is not the index of the manifest, or contradicts it.
-    MissingPathError
-        If it does not exist.
+    Each read raises `FormatError` if it is not the index of the manifest, or contradicts it.
     """
 
-    def __init__(self, file: Path, digest: str, images: Sequence[int], manifest: str) -> None:
-        self._file, self._digest, self._images, self._manifest = file, digest, images, manifest
+    def __init__(self, file: Path, digest: str, images: Sequence[int]) -> None:
+        self._file, self._digest, self._images = file, digest, images
         self._hashed: Stamp | None = None
 
     def read(self) -> Index:
@@ -112,15 +97,13 @@ class StoredIndex:
                 problem = f"column {schema.SIDECAR_COLUMN!r} has an unexpected type"
                 raise FormatError(f"{self._file}: {problem}; restore the file")
             starts = list(accumulate(self._images, initial=0))
-            for name, expected in zip(("part", "row"), _places(starts), strict=True):
-                if not np.array_equal(_numbers(opened, name), expected):
-                    raise FormatError(
-                        f"{self._file}: images differ from the parts in {self._manifest}; restore the file"
-                    )
-            shapes, dtypes, ids = _shapes_of(opened), _dtypes_of(opened), _said(opened, "id")
+            for name, expected in zip(("part", "row"), _part_rows(starts), strict=True):
+                if not np.array_equal(_read_numbers(opened, name), expected):
+                    raise FormatError(f"{self._file}: images differ from the parts in parts.json; restore the file")
+            shapes, dtypes, ids = _shapes_of(opened), _dtypes_of(opened), _read_field(opened, "id")
             if ids.null_count:
                 raise FormatError(f"{self._file}: an image id is null; restore the file")
-        return Index(starts, Texts(ids), shapes, dtypes, None, None)
+        return Index(starts, LazyStrings(ids), shapes, dtypes, None, None)
 
     @cached_property
     def column_schema(self) -> pa.Schema:
@@ -137,7 +120,7 @@ class StoredIndex:
     def checksums(self) -> pa.ChunkedArray | None:
         """Return the checksums of all images, or None if every checksum is null."""
         with self._open() as opened:
-            sums = _said(opened, "checksum")
+            sums = _read_field(opened, "checksum")
         return None if sums.null_count == len(sums) else pa.chunked_array([sums])
 
     @contextmanager
@@ -145,49 +128,86 @@ class StoredIndex:
         """Yield the open file after comparing its hash with the manifest: once, until the file changes."""
         file = self._file
         if not file.exists():
-            raise MissingPathError(f"{file}: does not exist, but {self._manifest} lists it; restore it")
+            raise MissingPathError(f"{file}: does not exist, but parts.json lists it; restore it")
         refuse_special(file)
         with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._hashed and file_hash(file) != self._digest:
-                raise FormatError(f"{file}: differs from the file that {self._manifest} lists; restore it")
+                raise FormatError(f"{file}: differs from the file that parts.json lists; restore it")
             self._hashed = stamp
             with pq.ParquetFile(file, pre_buffer=False) as opened:
                 yield opened
         pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.
 
 
-def _said(index: pq.ParquetFile, name: str) -> pa.Array:
+def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:
     """Return one field of an index, read separately because there may be millions of images."""
     table = index.read([f"{schema.SIDECAR_COLUMN}.{name}"])
     return table[schema.SIDECAR_COLUMN].combine_chunks().field(name)
 
 
-def _numbers(index: pq.ParquetFile, name: str) -> Array:
-    return numbers(_said(index, name))
+def _read_numbers(index: pq.ParquetFile, name: str) -> Array:
+    return numbers(_read_field(index, name))
 
 
 def _shapes_of(index: pq.ParquetFile) -> Array:
     """Return the shapes of the images, as a view of one shape if they are equal."""
-    found = []
-    for name in _SIZES:
-        sizes = _numbers(index, name)
-        alike = len(sizes) > 0 and (sizes == sizes[0]).all()
-        found.append(sizes[:1] if alike else sizes)
-    count = index.metadata.num_rows
-    if all(len(sizes) == 1 for sizes in found):
-        return np.broadcast_to(np.array([[int(sizes[0]) for sizes in found]], np.int64), (count, len(found)))
-    return np.column_stack([np.broadcast_to(sizes, count) for sizes in found]).astype(np.int64)
+    columns, count = [_read_numbers(index, name) for name in _SIZES], index.metadata.num_rows
+    columns = [sizes[:1] if count and (sizes == sizes[0]).all() else sizes for sizes in columns]
+    if all(len(sizes) == 1 for sizes in columns):
+        return np.broadcast_to(np.column_stack(columns).astype(np.int64), (count, len(columns)))
+    return np.column_stack([np.broadcast_to(sizes, count) for sizes in columns]).astype(np.int64)
 
 
 def _dtypes_of(index: pq.ParquetFile) -> list[np.dtype[Any]]:
-    names = _said(index, "dtype").dictionary_encode()
+    names = _read_field(index, "dtype").dictionary_encode()
     known = [np.dtype(name) for name in names.dictionary.to_pylist()]
     return known * len(names) if len(known) == 1 else [known[code] for code in numbers(names.indices).tolist()]
 
 
-def _places(starts: Sequence[int]) -> tuple[Array, Array]:
+def _part_rows(starts: Sequence[int]) -> tuple[Array, Array]:
     """Return the part of each image, and its row in the part."""
-    parts = np.repeat(np.arange(len(starts) - 1), [stop - start for start, stop in pairwise(starts)])
+    parts = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     return parts, np.arange(len(parts)) - np.array(starts, np.int64)[parts]
+
+
+class LazyStrings(Sequence[str]):
+    """Sequence of the strings in an Arrow array without nulls, equal to any sequence of the same strings."""
+
+    def __init__(self, array: pa.StringArray) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazyStrings: ...
+    def __getitem__(self, index: int | slice) -> str | LazyStrings:
+        if isinstance(index, slice):
+            return LazyStrings(self._array[index])
+        text: str = self._array[index].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _NUM_STRINGS):
+            yield from self._array.slice(first, _NUM_STRINGS).to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyStrings):
+            return bool(self._array.equals(other._array))
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # Not hashable, like a list.
+
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:  # noqa: A002  # Arrow's name
+        """Return the strings as an Arrow array."""
+        return self._array if type in (None, self._array.type) else self._array.cast(type)
+
+    def __repr__(self) -> str:
+        examples: list[Any] = self._array[:3].to_pylist()
+        return f"<{len(self):,} texts: {', '.join(map(repr, examples))}{', ...' if len(self) > len(examples) else ''}>"

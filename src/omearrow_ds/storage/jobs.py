@@ -100,15 +100,7 @@ def _write_in_worker(pickled: bytes, number: int) -> PartRecord:
 
 
 def make_parts(material: Material, target: Target, settings: WriteSettings, open_part: Open) -> PartsTarget:
-    """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``.
-
-    Raises
-    ------
-    PathExistsError
-        If the unpublished collection has another source or other options.
-    OMEArrowDSError
-        If a part could not be made.
-    """
+    """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``."""
     options = PartitionOptions.choose(settings, target.format.part_bytes)
     plan = options.plan(material)
     description = describe_plan(material, target, options, len(plan))

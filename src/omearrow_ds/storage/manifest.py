@@ -36,7 +36,7 @@ INDEX_NAME = re.compile(r"index(-[0-9a-f]{32})?\.parquet")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedPart:
     """Entry for one part in ``parts.json``.
 
     Attributes
@@ -55,10 +55,10 @@ class Published:
     places: Sequence[Run] = ()
 
     @classmethod
-    def parse(cls, said: Mapping[str, Any]) -> Self:
+    def parse(cls, entry: Mapping[str, Any]) -> Self:
         """Return the part entry that a JSON object describes."""
-        places = tuple(Run(*map(int, each)) for each in said.get("places", ()))
-        return cls(str(said["name"]), int(said["images"]), int(said["size_bytes"]), places)
+        runs = tuple(Run(*map(int, run)) for run in entry.get("places", ()))
+        return cls(str(entry["name"]), int(entry["images"]), int(entry["size_bytes"]), runs)
 
     @property
     def hash(self) -> str:
@@ -94,7 +94,7 @@ class Manifest:
     """
 
     format: str
-    parts: Sequence[Published]
+    parts: Sequence[PublishedPart]
     index: str
     made: Mapping[str, Any] = field(default_factory=dict)
     failed: Sequence[Mapping[str, str]] = ()
@@ -108,18 +108,12 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the contents of ``parts.json`` in a folder.
-
-        Raises
-        ------
-        FormatError
-            If it is damaged, of a newer version, or contains an invalid part name.
-        """
+        """Return the contents of ``parts.json`` in a folder; raise `FormatError` if they are invalid or too new."""
         file = folder / MANIFEST
         refuse_special(file)
         with refusing(file, "the manifest of a collection in parts", MALFORMED):
-            said = file.read_bytes()
-        return cls.parse(said, file)
+            data = file.read_bytes()
+        return cls.parse(data, file)
 
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:
@@ -128,41 +122,31 @@ class Manifest:
             record = json.loads(data)
             if record["version"] > _VERSION:
                 raise FormatError(f"{file}: has version {record['version']}, which is too new; update omearrow-ds")
-            parts = list(map(Published.parse, record["parts"]))
+            parts = list(map(PublishedPart.parse, record["parts"]))
             known = {part.name: record[part.name] for part in fields(cls) if part.name in record}
             manifest = cls(**{**known, "parts": parts})
-        odd = next((part.name for part in parts if PART_NAME.fullmatch(part.name) is None), None)
-        odd = odd or (None if INDEX_NAME.fullmatch(manifest.index_file) else manifest.index_file)
-        if odd is not None or min((part.images for part in parts), default=0) < 0:
+        invalid = [part.name for part in parts if PART_NAME.fullmatch(part.name) is None or part.images < 0]
+        invalid += [] if INDEX_NAME.fullmatch(manifest.index_file) else [manifest.index_file]
+        if invalid:
             raise FormatError(
-                f"{file}: {odd!r} is an invalid part or index name, or has a negative number of images; restore it"
+                f"{file}: {invalid[0]!r} is an invalid part or index name, or has a negative number of images; "
+                f"restore it"
             )
         return manifest
 
-    def stored_index(self, file: Path) -> StoredIndex:
-        """Return the image index of this manifest, which is stored in ``file``."""
-        return StoredIndex(file, self.index, [each.images for each in self.parts], MANIFEST)
-
 
 class PublishedSource(PartsSource):
-    """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts.
-
-    Parameters
-    ----------
-    path
-        Folder that contains ``parts.json``.
-    opening
-        Picklable function that opens a part.
-    """
+    """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts."""
 
     def __init__(self, path: Path, opening: Open) -> None:
         self.path = path
         self._refuse_replaced()
         manifest = self._manifest_of()
-        self._stored_index = manifest.stored_index(self._index_of(manifest))
+        images = [part.images for part in manifest.parts]
+        self._stored_index = StoredIndex(self._index_of(manifest), manifest.index, images)
         index = self._stored_index.read()
         self._refuse_replaced()
-        files = [path / PARTS / each.name for each in manifest.parts]
+        files = [path / PARTS / part.name for part in manifest.parts]
         super().__init__(path, get_format(manifest.format), files, index, opening)
         self.manifest = manifest
         self.image_column = (schema.COLUMN,) if self.format.kind == "table" else ()

@@ -89,11 +89,6 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
     return [_part(path, Path(common), path.parent.parts) for path in files]
 
 
-def parts_below(folder: Path, only: str | None) -> list[Part]:
-    """Return the collections below a folder as parts; Hive folders, such as ``plate=P1``, become their keys."""
-    return [_part(path, folder, path.parent.relative_to(folder).parts) for path in files_below(folder, only)]
-
-
 def _part(path: Path, root: Path, folders: Sequence[str]) -> Part:
     """Return a part with the keys in the names of its folders, as Hive writes them."""
     pairs = [unquote(name, errors="surrogateescape").partition("=") for name in folders if "=" in name]
@@ -199,19 +194,16 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
 
 def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
     """Open several paths as one collection; see `parts_of` for ``only``, and `parts_of` and `joined` for errors."""
-    parts = parts_of(paths, only)
-    listed = isinstance(paths, Sequence) and not isinstance(paths, str)
-    label, reopened = label_of(paths), [part.path for part in parts] if listed else label_of(paths)
-    return joined(label, parts, opening, reopened) if listed else _with_images(label, parts, opening)
+    parts, label = parts_of(paths, only), label_of(paths)
+    if isinstance(paths, str | os.PathLike):
+        return _with_images(label, parts, opening)
+    return joined(label, parts, opening, [part.path for part in parts])
 
 
 def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
     """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection.
 
-    Raises
-    ------
-    FormatError
-        If the folder is unfinished, or contains no readable collection or several formats.
+    Raises `FormatError` if the folder is unfinished, or contains no readable collection or several formats.
     """
     if folder.name.endswith(SUFFIX):
         raise FormatError(
@@ -220,7 +212,8 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
         return joined(folder, parts_of_table(metadata), opening)
-    parts = [] if (folder / OME_ARROW_MANIFEST).exists() else parts_below(folder, only)
+    files = [] if (folder / OME_ARROW_MANIFEST).exists() else files_below(folder, only)
+    parts = [_part(path, folder, path.parent.relative_to(folder).parts) for path in files]
     if not parts:
         refuse_folder_of_others(folder)
         table = "table of images" if only is None else f"table of format {only!r}"

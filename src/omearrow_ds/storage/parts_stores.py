@@ -27,27 +27,10 @@ _LOCK = "lock"
 
 
 class FolderStore:
-    """Store of a new collection in parts in a local folder.
+    """Store of a new collection in parts in a local folder, which is hidden while another one exists at the path."""
 
-    The folder is hidden while another collection exists at the path.
-
-    Parameters
-    ----------
-    path
-        Final path of the collection.
-
-    Attributes
-    ----------
-    removal_hint
-        Path or objects to remove in order to start an unfinished collection again, for error messages.
-    has_atomic_writes
-        Whether no file can be incomplete, even after a host crashed.
-    index_name
-        Name of the image index, which may contain its ``{digest}``.
-    """
-
-    has_atomic_writes = False
-    index_name = INDEX
+    has_atomic_writes = False  # Whether no file can be incomplete, even after a host crashed.
+    index_name = INDEX  # Name of the image index, which may contain its ``{digest}``.
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +39,7 @@ class FolderStore:
         # The order matters, because another process may begin the collection meanwhile.
         is_taken = os.path.lexists(path) and not (_is_empty(path) or is_unfinished(path))
         self._root = hidden if (hidden / JOBS).is_dir() or is_taken else path
-        self.removal_hint = str(self._root)
+        self.removal_hint = str(self._root)  # Path or objects to remove in order to start again, for errors.
 
     def check(self, fmt: Format, *, overwrite: bool) -> None:
         """Raise an error if parts of a format cannot be written here, or ``overwrite`` is needed to replace them."""

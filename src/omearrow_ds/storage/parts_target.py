@@ -22,12 +22,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._stored import LOOKED_AT
 from omearrow_ds.storage.hashes import digest_of, hash_of
 from omearrow_ds.storage.index import write_index
-from omearrow_ds.storage.manifest import INDEX, JOBS, MANIFEST, PART_NAME, PARTS, PLAN, REPLACES, Manifest, Published
+from omearrow_ds.storage.manifest import (
+    INDEX,
+    JOBS,
+    MANIFEST,
+    PART_NAME,
+    PARTS,
+    PLAN,
+    REPLACES,
+    Manifest,
+    PublishedPart,
+)
 from omearrow_ds.storage.parts import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, path_size
 from omearrow_ds.storage.placed import runs_of
@@ -48,41 +57,23 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Result of a job.
+    """Result of a job."""
 
-    Attributes
-    ----------
-    part
-        The finished part.
-    failed
-        Images that could not be read, each as ``{"id": ..., "error": ...}``.
-    outline
-        Storage layout and metadata of a few images, as JSON values.
-    """
-
-    part: Published
-    failed: Sequence[Mapping[str, str]] = ()
-    outline: Mapping[str, Any] = field(default_factory=dict)
+    part: PublishedPart
+    failed: Sequence[Mapping[str, str]] = ()  # Id and error of each image that could not be read.
+    outline: Mapping[str, Any] = field(default_factory=dict)  # Storage layout and metadata of a few images, as JSON.
 
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:
         """Return the record that the bytes of a file contain."""
         with refusing(file, "the record of a part", MALFORMED):
             record = json.loads(data)
-            return cls(Published.parse(record["part"]), record["failed"], record["outline"])
+            return cls(PublishedPart.parse(record["part"]), record["failed"], record["outline"])
 
 
 @dataclass(frozen=True)
 class PartsTarget:
-    """Collection in parts that is not yet published.
-
-    Attributes
-    ----------
-    store
-        Store of its files.
-    open_part
-        Picklable function that opens a part.
-    """
+    """Collection in parts that is not yet published; ``open_part`` is a picklable function that opens a part."""
 
     store: PartsStore
     open_part: Open
@@ -121,14 +112,7 @@ class PartsTarget:
         return plan, manifest, replaced_hash
 
     def begin(self, plan: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin a new collection, or continue an unfinished one.
-
-        Raises
-        ------
-        PathExistsError
-            If an unpublished collection has another source or other options, or an existing collection must not be
-            replaced.
-        """
+        """Begin a new collection, or continue an unfinished one; raise `PathExistsError` if its plan differs."""
         with _write_errors(self.path):
             replaced_hash = self.store.begin(overwrite=overwrite)
             content = plan if replaced_hash is None else {**plan, REPLACES: replaced_hash}
@@ -179,10 +163,14 @@ class PartsTarget:
         with closing(self.open_part(path)) as source:
             name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
             runs = runs_of(source) if source.format.by_ranges else []
-            part = Published(name, len(source), path_size(path), runs)
+            part = PublishedPart(name, len(source), path_size(path), runs)
             record = PartRecord(part, failed, source.outline().as_json())
+            starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
+            columns, checksums = source.columns, source.checksums
             with self.store.temporary(INDEX) as index_file:
-                write_index(index_file, _index_of_part(number, source))
+                write_index(
+                    index_file, Index(starts, source.image_ids, source.shapes, source.dtypes, columns, checksums)
+                )
                 self.store.put(_index_name(name), index_file)
         self.store.put(f"{PARTS}/{name}", path)
         record_name = f"{JOBS}/{number:05d}.json"
@@ -203,15 +191,7 @@ class PartsTarget:
         return first
 
     def publish(self) -> Manifest:
-        """Publish the collection if all of its parts exist.
-
-        Raises
-        ------
-        FormatError
-            If parts are missing, or no image could be read.
-        PathExistsError
-            If another process has published it.
-        """
+        """Publish the collection; raise `FormatError` if parts are missing, `PathExistsError` if it is published."""
         if self.plan is None or not self.store.is_begun:
             if self.store.has_collection:
                 raise PathExistsError(f"{self.path}: is already published; open it")
@@ -256,7 +236,7 @@ class PartsTarget:
             raise PathExistsError(f"{self.path}: was published by another process; open it")
         return manifest
 
-    def _read_index(self, parts: Sequence[Published]) -> pa.Table:
+    def _read_index(self, parts: Sequence[PublishedPart]) -> pa.Table:
         """Return the image indexes of all parts as one table."""
         names = [_index_name(part.name) for part in parts]
         tables = []
@@ -290,12 +270,6 @@ class PartsTarget:
 
 def _index_name(part_name: str) -> str:
     return f"{JOBS}/{part_name}.{INDEX}"
-
-
-def _index_of_part(number: int, source: BaseSource) -> Index:
-    """Return the image index of one part; all parts before it have no images in this index."""
-    starts = [*[0] * (number + 1), len(source)]
-    return Index(starts, source.image_ids, source.shapes, source.dtypes, source.columns, source.checksums)
 
 
 def _joined_outline(outlines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

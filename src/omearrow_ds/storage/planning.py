@@ -35,14 +35,7 @@ _GROUP_BYTES = 2**25  # Decoded images in memory at once.
 class Material(Protocol):
     """Images to be written, with their ids, shapes, dtypes and columns, and methods that read the pixels.
 
-    Attributes
-    ----------
-    source
-        Source that the images are read from.
-    image_ids, shapes, dtypes, columns, checksums
-        Attributes as in a source, for the written images.
-    options
-        Options, as JSON values, that affect the written pixels in addition to the source.
+    ``options`` are JSON values that affect the written pixels in addition to the source.
     """
 
     source: BaseSource
@@ -129,21 +122,11 @@ def _split_indices(material: Material, indices: Array) -> Iterator[Array]:
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """Rules that assign images to parts.
+    """Rules that assign images to parts."""
 
-    Attributes
-    ----------
-    part_bytes
-        Maximum decoded size of the images of a part; one image may exceed it.
-    shuffle_seed
-        Permutes images over all parts of a plate, or of a group; None keeps their order.
-    group_by
-        Columns in addition to the plate's; images with different values are never in one part.
-    """
-
-    part_bytes: int
-    shuffle_seed: int | None = None
-    group_by: tuple[str, ...] = ()
+    part_bytes: int  # Maximum decoded size of the images of a part; one image may exceed it.
+    shuffle_seed: int | None = None  # Permutes images over all parts of a plate or group; None keeps their order.
+    group_by: tuple[str, ...] = ()  # Columns in addition to the plate's; a part has one value of each.
 
     @classmethod
     def choose(cls, settings: WriteSettings, default_bytes: int) -> Self:
@@ -153,13 +136,7 @@ class PartitionOptions:
         return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
     def plan(self, material: Material) -> list[Array]:
-        """Return the indices of the images of each part, in the order in which they are stored.
-
-        Raises
-        ------
-        ColumnError
-            If a column of ``group_by`` does not exist, or cannot be grouped by.
-        """
+        """Return the indices of the images of each part, in the order in which they are stored."""
         sizes_bytes = image_bytes(material.shapes, material.dtypes)
         parts: list[Array] = []
         for number, rows in enumerate(self._groups(material)):

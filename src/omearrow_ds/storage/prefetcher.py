@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.hashes import part_hash
-from omearrow_ds.storage.manifest import PARTS, Published
+from omearrow_ds.storage.manifest import PARTS, PublishedPart
 from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
 from omearrow_ds.storage.remote import ObjectStore
 
@@ -30,19 +30,11 @@ class FetchCancelledError(Exception):
 
 
 class Prefetcher(Generic[Key, Value]):
-    """Queue of fetches by threads that stop early when the interpreter exits.
+    """Queue of fetches by threads, which are called ``name`` and stop early when the interpreter exits.
 
-    Parameters
-    ----------
-    name
-        Name of the threads.
-    max_ahead
-        Maximum number of fetches that were begun and whose results were not taken.
-    max_running
-        Maximum number of concurrent fetches.
-    has_results
-        Whether fetches return data. Otherwise, each `schedule` repeats finished ones, and begins with one at a time:
-        one more runs after each finished fetch.
+    At most ``max_running`` fetches run at a time, and ``max_ahead`` were begun but their results not taken. Without
+    results, each `schedule` repeats finished fetches, and begins with one at a time: one more runs after each finished
+    fetch.
     """
 
     def __init__(self, name: str, max_ahead: int, max_running: int, *, has_results: bool = True) -> None:
@@ -126,7 +118,7 @@ class Prefetcher(Generic[Key, Value]):
 class DownloadProgress:
     """Reports progress of fetching parts to a callback; bytes that are fetched again are not counted."""
 
-    def __init__(self, parts: Sequence[Published]) -> None:
+    def __init__(self, parts: Sequence[PublishedPart]) -> None:
         self.parts = parts
         self._missing_bytes: list[int] = []
         self._notify: Callable[[int], object] | None = None
@@ -164,7 +156,7 @@ def prefetch_part(
             pinned.close()
 
 
-def part_fetch(remote: ObjectStore, part: Published, on_bytes: OnBytes) -> Fetch:
+def part_fetch(remote: ObjectStore, part: PublishedPart, on_bytes: OnBytes) -> Fetch:
     """Return a function that fetches a part into a file and compares its bytes with the hash in its name.
 
     ``on_bytes`` receives the number of bytes of each piece, and may raise an exception to abort.
@@ -193,7 +185,7 @@ def part_fetch(remote: ObjectStore, part: Published, on_bytes: OnBytes) -> Fetch
     return fetch
 
 
-def _fetch_ranges(remote: ObjectStore, part: Published, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
+def _fetch_ranges(remote: ObjectStore, part: PublishedPart, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
     """Fetch the ranges of a part concurrently, write them at their offsets, and yield them in file order."""
     ranges = Prefetcher[ByteRange, None]("omearrow-ds-range", _NUM_RANGES, _NUM_RANGES)
 

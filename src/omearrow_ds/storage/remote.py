@@ -300,8 +300,8 @@ class ObjectStore:
         kind, cause = type(error).__name__, _describe_error(error)
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
-            problem = f"{subject}: the server refuses access with {self._identity()} ({cause})"
-            raise StorageError(f"{problem}; {self._other_identity()}") from None
+            identity, remedy = self._identity()
+            raise StorageError(f"{subject}: the server refuses access with {identity} ({cause}); {remedy}") from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
             if self.url.scheme in ("http", "https"):
                 raise StorageError(f"{subject}: the server redirects in a loop; pass the final URL") from None
@@ -340,32 +340,31 @@ class ObjectStore:
             remedy = "check the host name, and whether the server is running"
         raise StorageError(f"{subject}: {server} cannot be reached ({cause}); {remedy}") from None
 
-    def _identity(self) -> str:
-        storage = self.storage
-        if storage.anonymous or self.url.scheme in ("http", "https"):
-            return "anonymous requests"
-        if storage.profile is not None:
-            return f"profile {storage.profile!r}"
-        if self.url.scheme != "s3":
-            return "credentials of the environment or this machine's role"
-        if "AWS_ACCESS_KEY_ID" in os.environ:
-            return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        if not _profile(os.environ.get("AWS_PROFILE", "default")):
-            return "this machine's role, because AWS_ACCESS_KEY_ID and ~/.aws are empty"
-        return "credentials of the environment, ~/.aws or this machine's role"
-
-    def _other_identity(self) -> str:
-        if self.url.scheme in ("http", "https"):
-            return "make it public, or pass an s3://, gs:// or az:// URL, which is signed"
-        keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        named = f"pass {self._option}=Storage(profile=) with another profile"
-        of_s3 = keys if self.storage.profile is None and "AWS_ACCESS_KEY_ID" not in os.environ else ""
-        public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
-        if self.url.scheme != "s3":
-            return f"set {_KEYS[self.url.scheme]}, or pass {public}" if public else "leave out anonymous=True"
-        signed = "leave out anonymous=True" if self.storage.anonymous and "AWS_ACCESS_KEY_ID" in os.environ else ""
-        ways = [way for way in (of_s3, signed, named, public) if way]
-        return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
+    def _identity(self) -> tuple[str, str]:
+        """Return the identity of requests for errors, and how to use another one."""
+        scheme, profile, has_keys = self.url.scheme, self.storage.profile, "AWS_ACCESS_KEY_ID" in os.environ
+        identity = "anonymous requests"
+        if scheme in ("http", "https"):
+            return identity, "make it public, or pass an s3://, gs:// or az:// URL, which is signed"
+        public = f"{self._option}=Storage(anonymous=True) for a public bucket"
+        if scheme != "s3":
+            if self.storage.anonymous:
+                return identity, "leave out anonymous=True"
+            return "credentials of the environment or this machine's role", f"set {_KEYS[scheme]}, or pass {public}"
+        remedies = [] if profile is not None or has_keys else ["set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"]
+        if self.storage.anonymous:
+            remedies += ["leave out anonymous=True"] if has_keys else []
+        elif profile is not None:
+            identity = f"profile {profile!r}"
+        elif has_keys:
+            identity = "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        elif _profile(os.environ.get("AWS_PROFILE", "default")):
+            identity = "credentials of the environment, ~/.aws or this machine's role"
+        else:
+            identity = "this machine's role, because AWS_ACCESS_KEY_ID and ~/.aws are empty"
+        remedies.append(f"pass {self._option}=Storage(profile=) with another profile")
+        remedies += [] if self.storage.anonymous else [public]
+        return identity, f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
 
 
 class RetryDeadline:

@@ -43,7 +43,7 @@ _SCHEMA = pa.schema(
 _OPTIONAL = {"left_out", "saturated", "exact"}  # Columns that older tables lack.
 _TEXT_TYPES = {pa.int64(): "integer", pa.float64(): "float"}
 _LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # Range of integers of 8 and 16 bits.
-_KEPT = 2**20  # Maximum sample per channel and group for percentiles that are not exact.
+_SAMPLE_SIZE = 2**20  # Maximum sample per channel and group for percentiles that are not exact.
 
 
 @dataclass(frozen=True)
@@ -223,13 +223,13 @@ def stats(
 def _measured(
     opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    kinds = {name: opened.column_schema.field(name).type for name in names if name in opened.column_names}
+    types = {name: opened.column_schema.field(name).type for name in names if name in opened.column_names}
     for name in names:
-        if name not in kinds:
+        if name not in types:
             raise unknown_column(name, opened.column_names, opened.path)
-        if pa.types.is_nested(kinds[name]):
+        if pa.types.is_nested(types[name]):
             raise ColumnError(
-                f"{opened.path}: column {name!r} is of type {kinds[name]}; pass a column of strings, numbers or times",
+                f"{opened.path}: column {name!r} is of type {types[name]}; pass a column of strings, numbers or times",
                 column=name,
             )
     indices = range(len(opened)) if of_dataset is None else of_dataset
@@ -240,16 +240,16 @@ def _measured(
     if of_dataset is not None:
         images = (source.read_arrays([index])[0] for index in indices)
     keys = list(zip(*(opened.column(name).to_pylist() for name in names), strict=True)) or [()] * len(opened)
-    groups: dict[tuple[Any, ...], list[_Values]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[str, _Values]]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
     for index, image in zip(indices, images, strict=True):
         channels = groups.setdefault(keys[index], [])
-        kind = _kind_of(image.dtype)
+        kind = "float" if image.dtype.kind == "f" else "small" if image.dtype.itemsize < 4 else "integer"
         for channel in range(image.shape[1]):
             if channel == len(channels):
-                channels.append(kind(image.dtype))
-            values = channels[channel]
-            if not isinstance(values, kind) or values.floating != (image.dtype.kind == "f"):
+                channels.append((kind, _Histogram() if kind == "small" else _Moments(is_float=kind == "float")))
+            expected, values = channels[channel]
+            if kind != expected:
                 raise FormatError(
                     f"{opened.path}: image {index} is {image.dtype}, but previous images have another dtype; measure "
                     f"them separately, with by=",
@@ -258,11 +258,13 @@ def _measured(
             values.add(image[:, channel])
     labels = [*channel_names(opened, indices), *[None] * max(map(len, groups.values()))]
     rows = [
-        {**dict(zip(names, key, strict=True)), "channel": number, "channel_name": labels[number], **values.measured()}
+        (*key, channel, labels[channel], *values.measured())
         for key, channels in groups.items()
-        for number, values in enumerate(channels)
+        for channel, (_, values) in enumerate(channels)
     ]
-    return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds.items(), *_SCHEMA])))
+    schema = pa.schema([*types.items(), *_SCHEMA])
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return Stats(opened.path, names, pa.table(columns, schema))
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
@@ -316,10 +318,7 @@ def read_stats(path: StrPath) -> Stats:
 class _Histogram:
     """Counts of values of 8 and 16 bits."""
 
-    floating = False
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        del dtype
+    def __init__(self) -> None:
         self._counts = np.zeros(_VALUES, np.int64)
         self._images = self._saturated = 0
 
@@ -331,7 +330,8 @@ class _Histogram:
         self._saturated += int(counts[info.max - info.min]) if len(counts) > info.max - info.min else 0
         self._images += 1
 
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> tuple[Any, ...]:
+        """Return the values of `_SCHEMA` from ``images`` on."""
         values = np.flatnonzero(self._counts)
         counts, values = self._counts[values], (values + _LOWEST).astype(np.float64)
         number = int(counts.sum())
@@ -340,35 +340,26 @@ class _Histogram:
         stops = np.cumsum(counts)
         low, high = (values[np.searchsorted(stops, rank, side="right")] for rank in (np.floor(ranks), np.ceil(ranks)))
         percentiles = low + (high - low) * (ranks - np.floor(ranks))  # Linear interpolation, as in numpy.percentile.
-        return {
-            "images": self._images,
-            "pixels": number,
-            "min": float(values[0]),
-            "max": float(values[-1]),
-            "mean": mean,
-            "std": float(np.sqrt((counts * (values - mean) ** 2).sum() / number)),
-            **dict(zip(PERCENTILES, percentiles.tolist(), strict=True)),
-            "left_out": 0,
-            "saturated": self._saturated / number,
-            "exact": True,
-        }
+        std = float(np.sqrt((counts * (values - mean) ** 2).sum() / number))
+        measures = float(values[0]), float(values[-1]), mean, std, *percentiles.tolist()
+        return self._images, number, *measures, 0, self._saturated / number, True
 
 
 class _Moments:
     """Statistics of finite values of other dtypes: moments of all, percentiles of a sample spread over the images."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.floating = dtype.kind == "f"
+    def __init__(self, *, is_float: bool) -> None:
+        self._is_float = is_float
         self._images = self._number = self._left_out = self._saturated = 0
         self._mean = self._squares = 0.0
         self._min, self._max = np.inf, -np.inf
-        self._kept: list[Array] = []
+        self._sample: list[Array] = []
         self._step = 1  # Stride of the sampled pixels.
 
     def add(self, pixels: Array) -> None:
         flat = pixels.reshape(-1)
         self._images += 1
-        if self.floating:
+        if self._is_float:
             is_finite = np.isfinite(flat)
             self._left_out += len(flat) - int(np.count_nonzero(is_finite))
             flat = flat[is_finite]
@@ -386,32 +377,21 @@ class _Moments:
         self._mean += difference * len(flat) / number
         self._number = number
         self._min, self._max = min(self._min, float(flat.min())), max(self._max, float(flat.max()))
-        self._kept.append(flat[:: self._step].copy())
-        while sum(map(len, self._kept)) > _KEPT:
+        self._sample.append(flat[:: self._step].copy())
+        while sum(map(len, self._sample)) > _SAMPLE_SIZE:
             self._step *= 2
-            self._kept = [np.concatenate(self._kept)[::2]]
+            self._sample = [np.concatenate(self._sample)[::2]]
 
-    def measured(self) -> dict[str, Any]:
-        measured = {"images": self._images, "pixels": self._number, "left_out": self._left_out}
+    def measured(self) -> tuple[Any, ...]:
+        """Return the values of `_SCHEMA` from ``images`` on."""
         if not self._number:
-            return measured | {"exact": True}
+            return self._images, 0, *[None] * len(MEASURES), self._left_out, None, True
         with np.errstate(over="ignore", invalid="ignore"):
-            sample = np.concatenate(self._kept).astype(np.float64)
+            sample = np.concatenate(self._sample).astype(np.float64)
             percentiles = np.percentile(sample, list(PERCENTILES.values())).tolist()
-        return {
-            **measured,
-            "min": self._min,
-            "max": self._max,
-            "mean": self._mean,
-            "std": math.sqrt(self._squares / self._number),
-            **dict(zip(PERCENTILES, percentiles, strict=True)),
-            "saturated": None if self.floating else self._saturated / self._number,
-            "exact": self._step == 1,
-        }
+        measures = self._min, self._max, self._mean, math.sqrt(self._squares / self._number), *percentiles
+        saturated = None if self._is_float else self._saturated / self._number
+        return self._images, self._number, *measures, self._left_out, saturated, self._step == 1
 
 
 _Values = _Histogram | _Moments
-
-
-def _kind_of(dtype: np.dtype[Any]) -> type[_Values]:
-    return _Histogram if dtype.kind in "iu" and dtype.itemsize < np.dtype(np.int32).itemsize else _Moments

@@ -11,29 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.dataset.preload import group_into_kinds
-from omearrow_ds.storage import texts
-from omearrow_ds.storage.texts import Texts
+from omearrow_ds.storage import index as parts_index
+from omearrow_ds.storage.index import LazyStrings
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20), st.slices(20), st.integers(0, 3))
 def test_they_are_a_list_of_strings(values, part, offset):
-    found = Texts(pa.array([*"abc"[:offset], *values], pa.string())[offset:])
-    assert list(found) == values == [found[index] for index in range(len(found))]
-    assert found == values
-    assert values == found
-    assert found[part] == values[part]
-    assert found != [*values, "more"]
-    assert pa.array(found).to_pylist() == values
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert found.__eq__("text") is NotImplemented
+    strings = LazyStrings(pa.array([*"abc"[:offset], *values], pa.string())[offset:])
+    assert list(strings) == values == [strings[index] for index in range(len(strings))]
+    assert strings == values
+    assert values == strings
+    assert strings[part] == values[part]
+    assert strings != [*values, "more"]
+    assert pa.array(strings).to_pylist() == values
+    assert pickle.loads(pickle.dumps(strings)) == strings
+    assert strings.__eq__("text") is NotImplemented
 
 
 def test_they_are_gone_through_in_pieces(monkeypatch):
-    monkeypatch.setattr(texts, "_AT_ONCE", 3)
-    assert list(Texts(pa.array([*"abcdefgh"]))) == [*"abcdefgh"]
+    monkeypatch.setattr(parts_index, "_NUM_STRINGS", 3)
+    assert list(LazyStrings(pa.array([*"abcdefgh"]))) == [*"abcdefgh"]
     with pytest.raises(IndexError):
-        Texts(pa.array(["a"]))[1]
+        LazyStrings(pa.array(["a"]))[1]
 
 
 IMAGES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from(["u1", "u2"]), st.integers(0, 2))
