@@ -16,7 +16,6 @@ from omearrow_ds.storage.formats._detect import entries_below
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_BLOCK_BYTES = 2**20
 _SHORT = 2 * 16  # Number of hexadecimal digits.
 
 
@@ -54,6 +53,5 @@ def hash_of(path: Path) -> str:
             header = f"{part_file.relative_to(path).as_posix()} {part_file.stat().st_size}\n"
             digest.update(header.encode(errors="surrogateescape"))
         with part_file.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

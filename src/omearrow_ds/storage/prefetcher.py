@@ -14,7 +14,7 @@ from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.hashes import part_hash
 from omearrow_ds.storage.manifest import PARTS, PublishedPart
-from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
+from omearrow_ds.storage.part_cache import PartCache, write_all
 from omearrow_ds.storage.remote import ObjectStore
 
 RANGED_BYTES = 2**25  # Larger parts are fetched in ranges.
@@ -151,38 +151,31 @@ def prefetch_part(
         progress.add_bytes(number, num_bytes)
 
     with suppress(BlockingIOError):  # The cache is full.
-        pinned = cache.try_acquire(part.name, part.size_bytes, part_fetch(remote, part, on_bytes))
+        pinned = cache.try_acquire(part.name, part.size_bytes, partial(fetch_part, remote, part, on_bytes))
         if pinned is not None:
             pinned.close()
 
 
-def part_fetch(remote: ObjectStore, part: PublishedPart, on_bytes: OnBytes) -> Fetch:
-    """Return a function that fetches a part into a file and compares its bytes with the hash in its name.
+def fetch_part(remote: ObjectStore, part: PublishedPart, on_bytes: OnBytes, descriptor: int) -> None:
+    """Fetch a part into a file and compare its bytes with the hash in its name.
 
     ``on_bytes`` receives the number of bytes of each piece, and may raise an exception to abort.
     """
-    name = f"{PARTS}/{part.name}"
+    name, digest = f"{PARTS}/{part.name}", part_hash(part.hash)
 
-    def fetch(descriptor: int) -> None:
-        digest = part_hash(part.hash)
+    def write(piece: memoryview) -> None:
+        on_bytes(len(piece))
+        digest.update(piece)
+        write_all(descriptor, piece)
 
-        def write(piece: memoryview) -> None:
-            on_bytes(len(piece))
-            digest.update(piece)
-            write_all(descriptor, piece)
-
-        if part.size_bytes <= RANGED_BYTES:
-            remote.fetch(name, part.size_bytes, write)
-        else:
-            for start, stop in _fetch_ranges(remote, part, descriptor, on_bytes):
-                for first in range(start, stop, _READ_BYTES):
-                    digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
-        if digest.hexdigest() != part.hash:
-            raise FormatError(
-                f"{remote.url}/{name}: the content does not match the hash in the file name; restore the file"
-            )
-
-    return fetch
+    if part.size_bytes <= RANGED_BYTES:
+        remote.fetch(name, part.size_bytes, write)
+    else:
+        for start, stop in _fetch_ranges(remote, part, descriptor, on_bytes):
+            for first in range(start, stop, _READ_BYTES):
+                digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
+    if digest.hexdigest() != part.hash:
+        raise FormatError(f"{remote.url}/{name}: the content does not match the hash in the file name; restore the file")
 
 
 def _fetch_ranges(remote: ObjectStore, part: PublishedPart, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:

@@ -38,7 +38,7 @@ from omearrow_ds.storage.prefetcher import (
     DownloadProgress,
     FetchCancelledError,
     Prefetcher,
-    part_fetch,
+    fetch_part,
     prefetch_part,
 )
 from omearrow_ds.storage.remote import ObjectStore, Storage
@@ -214,7 +214,7 @@ class RemoteParts(PublishedSource):
         if future is not None and not future.done():  # After an earlier error, the part is fetched again.
             with suppress(FetchCancelledError):
                 future.result()
-        fetch = part_fetch(self._remote, part, partial(self._progress.add_bytes, number))
+        fetch = partial(fetch_part, self._remote, part, partial(self._progress.add_bytes, number))
         pinned = self.cache.acquire(part.name, part.size_bytes, fetch, release=self._release_part)
         self._pinned[number] = pinned
         self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
