@@ -33,13 +33,12 @@ def metadata_of(path: Path) -> Path | None:
         hint = (folder / _HINT).read_text(encoding="utf-8", errors="replace").strip()
         named = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
         return folder / Path(named).name
-    versions = {file: _version(file) for file in _metadata_files(folder)}
-    newest = [file for file, version in versions.items() if version == max(versions.values())]
-    if len(newest) > 1:
+    *others, newest = sorted(_metadata_files(folder), key=_version)
+    if others and _version(others[-1]) == _version(newest):
         raise FormatError(
-            f"{path}: {newest[0].name} and {newest[1].name} have the same highest version; pass one of these files"
+            f"{path}: {others[-1].name} and {newest.name} have the same highest version; pass one of these files"
         )
-    return newest[0]
+    return newest
 
 
 def is_metadata_file(path: Path) -> bool:
@@ -93,8 +92,8 @@ def parts_of_table(metadata: Path) -> list[Part]:
 
 
 def _version(file: Path) -> int:
-    found = _VERSION.match(file.name)
-    return int(found[1]) if found else -1
+    match = _VERSION.match(file.name)
+    return int(match[1]) if match else -1
 
 
 def _local(location: str) -> Path:

@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -117,10 +117,8 @@ class FolderStore:
         """Return the names of files in the folder ``parts`` or ``jobs``, with their sizes in bytes."""
         sizes_bytes = {}
         for entry in (self._root / folder).iterdir() if (self._root / folder).is_dir() else ():
-            try:
+            with suppress(FileNotFoundError):  # It was removed meanwhile.
                 sizes_bytes[entry.name] = path_size(entry)
-            except FileNotFoundError:  # It was removed meanwhile.
-                continue
         return sizes_bytes
 
     def remove(self, names: Collection[str]) -> None:

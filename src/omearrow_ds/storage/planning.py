@@ -5,6 +5,7 @@ The assignment depends only on source and options, so it is equal in every proce
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -184,9 +185,7 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
     """Return everything that determines the contents of the parts, as JSON values, to compare it in a later run."""
     source = material.source
     layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(options)}
-    layout["group_by"] = list(options.group_by)
-    layout["chunk_shape"] = target.layout.chunk_shape and list(target.layout.chunk_shape)
-    return {
+    description = {
         "source": {
             "format": source.format.name,
             "images": len(material.image_ids),
@@ -198,6 +197,8 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
         "layout": layout,
         "parts": num_parts,
     }
+    as_json: dict[str, Any] = json.loads(json.dumps(description))  # With lists instead of tuples.
+    return as_json
 
 
 def hash_images(material: Material) -> str:

@@ -68,7 +68,9 @@ class RowFilter:
         unknown = next((name for name in names if name not in known and name != IMAGE_ID), None)
         if unknown is not None:
             raise _unknown_column(unknown, known, rows.path)
-        table = {name: rows.column(name) if name in known else _ids(rows) for name in names}
+        table = {name: rows.column(name) for name in names if name in known}
+        if len(table) < len(names):
+            table[IMAGE_ID] = pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
         if self._tree is None:
             chosen = _choose_by_expression(self.condition, table, rows)
         else:
@@ -77,10 +79,6 @@ class RowFilter:
             remedy = "correct the condition, or leave it out"
             raise SelectError("matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
         return chosen
-
-
-def _ids(rows: ColumnReader) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
 
 
 def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.ChunkedArray], rows: ColumnReader) -> Array:

@@ -7,11 +7,10 @@ import csv
 import difflib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -162,7 +161,7 @@ class ColumnTypes(dict[str, str]):
     ``names`` are those of all columns of the text tables that were read so far.
     """
 
-    def __init__(self, types: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:
+    def __init__(self, types: Mapping[str, str] | None = None) -> None:
         error = partial(ArgumentError, option="column_types")
         if not isinstance(types, Mapping | None):
             raise error(value=types, allowed="a mapping", remedy="pass e.g. {'code': 'text'}")
@@ -172,7 +171,7 @@ class ColumnTypes(dict[str, str]):
                 remedy = f"pass {close}one of {', '.join(map(repr, TYPES))}"
                 raise error(f"{kind!r} is not a type", value=name, remedy=remedy)
         super().__init__(types or {})
-        self.names = set(names)
+        self.names = set[str]()
 
     @classmethod
     def of(cls, types: Mapping[str, str] | None) -> ColumnTypes:
@@ -193,9 +192,6 @@ class ColumnTypes(dict[str, str]):
             remedy = f"pass {' or '.join(map(repr, close))}" if close else f"pass one of {sorted(self.names)[:20]}"
             remedy = remedy if self.names else "leave it out, because other tables store types"
             raise ColumnError(f"column_types={name!r}: no opened CSV or TSV table has this column; {remedy}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ColumnTypes, (dict(self), self.keys() & self.names)
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
