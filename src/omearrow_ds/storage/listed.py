@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -17,24 +16,23 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.listed_files import (
     ChannelColumns,
+    FilePathResolver,
     Folders,
     ListedFile,
     channels_of,
     is_listing,
     refuse_doubled,
-    whole_numbers,
 )
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
 _ILLUM = "Illum"  # Channels of this name are illumination functions, regardless of their files.
 ILLUM = f"FileName_{_ILLUM}"
 _INTERPRETED = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
-_OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
 
 
 def lists_files(path: Path) -> bool:
@@ -83,24 +81,19 @@ def _open_listed(
     if not isinstance(root, str | os.PathLike | None):
         raise ArgumentError(option="root", value=root, allowed="the path of a folder")
     listing = TableFile(path if copy is None else copy, path)
-    names = listing.names
-    _refuse_names(path, names)
-    listed = channels_of(names)
-    metadata_names = described(names)
-    of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in listed.values())), "text")
-    used = {*of_files, *metadata_names.values()}
-    table = listing.read([name for name in names if name in used], {**types.of_table(listing), **of_files})
-    table = plain_columns(table, str(path))
+    listed, metadata_names = channels_of(listing.names), described(listing.names)
+    table = _read_listing(path, listing, listed, metadata_names, types)
     functions = [channel for channel in listed if channel.startswith(_ILLUM)]
     files_columns = {channel: columns.file for channel, columns in listed.items() if channel not in functions}
     images = {channel: channel for channel, column in files_columns.items() if _are_images(path, table, column)}
     if not images:
+        names = listing.names[:20]
         raise ColumnError(
-            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files (columns: "
-            f"{names[:20]}); add such a column"
+            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files (columns: {names}); "
+            f"add such a column"
         )
     chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
-    resolver = _FilePathResolver(path, root)
+    resolver = FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
     rows: dict[Hashable, int] = {}
     # Rows without files are not one field.
@@ -137,6 +130,21 @@ def _open_listed(
     return fields.joined_files(path, path.parent, source, objects=read_by, skip_errors=skip_errors)
 
 
+def _read_listing(
+    path: Path,
+    listing: TableFile,
+    channels: Mapping[str, ChannelColumns],
+    metadata: Mapping[str, str],
+    types: ColumnTypes,
+) -> pa.Table:
+    """Return the columns of files and metadata; the former are text."""
+    _refuse_names(path, listing.names)
+    of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in channels.values())), "text")
+    used = {*of_files, *metadata.values()}
+    table = listing.read([name for name in listing.names if name in used], {**types.of_table(listing), **of_files})
+    return plain_columns(table, str(path))
+
+
 def _refuse_names(path: Path, names: Sequence[str]) -> None:
     """Raise `ColumnError` if a name with a meaning is duplicate, or would have a meaning except for a space."""
     for name in (name for name in names if _INTERPRETED.fullmatch(name.strip())):
@@ -160,96 +168,6 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
             f"{path}: column {name!r} lists {others[0]!r}, expected only TIFF files; drop this row, or convert the file"
         )
     return bool(files) and not others
-
-
-class _FilePathResolver:
-    """Resolves and restricts the files that a table lists.
-
-    The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
-    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host. ``root`` is the
-    folder or URL that replaces the listed folders; files listed below that URL are unchanged.
-    """
-
-    def __init__(self, path: Path, root: str | os.PathLike[str] | None) -> None:
-        url = None if root is None else url_of(root)
-        self._path = path
-        self._root = None if root is None else str(url or Path(root).absolute())
-        self._hosts = {_host(str(location)) for location in (path, url) if isinstance(location, Url)}
-
-    def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
-        """Return the file that each row lists for a channel, or None for a row without a file."""
-        paths = self._each_path(table, channel, self._allowed_file)
-        numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
-        rows = list(zip(paths, *numbers, strict=True))
-        files = {row: ListedFile(*row) for row in set(rows) if row[0] is not None}
-        return [files.get(row) for row in rows]
-
-    def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
-        """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
-        return self._each_path(table, channel, self._function)
-
-    def _each_path(
-        self, table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]
-    ) -> list[str | None]:
-        names: list[str | None] = table[channel.file].to_pylist()
-        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
-        rows = list(zip(folders, names, strict=True))
-        # Many rows, one per cell, list one file.
-        paths = {
-            (folder, name): resolve(channel.kind, folder or "", name) for folder, name in set(rows) if name is not None
-        }
-        return [paths.get(row) for row in rows]  # type: ignore[arg-type]
-
-    def _function(self, kind: str, folder: str, name: str) -> str:
-        listed = _listed_path(kind, folder, name)
-        if url_of(listed) is not None:
-            return listed
-        local = self._path.parent / listed
-        is_moved = self._root is not None and not local.exists()
-        return os.fspath(Path(str(self._root)) / local.name if is_moved else local)
-
-    def _allowed_file(self, kind: str, folder: str, name: str) -> str:
-        """Return the path of a file, or a normalized URL, if the table may list it."""
-        if self._root is not None and not self._is_below(name if kind == "URL" else folder):
-            file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
-        else:
-            file = _listed_path(kind, folder, name)
-        url = url_of(file)
-        if url is None and isinstance(self._path, Url):
-            if Path(file).is_absolute() or ".." in Path(file).parts:
-                raise FormatError(
-                    f"{self._path}: lists {file!r}, which is not below the URL of the table; pass root= with a URL"
-                )
-            url = url_of(f"{self._path.parent}/{file}")
-        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
-            raise FormatError(
-                f"{self._path}: lists {url} on another host, which is refused for safety; pass "
-                f"root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
-            )
-        return file if url is None else str(url)
-
-    def _is_below(self, location: str) -> bool:
-        return url_of(location) is not None and f"{location}/".startswith(f"{str(self._root).rstrip('/')}/")
-
-
-def _join(folder: str, name: str) -> str:
-    if url_of(folder) is not None and url_of(name) is None:
-        return f"{folder.rstrip('/')}/{name.lstrip('/')}"
-    return os.path.join(folder, name)  # noqa: PTH118  # Many files: pathlib is slower.
-
-
-def _listed_path(kind: str, folder: str, name: str) -> str:
-    """Return the URL of a file on a server, or the path of a local file."""
-    if kind == "FileName" or url_of(name) is not None:
-        return _join(folder, name)
-    parts = urlsplit(name)
-    if parts.scheme not in ("", "file"):
-        raise missing(name)
-    return unquote(parts.path)
-
-
-def _host(url: str) -> str:
-    return "/".join(url.split("/")[:3])
 
 
 def _refuse_other_places(

@@ -1,21 +1,23 @@
-"""Files that a table lists: columns of each channel, series and pages, and whether two paths are one file."""
+"""Files that a table lists: their columns, paths, series and pages, and whether two paths are one file."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._urls import Url, url_of
 
 _FILE = re.compile(r"((?:Image_)?)(FileName|URL)_(.+)")
+_OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
 _ANY = -1  # Matches any page of a series.
 _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
@@ -136,3 +138,93 @@ def refuse_doubled(
 def _in_words(row: int, channel: str, file: ListedFile) -> str:
     page = "" if file.page is None else f", page {file.page}"
     return f"channel {channel!r} of row {row} ({file.file}{page})"
+
+
+class FilePathResolver:
+    """Resolves and restricts the files that a table lists.
+
+    The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
+    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host. ``root`` is the
+    folder or URL that replaces the listed folders; files listed below that URL are unchanged.
+    """
+
+    def __init__(self, path: Path, root: str | os.PathLike[str] | None) -> None:
+        url = None if root is None else url_of(root)
+        self._path = path
+        self._root = None if root is None else str(url or Path(root).absolute())
+        self._hosts = {_host(str(location)) for location in (path, url) if isinstance(location, Url)}
+
+    def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
+        """Return the file that each row lists for a channel, or None for a row without a file."""
+        paths = self._each_path(table, channel, self._allowed_file)
+        numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
+        rows = list(zip(paths, *numbers, strict=True))
+        files = {row: ListedFile(*row) for row in set(rows) if row[0] is not None}
+        return [files.get(row) for row in rows]
+
+    def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
+        """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
+        return self._each_path(table, channel, self._function)
+
+    def _each_path(
+        self, table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]
+    ) -> list[str | None]:
+        names: list[str | None] = table[channel.file].to_pylist()
+        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
+        rows = list(zip(folders, names, strict=True))
+        # Many rows, one per cell, list one file.
+        paths = {
+            (folder, name): resolve(channel.kind, folder or "", name) for folder, name in set(rows) if name is not None
+        }
+        return [paths.get(row) for row in rows]  # type: ignore[arg-type]
+
+    def _function(self, kind: str, folder: str, name: str) -> str:
+        listed = _listed_path(kind, folder, name)
+        if url_of(listed) is not None:
+            return listed
+        local = self._path.parent / listed
+        is_moved = self._root is not None and not local.exists()
+        return os.fspath(Path(str(self._root)) / local.name if is_moved else local)
+
+    def _allowed_file(self, kind: str, folder: str, name: str) -> str:
+        """Return the path of a file, or a normalized URL, if the table may list it."""
+        if self._root is not None and not self._is_below(name if kind == "URL" else folder):
+            file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
+        else:
+            file = _listed_path(kind, folder, name)
+        url = url_of(file)
+        if url is None and isinstance(self._path, Url):
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                raise FormatError(
+                    f"{self._path}: lists {file!r}, which is not below the URL of the table; pass root= with a URL"
+                )
+            url = url_of(f"{self._path.parent}/{file}")
+        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
+            raise FormatError(
+                f"{self._path}: lists {url} on another host, which is refused for safety; pass "
+                f"root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
+            )
+        return file if url is None else str(url)
+
+    def _is_below(self, location: str) -> bool:
+        return url_of(location) is not None and f"{location}/".startswith(f"{str(self._root).rstrip('/')}/")
+
+
+def _join(folder: str, name: str) -> str:
+    if url_of(folder) is not None and url_of(name) is None:
+        return f"{folder.rstrip('/')}/{name.lstrip('/')}"
+    return os.path.join(folder, name)  # noqa: PTH118  # Many files: pathlib is slower.
+
+
+def _listed_path(kind: str, folder: str, name: str) -> str:
+    """Return the URL of a file on a server, or the path of a local file."""
+    if kind == "FileName" or url_of(name) is not None:
+        return _join(folder, name)
+    parts = urlsplit(name)
+    if parts.scheme not in ("", "file"):
+        raise missing(name)
+    return unquote(parts.path)
+
+
+def _host(url: str) -> str:
+    return "/".join(url.split("/")[:3])

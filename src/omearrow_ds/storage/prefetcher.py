@@ -175,7 +175,9 @@ def fetch_part(remote: ObjectStore, part: PublishedPart, on_bytes: OnBytes, desc
             for first in range(start, stop, _READ_BYTES):
                 digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
     if digest.hexdigest() != part.hash:
-        raise FormatError(f"{remote.url}/{name}: the content does not match the hash in the file name; restore the file")
+        raise FormatError(
+            f"{remote.url}/{name}: the content does not match the hash in the file name; restore the file"
+        )
 
 
 def _fetch_ranges(remote: ObjectStore, part: PublishedPart, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
