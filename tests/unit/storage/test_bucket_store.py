@@ -108,7 +108,7 @@ def test_targets_that_cannot_be_are_refused_before_anything_is_sent(weed, bucket
             convert(plate, url)
     with raises(ArgumentError, path=dst, mentions=("OME-Zarr", "parquet")):
         convert(plate, dst, "ome_zarr")
-    with raises(ArgumentError, option="target_storage", path=tmp_path / "x.parts", mentions="URL"):
+    with raises(ArgumentError, option="target_storage", path=tmp_path / "x.parts", mentions="URLs"):
         convert(plate, tmp_path / "x.parts", target_storage=Storage())
     with raises(ArgumentError, path=f"s3://{bucket}/x.arrow", mentions=f"s3://{bucket}/x.parts"):
         write_images(IMAGES, f"s3://{bucket}/x.arrow")
@@ -157,7 +157,7 @@ def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, d
 def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, read_labels):
     for share in (2, 3):
         convert(plate, dst, task=(share, 3), **PART)
-    with raises(FormatError, path=dst, mentions=("3 of 4", "part 1"), remedy=False):
+    with raises(FormatError, path=dst, mentions=("3 of 4", "parts 1"), remedy=False):
         sources.publish(dst)
     convert(plate, dst, task=(1, 3), target_storage=Storage(endpoint=weed.url), **PART)
     weed.put(bucket, "x.parts/parts/00001-" + "a" * 32 + ".arrow", b"an orphan")
