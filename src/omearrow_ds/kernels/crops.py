@@ -57,7 +57,7 @@ def crops(
         return
     if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
         raise IndexError(
-            f"crops are in fields {boxes[0].min()} to {boxes[0].max()}, the stack has {len(stack)} of shape {shape}"
+            f"crops in fields {boxes[0].min()} to {boxes[0].max()} exceed the {len(stack)} fields of shape {shape}"
         )
     if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
         for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):

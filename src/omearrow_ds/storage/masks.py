@@ -185,8 +185,8 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     if not files:
         raise MetadataError(
             f"{folder}: no file matches {path.name!r} for an image of {source.path}{_similar_files(path)}; correct the "
-            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.stems(0)} (converted collections lack file "
-            f"names), {{well}}, {{site}} and so on are columns, and {{_}} is any text"
+            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.stems(0)}, other names in braces are "
+            f"columns, and {{_}} is any text (converted collections lack file names)"
         )
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]

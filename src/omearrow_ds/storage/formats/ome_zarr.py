@@ -316,7 +316,7 @@ class Source(FolderSource):
         try:
             return to_tczyx(pixels, axes, str(self._root / file))
         except AxesError as error:
-            raise FormatError(f"{self._root / file}: its axes are not image axes: {error}") from error
+            raise FormatError(f"{self._root / file}: {error}; rename its dimensions") from error
         except ImageError as error:
             if axes is not None or 0 in pixels.shape:
                 raise FormatError(str(error)) from error
