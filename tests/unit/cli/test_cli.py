@@ -121,12 +121,13 @@ def test_info_decodes_no_pixel(stored, monkeypatch, name):
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_info_counts_row_groups_as_a_foreign_reader_does(stored, name, compression):
     path = stored(name, SMOOTH, rows_per_group=8, compression=compression)
-    found, metadata = info(path), pq.ParquetFile(path).metadata
+    described, metadata = info(path), pq.ParquetFile(path).metadata
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    assert found["chunking"] == f"{len(sizes)} row groups of {min(sizes)} to {max(sizes)} images"
+    assert described["chunking"] == f"{len(sizes)} row groups of {min(sizes)} to {max(sizes)} images"
     assert sizes == [8, 8, 4]
-    alone = "each image is decompressed alone" if name == "parquet" else "a page of 8 images is decompressed alone"
-    assert compression == "none" or found["reading"] == f"out of the mapped file; {alone}"
+    unit = "each image" if name == "parquet" else "a page of 8 images"
+    expected = f"from the mapped file; {unit} is decompressed separately"
+    assert compression == "none" or described["reading"] == expected
 
 
 def test_info_of_arrow_files_of_others(tmp_path, stored):

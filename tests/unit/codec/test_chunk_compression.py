@@ -25,10 +25,10 @@ def test_images_of_every_kind(stored, name, codec):
     path = stored(name, images, compression=f"chunk-{codec}")
     source = open_images(path)
     check(source, images, [19, 0, 7, 7, 12])
-    found = describe(path).stored
-    assert found.compression == f"chunk-{codec}"
-    assert not found.in_place
-    assert found.reading.startswith("each chunk is decompressed alone; ")
+    layout = describe(path).stored
+    assert layout.compression == f"chunk-{codec}"
+    assert not layout.in_place
+    assert layout.reading.startswith("each chunk is decompressed separately; ")
     dataset = OMEArrowDataset(path, axes="TCZYX", normalize=False, preload=True)
     assert all(same(dataset[index].numpy(), image) for index, image in enumerate(images))
 

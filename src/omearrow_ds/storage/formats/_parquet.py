@@ -197,14 +197,14 @@ class ParquetSource(TableSource):
         chunking = groups(self._starts, "row group")
         plain = self.engine == "pages" and compression == "none"
         if plain:
-            reading = "in place: out of the mapped file"
+            reading = "in place: from the mapped file"
         elif self.engine == "pages":
             pages = self._reader.get().pages(0)
             sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
-            reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed alone"
+            reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
         else:
-            reading = "by pyarrow, which decodes a row group for one image"
+            reading = "by pyarrow, which decodes a row group per image"
         return self._of_object(Stored(self._column.encoding, compression, chunking, plain, reading))
 
     def _chunk_codec(self) -> str | None:

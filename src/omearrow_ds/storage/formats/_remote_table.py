@@ -47,7 +47,7 @@ class CopiedTable(OnServer):
 
     def stored_as(self) -> Stored:
         stored: Stored = super().stored_as()
-        return replace(stored, reading=f"of a copy of the object, fetched whole: {stored.reading}")
+        return replace(stored, reading=f"from a fetched copy of the object: {stored.reading}")
 
     def stored_size(self) -> tuple[int, int, int]:
         self._copy.get()

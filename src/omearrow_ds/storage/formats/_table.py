@@ -94,7 +94,7 @@ class TableSource(BaseSource):
         """Return the storage of a local file; of an object, its pixels are read by ranges."""
         if self._objects is None:
             return stored
-        return replace(stored, in_place=False, reading="by ranges of an object on a server")
+        return replace(stored, in_place=False, reading="by byte ranges of an object on a server")
 
     def stored_files(self) -> Iterator[Path]:
         if self._objects is None:
@@ -132,7 +132,7 @@ class TableSource(BaseSource):
         stored, codec = self._layout(), self._chunk_codec()
         if codec is None:
             return stored
-        reading = f"each chunk is decompressed alone; {stored.reading}"
+        reading = f"each chunk is decompressed separately; {stored.reading}"
         return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
 
     def _chunk_codec(self) -> str | None:

@@ -192,11 +192,11 @@ class Source(TableSource):
         with self._reading():
             compression = _compression(self._file.get().mapped)
         plain = compression == "none"
-        reading = "in place: out of the mapped file" if plain else "a record batch is decompressed for one image"
+        reading = "in place: from the mapped file" if plain else "a record batch is decompressed per image"
         stored = Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
         if self._objects is None or self._memory is not None:
             return self._of_object(stored)
-        return replace(stored, in_place=False, reading="of a copy of the object, fetched whole; a record batch at once")
+        return replace(stored, in_place=False, reading="from a fetched copy of the object; one record batch at a time")
 
     def close(self) -> None:
         self._file.close()

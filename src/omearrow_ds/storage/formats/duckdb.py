@@ -235,9 +235,9 @@ class Source(_sql.SqlSource):
         compression = joined("none" if codec == "uncompressed" else codec for codec in codecs)
         chunking = groups(np.cumsum([0, *(size for (size,) in sizes)]).tolist(), "row group")
         reading = (
-            "by DuckDB, each image alone, through an index"
+            "by DuckDB, each image separately, through an index"
             if self._keyed
-            else f"by DuckDB, which decodes up to {_sql.VECTOR_ROWS:,} images for one"
+            else f"by DuckDB, which decodes up to {_sql.VECTOR_ROWS:,} images to read one"
         )
         return Stored(self._column.encoding, compression, chunking, in_place=False, reading=reading)
 

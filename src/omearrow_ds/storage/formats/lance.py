@@ -182,11 +182,11 @@ class Source(LeafSource):
             compression = self._compression(dataset, starts)
         plain = self.engine == "pages" and compression == "none"
         if plain:
-            reading = "in place: out of the mapped files"
+            reading = "in place: from the mapped files"
         elif self.engine == "pages":
-            reading = "out of the mapped files; each image is decompressed alone"
+            reading = "from the mapped files; each image is decompressed separately"
         else:
-            reading = f"by Lance, rows by number{f': {_ODD_PAGES}' if self._is_odd(compression) else ''}"
+            reading = f"by Lance, by row number{f': {_ODD_PAGES}' if self._is_odd(compression) else ''}"
         chunking = f"{groups(starts, 'fragment')}, file format {dataset.data_storage_version}"
         return Stored(self._column.encoding, compression, chunking, plain, reading)
 
@@ -467,7 +467,7 @@ class RemoteSource(OnServer, Source):
 
     def stored_as(self) -> Stored:
         stored = self._again(super().stored_as)
-        return replace(stored, reading="by Lance, rows by number, of a dataset on a server")
+        return replace(stored, reading="by Lance, by row number, from a dataset on a server")
 
     def stored_size(self) -> tuple[int, int, int]:
         sizes_bytes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]

@@ -615,11 +615,11 @@ class Source(BaseSource):
         row_groups = groups(self._starts, "row group").replace("image", "chunk")
         chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if cut:
-            reading = "in place: out of the mapped file" if compression == "none" else "out of the mapped file"
+            reading = "in place: from the mapped file" if compression == "none" else "from the mapped file"
             alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
-            reading += "" if compression == "none" else f"; {alone} is decompressed alone"
+            reading += "" if compression == "none" else f"; {alone} is decompressed separately"
         else:
-            reading = "by pyarrow, which decodes a row group for one chunk"
+            reading = "by pyarrow, which decodes a row group per chunk"
         return Stored(None, compression, chunking, cut and compression == "none", reading)
 
 

@@ -60,7 +60,7 @@ class _ByDuckDB(_sql.SqlSource):
     def _layout(self) -> Stored:
         with closing(Source(self.path, image_column=self._column.name, with_columns=False)) as pages:
             stored: Stored = pages.stored_as()
-        return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group for one image")
+        return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 
 class Source(ParquetSource):

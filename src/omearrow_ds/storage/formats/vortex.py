@@ -124,11 +124,11 @@ class Source(LeafSource):
         compression = joined("compressed" if is_packed else "none" for is_packed in packed)
         plain = bool(self._mapped_images())
         if plain:
-            reading = "in place: out of the mapped file"
+            reading = "in place: from the mapped file"
         elif any(rows.decoded_whole):
-            reading = "by Vortex, which decodes a part for one image"
+            reading = "by Vortex, which decodes a part of the file per image"
         else:
-            reading = "by Vortex, each image alone"
+            reading = "by Vortex, each image separately"
         return Stored(self._column.encoding, compression, groups(rows.starts, "part"), plain, reading)
 
     def close(self) -> None:
