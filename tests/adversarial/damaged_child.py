@@ -52,12 +52,13 @@ class Truth(NamedTuple):
 def variants_of(name: str) -> list[Variant]:
     """Return the variants of a format, which are damaged in turns."""
     fmt = get_format(name)
-    module = fmt.module()
     encodings = ("bytes", "list") if fmt.kind == "table" else ("bytes",)
-    found = [Variant(encoding, each, alike=True) for encoding in encodings for each in fmt.compressions[:3]]
-    found.append(Variant("bytes", fmt.compressions[0], alike=False))
-    others = getattr(module.Source, "engines", ())[1:]
-    return found + [Variant("bytes", fmt.compressions[0], alike=True, engine=engine) for engine in others]
+    compressions, engines = fmt.compressions[:3], fmt.engines[1:]
+    return [
+        *(Variant(encoding, compression, alike=True) for encoding in encodings for compression in compressions),
+        Variant("bytes", compressions[0], alike=False),
+        *(Variant("bytes", compressions[0], alike=True, engine=engine) for engine in engines),
+    ]
 
 
 def _image(number: int, variant: Variant) -> np.ndarray:

@@ -429,21 +429,20 @@ def _open_stored(
                 location, format_name, partial(_open_stored, format_name=format_name, table=table, **options)
             )
     source_type = fmt.module().Source
-    engines = getattr(source_type, "engines", ())
-    if engine is not None and engine not in engines:
-        known = f"one of {', '.join(engines)}" if engines else "None, because there is only one reader"
+    if engine is not None and engine not in fmt.engines:
+        known = f"one of {', '.join(fmt.engines)}" if fmt.engines else "None, because there is only one reader"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
     for option, value, is_supported, lacking in (
         ("image_column", image_column, fmt.kind == "table", "does not store columns"),
-        ("level", level or None, getattr(source_type, "has_levels", False), "does not store resolution levels"),
-        ("table", table, getattr(source_type, "has_tables", False), "does not store several tables"),
+        ("level", level or None, "level" in fmt.open_options, "does not store resolution levels"),
+        ("table", table, "table" in fmt.open_options, "does not store several tables"),
     ):
         if value is not None and not is_supported:
             _refuse_options({option: value}, f"{fmt.label} {lacking}")
     # An engine may refuse pixels, and several columns may not match each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
-    look = look and alone and getattr(source_type, "looks", False)
-    skip_errors = skip_errors and getattr(source_type, "can_skip", False)
+    look = look and alone and "look" in fmt.open_options
+    skip_errors = skip_errors and "skip_errors" in fmt.open_options
     how = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
     return open_as(fmt, source_type, location, image_column=image_column, nulls=nulls, **how)
 

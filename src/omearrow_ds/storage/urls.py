@@ -100,13 +100,12 @@ def _open_stored(
         _refuse_cache(url, reach)
     module = fmt.module()
     source_type = getattr(module, "RemoteSource", module.Source)
-    takes = ("nulls", *getattr(source_type, "takes", ()))
     for name, value in options.items():
-        if value not in (None, 0) and name not in takes:
+        if value not in (None, 0) and name not in ("nulls", *fmt.url_options):
             raise ArgumentError(
                 f"not supported for {fmt.label} at a URL ({url})", option=name, value=value, remedy="leave it out"
             )
-    skip_errors = skip_errors and getattr(source_type, "can_skip", False)
+    skip_errors = skip_errors and "skip_errors" in fmt.open_options
     return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
 
 

@@ -25,7 +25,7 @@ def check(case: Case, folder: Path) -> list[str]:
         assert source.format.name == case.format
         _check_described(source, content, every_column=not case.opening)
         _check_pixels(source, content.images)
-        engines: tuple[str, ...] = getattr(source, "engines", ())
+        engines = source.format.engines
     fitting = []
     for engine in engines:
         with (

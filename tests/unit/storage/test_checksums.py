@@ -80,6 +80,7 @@ def flipped(monkeypatch):
 
         class Format:
             in_folder, label, name, kind = fmt.in_folder, fmt.label, fmt.name, fmt.kind
+            engines, open_options = fmt.engines, ()
 
             def module(self):
                 return self
@@ -87,7 +88,7 @@ def flipped(monkeypatch):
             def Source(self, path, **options):  # noqa: N802
                 return Flipped(module.Source(path, **options), 3)
 
-        Format.Source.errors, Format.Source.engines = module.Source.errors, getattr(module.Source, "engines", ())
+        Format.Source.errors = module.Source.errors
         return Format()
 
     monkeypatch.setattr(source, "get_format", with_flips)

@@ -66,6 +66,12 @@ class Format:
         Whether files at URLs are read by range requests, by ``Source`` with ``objects``, or by ``RemoteSource``.
     fetched_whole : bool
         Whether a file at a URL may be fetched completely into the cache.
+    engines : tuple of str
+        Values of ``engine=``, the default first; empty if there is only one reader.
+    open_options : tuple of str
+        Options that ``Source`` takes if they are passed: ``"level"``, ``"table"``, ``"skip_errors"``, ``"look"``.
+    url_options : tuple of str
+        Options of `open_images` that apply to a URL, in addition to ``nulls``.
     implementation : str or None
         Module with ``write`` and ``Source`` (`omearrow_ds.storage.protocol.FormatModule`). None for built-in formats.
 
@@ -96,6 +102,9 @@ class Format:
     by_ranges: bool = False
     fetched_whole: bool = False
     other_suffixes: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    open_options: tuple[str, ...] = ()
+    url_options: tuple[str, ...] = ()
     implementation: str | None = None
 
     @property
@@ -155,6 +164,9 @@ FORMATS = (
         grouped=True,
         written_at_once=True,
         by_ranges=True,
+        engines=("pages", "pyarrow"),
+        open_options=("look",),
+        url_options=("engine", "image_column"),
     ),
     Format(
         "parquet_duck",
@@ -165,6 +177,9 @@ FORMATS = (
         "duckdb",
         compressions=("none", "lz4", "zstd", "snappy"),
         grouped=True,
+        engines=("pages", "pyarrow", "duckdb"),
+        open_options=("look",),
+        url_options=("engine", "image_column"),
     ),
     Format(
         "lance",
@@ -178,6 +193,8 @@ FORMATS = (
         max_rows=1024,
         writer_factor=1.5,
         by_ranges=True,
+        engines=("pages", "lance"),
+        url_options=("image_column",),
     ),
     Format(
         "vortex",
@@ -191,6 +208,8 @@ FORMATS = (
         max_rows=1024,
         writer_factor=2.3,
         fetched_whole=True,
+        open_options=("look",),
+        url_options=("image_column",),
     ),
     Format(
         "duckdb",
@@ -204,6 +223,7 @@ FORMATS = (
         compressions=("none", "zstd"),  # Groups cannot be chosen: they have at least 2,048 images.
         writer_factor=2.0,
         scanned_rows=(("zstd", 2048),),
+        open_options=("table",),
     ),
     Format(
         "arrow",
@@ -219,6 +239,8 @@ FORMATS = (
         by_ranges=True,
         fetched_whole=True,
         other_suffixes=(".feather", ".ipc"),  # Written by pandas, pyarrow and polars.
+        open_options=("look",),
+        url_options=("image_column",),
     ),
     Format(
         "tiff",
@@ -230,6 +252,7 @@ FORMATS = (
         compressions=("none", "zlib", "zstd", "lzw"),
         chunk_multiple=16,
         by_ranges=True,
+        open_options=("skip_errors",),
     ),
     Format(
         "ome_zarr",
@@ -242,6 +265,8 @@ FORMATS = (
         compressions=("zstd", "lz4", "none"),
         chunk_multiple=1,
         by_ranges=True,
+        open_options=("level", "skip_errors"),
+        url_options=("level",),
     ),
     Format(
         "ome_arrow",

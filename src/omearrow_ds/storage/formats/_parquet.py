@@ -59,9 +59,6 @@ class ParquetSource(TableSource):
 
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
     unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
-    engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
-    takes: ClassVar[tuple[str, ...]] = ("engine", "image_column")  # Options at URLs.
-    looks = True
 
     def __init__(
         self,

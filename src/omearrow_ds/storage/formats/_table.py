@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,15 +45,12 @@ class TableSource(BaseSource):
 
     Attributes
     ----------
-    looks
-        Whether it accepts ``look``: then it cannot be read, and only `looked` is set.
     looked
         The fields of the image column that give id, shape and dtype, and the columns, both as stored.
     null
         Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
 
-    looks: ClassVar[bool] = False
     looked: tuple[pa.Table, pa.Table] | None = None
     null: Array
     _look = False

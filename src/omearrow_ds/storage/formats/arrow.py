@@ -86,9 +86,6 @@ class Source(TableSource):
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
 
-    takes = ("image_column",)
-    looks = True
-
     def __init__(
         self,
         path: Path,

@@ -145,7 +145,6 @@ class Source(_sql.SqlSource):
     """
 
     name = "duckdb"
-    has_tables = True
     _row_number = "rowid"
     _frugal = True
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +103,6 @@ class Source(LeafSource):
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
-    engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
     unheld_types = (pa.types.is_interval,)
     _block_bytes = _BLOCK_BYTES
     _has_mark = False  # whether the pixels have the mark that `write` gives them
@@ -389,7 +388,6 @@ class RemoteSource(OnServer, Source):
     Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files.
     """
 
-    takes = ("image_column",)
     fetches = True
     _block_bytes = BLOCK_BYTES
 

@@ -87,9 +87,6 @@ class Source(FolderSource):
 
     name = "ome_zarr"
     errors = _ERRORS
-    has_levels = True
-    can_skip = True
-    takes = ("level",)
     _carried = ("_level",)
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:

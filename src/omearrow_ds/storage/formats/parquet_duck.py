@@ -67,7 +67,6 @@ class Source(ParquetSource):
     """Images of a Parquet file written by DuckDB or another tool; ``engine="duckdb"`` reads the images with DuckDB."""
 
     name = "parquet_duck"
-    engines = (*ParquetSource.engines, "duckdb")
     errors = (*ParquetSource.errors, duckdb.Error)
     unheld_types = _ByDuckDB.unheld_types
 

@@ -90,7 +90,6 @@ class Source(FolderSource):
 
     name = "tiff"
     errors = _ERRORS
-    can_skip = True
     suffixes = TIFF_SUFFIXES
 
     @cached_property

@@ -59,7 +59,6 @@ class Source(LeafSource):
     """Images of a Vortex file."""
 
     name = "vortex"
-    looks = True
     errors = (OSError, ValueError, RuntimeError)
     unheld_types = (pa.types.is_duration, pa.types.is_interval)
 
@@ -279,8 +278,6 @@ class Source(LeafSource):
 
 class RemoteSource(CopiedTable, Source):
     """Images of a Vortex file on a server, copied to the cache because Vortex 0.91 would fetch it once per process."""
-
-    takes = ("image_column",)
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
