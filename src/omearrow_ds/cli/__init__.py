@@ -22,7 +22,7 @@ _COMMANDS = {
     "cache": ("omearrow_ds.cli.cache:cache", "List or evict cached parts of remote collections."),
     "verify": ("omearrow_ds.cli.files:verify", "Compare every image with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure pixel statistics by channel and group."),
-    "show": ("omearrow_ds.cli.show:show", "Draw a grid of random images."),
+    "show": ("omearrow_ds.cli.files:show", "Draw a grid of random images."),
     "profile": ("omearrow_ds.cli.samples:profile", "Measure the stages of an epoch, and what to try first."),
     "recommend": ("omearrow_ds.cli.samples:recommend", "Measure which format and settings suit your images."),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,10 +11,13 @@ import click
 from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import echo_json, json_option, read_by, size_in_bytes
-from omearrow_ds.storage.part_cache import PARTIAL, CacheEntry, PartCache, default_folder
+from omearrow_ds.storage.part_cache import PARTIAL, PartCache, default_folder
+
+# State of a file by whether it is pinned, and whether it is incomplete.
+_USES = {(True, True): "being fetched", (True, False): "in use", (False, True): "left unfinished", (False, False): ""}
 
 
-@click.command(short_help="List or evict cached parts of remote collections.")
+@click.command()
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--limit",
@@ -40,13 +42,13 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     if clear and limit is not None:
         raise click.UsageError("--clear removes all parts, so --limit has no effect; pass only one of them")
     part_cache = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
-    before = part_cache.entries()
-    parts = before
+    parts = before = part_cache.entries()
     if before and (clear or limit is not None):
         part_cache.shrink()
         parts = part_cache.entries()
-    used_bytes, num_bytes = _bytes([part for part in parts if part.is_pinned]), _bytes(parts)
-    removed_bytes = max(0, _bytes(before) - num_bytes)
+    num_bytes, before_bytes = (sum(part.size_bytes for part in entries) for entries in (parts, before))
+    used_bytes = sum(part.size_bytes for part in parts if part.is_pinned)
+    removed_bytes = max(0, before_bytes - num_bytes)
     used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
     if limit is not None and num_bytes > limit:
         raise failures.Failure(
@@ -70,20 +72,9 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     facts += [removed] if clear or limit is not None else []
     click.echo(f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}")
     if parts:
-        ages = [f"used {text.duration(max(0.0, time.time() - part.used_s))} ago" for part in parts]
-        lines = [
-            [f"  {part.name}", text.size(part.size_bytes), age, _use(part)]
-            for part, age in zip(parts, ages, strict=True)
-        ]
+        lines = []
+        for part in parts:
+            age = f"used {text.duration(max(0.0, time.time() - part.used_s))} ago"
+            use = _USES[part.is_pinned, part.name.endswith(PARTIAL)]
+            lines.append([f"  {part.name}", text.size(part.size_bytes), age, use])
         click.echo("\n".join(text.table(lines)))
-
-
-def _bytes(parts: Sequence[CacheEntry]) -> int:
-    return sum(part.size_bytes for part in parts)
-
-
-def _use(part: CacheEntry) -> str:
-    partial = part.name.endswith(PARTIAL)
-    if part.is_pinned:
-        return "being fetched" if partial else "in use"
-    return "left unfinished" if partial else ""

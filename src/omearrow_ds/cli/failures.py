@@ -109,8 +109,8 @@ def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> st
     message = str(error)
     if "Traceback" in message:
         lines = [line.strip() for line in message.splitlines() if line.strip()]
-        names = [line.partition(": ")[0].rpartition(".")[2] for line in lines]
-        known = [line for line, name in zip(lines, names, strict=True) if name == type(error).__name__]
+        kind = type(error).__name__
+        known = [line for line in lines if line.partition(": ")[0].rpartition(".")[2] == kind]
         return known[-1].partition(": ")[2] if known else lines[-1]
     if flags is None or not isinstance(error, OMEArrowDSError):
         return message

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -46,15 +46,6 @@ Decorator = Callable[[Command], Command]
 def names(values: Sequence[str]) -> list[str] | None:
     """Return names that are separated by commas or passed in repeated options."""
     return [name.strip() for value in values for name in value.split(",")] or None
-
-
-def _names_or_auto(values: Sequence[str]) -> list[str] | Literal[True] | None:
-    columns = names(values)
-    return True if columns == ["auto"] else columns
-
-
-def _one_or_more(values: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    return values[0] if len(values) == 1 else values or None
 
 
 def _column_types(values: Sequence[str]) -> dict[str, str] | None:
@@ -108,16 +99,13 @@ def _task(value: str) -> tuple[int, int]:
 
 
 def _workers(value: str) -> int | str:
-    if value != "auto" and not value.isdecimal():
-        raise click.BadParameter(f"{value!r} is not a number from 0 or 'auto'")
-    return value if value == "auto" else int(value)
+    return value if _match(r"auto|\d+", value, "a number from 0 or 'auto'")[0] == "auto" else int(value)
 
 
 def _formats(value: str) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(value.split(",")))
-    for name in chosen:
-        if name not in FORMAT.choices:
-            raise click.BadParameter(f"unknown format {name!r}; choose from {', '.join(FORMAT.choices)}")
+    for name in set(chosen) - set(FORMAT.choices):
+        raise click.BadParameter(f"unknown format {name!r}; choose from {', '.join(FORMAT.choices)}")
     return chosen
 
 
@@ -137,8 +125,8 @@ _REPEATED = ("names", "names or auto", "repeated", "types", "selection")  # Kind
 _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "names": names,
-        "names or auto": _names_or_auto,
-        "repeated": _one_or_more,
+        "names or auto": lambda values: True if names(values) == ["auto"] else names(values),
+        "repeated": lambda values: values[0] if len(values) == 1 else values or None,
         "types": _column_types,
         "selection": _selection,
         "bytes": size_in_bytes,
@@ -224,11 +212,11 @@ def storage_options(prefix: str = "", owner: str | None = None) -> Decorator:
 
 def opening_options(command: Command) -> Command:
     """Add the options of `omearrow_ds.open_images` to a command, which receives only those that the user passed."""
+    keywords = OpenOptions.__annotations__
 
     @functools.wraps(command)
     def opening(**values: Any) -> Any:
-        unset = [name for name in OpenOptions.__annotations__ if values.get(name) is None]
-        return command(**{name: value for name, value in values.items() if name not in unset})
+        return command(**{name: value for name, value in values.items() if value is not None or name not in keywords})
 
     return all_of(flags(OpenSettings), storage_options())(opening)
 

@@ -110,8 +110,8 @@ class Writing:
 def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
     """Return the storage of the target; by default, a copy within S3 uses the storage of the source."""
     if isinstance(src, Url):
-        same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and target is None and storage is not None
-        return replace(storage, anonymous=False) if same and storage is not None else target
+        is_within_s3 = isinstance(dst, Url) and src.scheme == dst.scheme == "s3"
+        return replace(storage, anonymous=False) if is_within_s3 and storage and target is None else target
     if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
         options = " ".join(text.as_flags({"storage": storage}))
         raise failures.Failure(
@@ -204,7 +204,7 @@ def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapse
     click.echo(f"{click.format_filename(dst)}: {share} in {text.duration(elapsed_s)}; {progress}; {rest}")
 
 
-@click.command(short_help="Complete a collection whose parts were written by tasks.")
+@click.command()
 @click.argument("dst", type=PATH)
 @storage_options(owner="DST")
 @json_option

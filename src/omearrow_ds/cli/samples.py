@@ -25,7 +25,7 @@ _PROFILED = ("axes", "select", "crop_size", *OBJECTS, "masks", "mask_background"
 _START_METHODS = ("forkserver", "spawn")
 
 
-@click.command(short_help="Write the crops around cells as a new collection.")
+@click.command()
 @click.argument("fields", type=PATH)
 @click.argument("objects", type=PATH)
 @click.argument("dst", type=PATH)
@@ -54,7 +54,7 @@ def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
     run.report(f"crop of {num_fields}", {"fields": fields, "objects": objects})
 
 
-@click.command(short_help="Measure the stages of an epoch, and what to try first.")
+@click.command()
 @source_options
 @flags(ProfileSettings, "batch_size", "num_workers", "preload")
 @flags(SampleSettings, *_PROFILED)
@@ -86,7 +86,7 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
     echo_result(result, as_json=as_json)
 
 
-@click.command(short_help="Measure which format and settings suit your images.")
+@click.command()
 @source_options
 @flags(RecommendSettings, "epochs", "access", "budget_bytes", "memory_bytes", "batch_size", "seconds", "tile")
 @flags(SampleSettings, "crop_size", *OBJECTS)
