@@ -16,8 +16,8 @@ with suppress(ImportError):
 with suppress(ImportError):
     from omearrow_ds.resources import read_ahead_bytes, space_on_disk
 with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
-    from omearrow_ds.advise.profile.breakdown import break_down
-    from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
+    from omearrow_ds.advise.profile.loop import Duration, Loop
+    from omearrow_ds.advise.profile.recorder import Recording, break_down
     from omearrow_ds.advise.profile.trials import break_even_epochs, preloaded
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
     from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts

@@ -6,7 +6,7 @@ within a round, the order is reversed in every second round, and incomplete roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 from statistics import mean, median
 from typing import Generic, TypeVar
@@ -82,11 +82,6 @@ def mostly_agree(rounds: Iterable[bool]) -> bool:
     """Return whether almost all rounds are True: by chance in 1 of 8 cases for 3 rounds, in at most 1 of 28 for 5."""
     votes = list(rounds)
     return votes.count(False) <= len(votes) // _DISSENT
-
-
-def is_clear(ratios: Sequence[float]) -> bool:
-    """Return whether almost all ratios show a speedup, or almost all ratios show no speedup."""
-    return mostly_agree(ratio > 1.0 for ratio in ratios) or mostly_agree(ratio < LEAST_TIE for ratio in ratios)
 
 
 def uncertainty_note(rounds: int, noise: float) -> str:

@@ -24,7 +24,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.profile import trials
 from omearrow_ds.advise.profile.trials import on_demand, preloaded
-from omearrow_ds.advise.recommend.sample import Cells, Limits, take_sample
+from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.advise.recommend.trials import in_turn
 from omearrow_ds.cli import main
 from omearrow_ds.storage.objects import ObjectSettings
@@ -205,13 +205,15 @@ def test_recommend_of_boxes_and_what_cannot_be(path):
 
 def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objects(path):
     with open_images(path) as source:
-        cells = Cells.open(source.images, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS))
-        sample = take_sample(source.images, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
+        cells = SampleFields.open(
+            source.images, (6, 4), {"objects": CELLS, "pad": "edge"}, ObjectSettings.take({}, CELLS)
+        )
+        sample = take_sample(cells, Limits(1, 100, 10.0), lambda: 0.0)
         assert sample.images[0].shape == SHAPE
         assert sample.indices[0] in (0, 2)
-        crops = cells.remap_to_copies(sample.indices, ["other"])
-        assert crops["objects"]["image_id"].to_pylist() == ["other"] * 2
-        write_images(sample.images, path.with_name("part.arrow"), image_ids=["other"])
+        crops = cells.remap_to_copies(sample.indices)
+        assert crops["objects"]["image_id"].to_pylist() == ["image-00000"] * 2
+        write_images(sample.images, path.with_name("part.arrow"))
         part = OMEArrowDataset(path.with_name("part.arrow"), crop_size=(6, 4), **crops)
         whole = OMEArrowDataset(path, crop_size=(6, 4), objects=CELLS, pad="edge")
         for image, number in zip(part, cells.within(sample.indices).tolist(), strict=False):

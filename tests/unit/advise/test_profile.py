@@ -30,9 +30,8 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.profile import measure, trials
-from omearrow_ds.advise.profile.breakdown import break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop, Step
-from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
+from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, break_down, stage_functions
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow

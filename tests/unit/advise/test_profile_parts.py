@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from math import inf
 from statistics import median
 
@@ -14,14 +13,20 @@ from hypothesis import strategies as st
 
 from omearrow_ds.advise.profile import recorder as recorders
 from omearrow_ds.advise.profile import result
-from omearrow_ds.advise.profile.breakdown import break_down
-from omearrow_ds.advise.profile.loop import Recording, Run, SampleOrder
-from omearrow_ds.advise.profile.recorder import STAGE_NOTES, Recorder, measure_clock_cost, without_clocks
+from omearrow_ds.advise.profile.loop import SampleOrder
+from omearrow_ds.advise.profile.recorder import (
+    STAGE_NOTES,
+    Recorder,
+    Recording,
+    Run,
+    break_down,
+    measure_clock_cost,
+    without_clocks,
+)
 from omearrow_ds.advise.profile.result import judge
 from omearrow_ds.advise.profile.trials import Trial, break_even_epochs
-from omearrow_ds.advise.turns import is_clear
 
-STAGES = list(STAGE_NOTES)
+STAGES = [*STAGE_NOTES, "wait"]
 NO_COST = (0.0, 0.0)
 
 
@@ -143,7 +148,7 @@ def test_clock_cost_is_measured():
 
 @given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.lists(st.integers(1, 4), max_size=6))
 def test_sample_order_continues_after_the_last_batch_of_the_previous_run(count, batch_size, shuffle, cuts):
-    order, taken = SampleOrder(count, batch_size, shuffle=shuffle), []
+    order, taken = SampleOrder(count, batch_size, shuffle), []
     for batches in cuts:
         order.until, order.least_batches = 0.0, batches
         actual = list(order)
@@ -226,16 +231,17 @@ def test_break_even_epochs_save_the_setup_time(setup_s, epoch_s, gain, least_gai
 
 
 @pytest.mark.parametrize(
-    ("epochs", "gains", "text"),
+    ("rates", "setup_s", "text"),
     [
-        (1, [1.4, 1.2], "1 epoch"),
-        (1200, [1.1], "1,200 epochs"),
-        (None, [1.02, 0.7], "never"),
-        (None, [1.3, 0.9, 1.2], "not clear"),
+        ([14.0, 12.0, 13.0], 1.0, "1 epoch"),
+        ([11.0] * 3, 1089.5, "1,199 epochs"),
+        ([10.2, 7.0, 10.1], 1.0, "never"),
+        ([13.0, 9.0, 12.0], 1.0, "not clear"),
     ],
 )
-def test_report_states_when_preloading_pays(epochs, gains, text):
-    way = replace(trial("preload", 1.2), break_even_epochs=epochs, clear=is_clear(gains))
+def test_report_states_when_preloading_pays(rates, setup_s, text):
+    by_round = {"on demand": dict.fromkeys(range(3), 10.0), "preload": dict(enumerate(rates))}
+    way = Trial("preload", setup_s=setup_s).measured(by_round, "on demand", images=100)
     assert result._way_row(way)[3] == text
 
 

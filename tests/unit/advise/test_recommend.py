@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import tifffile
 from click.testing import CliRunner
@@ -31,7 +32,6 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise import workspace
 from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
 from omearrow_ds.advise.recommend.choices import (
     CLOSE,
@@ -49,7 +49,7 @@ from omearrow_ds.advise.recommend.choices import (
 from omearrow_ds.advise.recommend.link import NetworkLink, RemoteCost, RemoteEstimate
 from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings
 from omearrow_ds.advise.recommend.report import SampleCoverage
-from omearrow_ds.advise.recommend.sample import Limits, take_sample
+from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.options import SampleSettings
 from tests.support.errors import raises
@@ -314,9 +314,9 @@ def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first(
 # Samples.
 
 
-def test_a_sample_is_spread_over_all_images_and_holds_them_as_they_are(folder):
+def test_sample_contains_unchanged_images_of_the_whole_collection(folder):
     with open_images(folder) as source:
-        sample = take_sample(source.images, Limits(10, 10**9, 10.0), Clock())
+        sample = take_sample(SampleFields(source.images), Limits(10, 10**9, 10.0), Clock())
     assert len(sample.images) == 10
     assert [index // 4 for index in sample.indices] == list(range(10))
     files = sorted(folder.glob("*.tif"))
@@ -327,16 +327,15 @@ def test_a_sample_is_spread_over_all_images_and_holds_them_as_they_are(folder):
     assert sample.factor == 4.0
 
 
-def test_a_sample_is_bounded_in_bytes_and_in_time():
+def test_sample_is_limited_in_bytes_and_in_time():
     clock = Clock()
     taken = []
 
     class Many:
         """A hundred thousand images with a read time of 1 s each."""
 
-        path, columns, parted = "many", np.zeros((0, 0)), None
+        path, parted, columns = "many", None, pa.table({})
         shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
-        image_ids = range(100_000)
 
         def __len__(self):
             return 100_000
@@ -349,22 +348,19 @@ def test_a_sample_is_bounded_in_bytes_and_in_time():
             clock.now_s += len(rows)
             return [np.zeros((1, 1, 1, 100, 100), np.uint16) for _ in rows]
 
-    class Source(Many):
-        columns = type("None", (), {"num_columns": 0})
-
-    sample = take_sample(Source(), Limits(2048, 32_000_000, 9.0), clock)
+    sample = take_sample(SampleFields(Many()), Limits(2048, 32_000_000, 9.0), clock)
     assert len(sample.images) == len(taken) <= 1 + 64
     assert max(taken) - min(taken) > 50_000
     taken.clear()
-    sample = take_sample(Source(), Limits(2048, 2_000_000, inf), clock)
+    sample = take_sample(SampleFields(Many()), Limits(2048, 2_000_000, inf), clock)
     assert 1_900_000 <= sample.size_bytes <= 2_000_000 + 64 * 20_000
     assert sample.factor == pytest.approx(100_000 / len(sample.images))
 
 
-def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
+def test_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
     write_images(numbered(3, (2, 1, 3, 128, 128)), tmp_path / "large.arrow")
     with open_images(tmp_path / "large.arrow") as source:
-        sample = take_sample(source.images, Limits(100, 200_000, 10.0), Clock(), crop_size=(100, 70))
+        sample = take_sample(SampleFields(source.images), Limits(100, 200_000, 10.0), Clock(), crop_size=(100, 70))
         assert sample.cut
         assert sample.axes == "TCZYX"
         for index, image in zip(sample.indices, sample.images, strict=True):
@@ -377,16 +373,16 @@ def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
             np.testing.assert_array_equal(image[0, 0, 0], source.read(index)[0, 0, 1, top : top + y, left : left + x])
         assert sample.factor == sample.whole_bytes / sample.size_bytes > 3
         with raises(AxesError, path=tmp_path / "large.arrow", mentions="(129, 1)"):
-            take_sample(source.images, Limits(), Clock(), crop_size=(129, 1))
+            take_sample(SampleFields(source.images), Limits(), Clock(), crop_size=(129, 1))
 
 
-def test_tiles_are_all_that_are_full(tmp_path):
+def test_tiles_of_a_sample_are_complete(tmp_path):
     write_images(numbered(2, (1, 2, 1, 20, 33)), tmp_path / "fields.arrow")
     with open_images(tmp_path / "fields.arrow") as source:
-        sample = take_sample(source.images, Limits(), Clock(), tile=10)
+        sample = take_sample(SampleFields(source.images), Limits(), Clock(), tile=10)
         whole = [source.read(index) for index in range(2)]
         with raises(ArgumentError, option="tile", path=tmp_path / "fields.arrow", mentions="21 x 21", remedy=False):
-            take_sample(source.images, Limits(), Clock(), tile=21)
+            take_sample(SampleFields(source.images), Limits(), Clock(), tile=21)
     assert sample.whole_count == len(sample.images) == 2 * 2 * 2 * 3
     assert sample.complete
     np.testing.assert_array_equal(sample.images[5], whole[0][:, :1, :, 10:20, 20:30])
@@ -568,6 +564,13 @@ def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monk
     assert lance.why_not in found.as_text()
 
 
+def test_recommend_refuses_tiles_when_no_format_can_be_measured(folder, work, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "lance" else find(name, *rest))
+    with raises(ArgumentError, mentions="pip", remedy=False):
+        recommend(folder, tile=8, formats=("lance",), work_dir=work)
+
+
 def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted, monkeypatch):
     clock, _ = planted
     monkeypatch.setattr("omearrow_ds.advise.recommend.trials._FEWEST_SCREENED", 4)
@@ -590,22 +593,22 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
     assert [tuple(batch.shape) for batch in names["loader"]] == [(8, 1, 10, 10)] * 3
 
 
-def subject_of(source, sample, clock):
-    return trials.Subject(source, {}, np.full(40, 512), sample, "random", 4, SampleSettings(), 1.0, clock)
+def subject_of(sample, clock):
+    return trials.Subject(sample, {}, "random", 4, SampleSettings(), 1.0, clock)
 
 
 def test_times_are_scaled_up_when_readers_decode_several_rows(folder, work):
     with open_images(folder) as source:
-        sample = replace(take_sample(source.images, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+        sample = replace(take_sample(SampleFields(source.images), Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
         for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
             layout = StorageLayout(BY_NAME["duckdb"], "bytes", compression)
-            assert trials.LayoutTrial(subject_of(source.images, sample, Clock()), layout, work).growth == growth
+            assert trials.LayoutTrial(subject_of(sample, Clock()), layout, work).growth == growth
 
 
 def test_trial_writes_the_sample(folder, work):
     with open_images(folder) as source:
-        sample = take_sample(source.images, Limits(10, 10**9, 10.0), Clock())
-        subject = subject_of(source.images, sample, time.perf_counter)
+        sample = take_sample(SampleFields(source.images), Limits(10, 10**9, 10.0), Clock())
+        subject = subject_of(sample, time.perf_counter)
         trial = trials.LayoutTrial(subject, StorageLayout(TIFF, compression="none"), work / "trial")
         on_demand, preloaded = trial.measure(0, read_s=7.0)
     files = sorted(trial.path.glob("*.tif"))
@@ -630,7 +633,7 @@ def test_collection_is_opened_once_when_opening_is_slow(folder, work, monkeypatc
 
     monkeypatch.setattr(trials.LayoutTrial, "dataset", dataset)
     with open_images(folder) as source:
-        subject = subject_of(source.images, take_sample(source.images, Limits(), Clock()), clock)
+        subject = subject_of(take_sample(SampleFields(source.images), Limits(), Clock()), clock)
         stored = trials.LayoutTrial(subject, AS_IT_IS, work)
         written = trials.LayoutTrial(subject, StorageLayout(ARROW), work / "trial")
         for number in range(3):
@@ -663,7 +666,7 @@ def test_what_is_no_option_is_refused(folder, options, setting):
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(folder, work, monkeypatch):
     usage = shutil.disk_usage(work)
-    monkeypatch.setattr(workspace.shutil, "disk_usage", lambda path: usage._replace(free=123_456))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=123_456))
     with raises(ArgumentError, option="work_dir", path=work, mentions="123,456"):
         recommend(folder, work_dir=work)
     assert list(work.iterdir()) == []

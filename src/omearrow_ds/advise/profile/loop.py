@@ -18,32 +18,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 
-from omearrow_ds.advise.profile.recorder import COMPUTE, Array, Recorder, WorkerClocks, measure_clock_cost
+from omearrow_ds.advise.profile.recorder import COMPUTE, Recorder, Recording, Run, WorkerClocks, measure_clock_cost
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 
 Optimizer = Literal["sgd", "adam", "none"]
-
-
-class Run(NamedTuple):
-    samples: int
-    batches: int
-    wall_s: float
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.wall_s
-
-
-class Recording(NamedTuple):
-    """Measured run, the cost of its clocks per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
-
-    run: Run
-    cost: tuple[float, float]
-    program: Array
-    workers: Array
-    pids: tuple[int, ...]
 
 
 class Duration(NamedTuple):
@@ -54,6 +34,7 @@ class Duration(NamedTuple):
     epochs: int | None = None
 
 
+@dataclass(eq=False)
 class SampleOrder(Sampler[int]):
     """Sampler with one endless order: the first sample of an epoch follows the last sample of the previous epoch.
 
@@ -62,22 +43,24 @@ class SampleOrder(Sampler[int]):
     depends only on the epoch and the number of samples.
     """
 
-    def __init__(self, count: int, batch_size: int, *, shuffle: bool) -> None:
-        self._count, self._batch_size, self._shuffle = count, batch_size, shuffle
-        self._epoch = 0
-        self.next_index = 0  # In the order of the current epoch.
-        self.until, self.least_batches = inf, 1
+    count: int
+    batch_size: int
+    shuffle: bool
+    next_index: int = 0  # In the order of the current epoch.
+    until: float = inf
+    least_batches: int = 1
+    _epoch: int = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._epoch)
-        order = torch.randperm(self._count, generator=generator).tolist() if self._shuffle else range(self._count)
-        for batches, first in enumerate(range(self.next_index, self._count, self._batch_size)):
+        order = torch.randperm(self.count, generator=generator).tolist() if self.shuffle else range(self.count)
+        for batches, first in enumerate(range(self.next_index, self.count, self.batch_size)):
             if batches >= self.least_batches and perf_counter() >= self.until:
                 return
-            self.next_index = first + self._batch_size
+            self.next_index = first + self.batch_size
             yield from order[first : self.next_index]
         self._epoch, self.next_index = self._epoch + 1, 0
 
@@ -93,17 +76,14 @@ class Step:
     def __init__(
         self, model: nn.Module | None = None, optimizer: Optimizer = "none", device: torch.device | None = None
     ) -> None:
-        self._device = device or torch.device("cpu")
+        self._device, self._model = device or torch.device("cpu"), copy.deepcopy(model)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._model = None if model is None else copy.deepcopy(model).to(self._device)
-        if self._model is None:
-            return
-        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        if weights and optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(weights, lr=0.0, momentum=0.9)
-        elif weights and optimizer == "adam":
-            self._optimizer = torch.optim.Adam(weights, lr=0.0)
-        self._model.train(self._optimizer is not None)
+        if self._model is not None:
+            weights = [weight for weight in self._model.to(self._device).parameters() if weight.requires_grad]
+            if weights and optimizer != "none":
+                sgd = optimizer == "sgd"
+                self._optimizer = torch.optim.SGD(weights, 0.0, 0.9) if sgd else torch.optim.Adam(weights, 0.0)
+            self._model.train(self._optimizer is not None)
 
     def __call__(self, batch: Any) -> int:
         images = next(tensors_of(batch), None)
@@ -157,7 +137,7 @@ class Loop:
     has_worker_clocks: bool = False
 
     def __post_init__(self) -> None:
-        self._order = SampleOrder(len(self.dataset), self.batch_size, shuffle=self.shuffle)
+        self._order = SampleOrder(len(self.dataset), self.batch_size, self.shuffle)
         self._clocks = WorkerClocks(self.num_workers if self.has_worker_clocks else 0)
         self.loader: Any = OMEArrowDataLoader(
             self.dataset,
@@ -168,21 +148,15 @@ class Loop:
             worker_init_fn=self._clocks if self.has_worker_clocks else None,
         )
 
-    def warm_up(self) -> Any:
-        """Run a few batches, so that workers are started and files are open, and return the first batch."""
-        self._order.until, self._order.least_batches = 0.0, 2 * self.loader.num_workers or 1
-        first = None
-        for batch in self.loader:
-            self.step(batch)
-            first = batch if first is None else first
-        self.step.finish()
+    def warm_up(self) -> None:
+        """Run a few batches, so that workers are started and files are open."""
+        self.run(Duration(0.0, 0.0), 2 * self.loader.num_workers or 1)
         self._order.next_index = 0
-        return first
 
-    def run(self, duration: Duration) -> Run:
+    def run(self, duration: Duration, least_batches: int = 1) -> Run:
         samples = batches = 0
         start = perf_counter()
-        self._order.until, self._order.least_batches = start + duration.most_s, 1
+        self._order.until, self._order.least_batches = start + duration.most_s, least_batches
         if duration.epochs is not None:
             self._order.next_index = 0
         for epoch in itertools.count(1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -16,22 +16,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from omearrow_ds.advise.profile.breakdown import Breakdown, break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop, Optimizer, make_step
+from omearrow_ds.advise.profile.recorder import Breakdown, break_down
 from omearrow_ds.advise.profile.result import Profile, judge
-from omearrow_ds.advise.profile.trials import (
-    NOW,
-    ON_DEMAND,
-    PRELOAD,
-    WAYS,
-    ProfiledDataset,
-    Trial,
-    find_candidates,
-    open_samples,
-    refuse_ragged,
-    set_up,
-)
-from omearrow_ds.advise.turns import InterleavedRounds, Rounds, noise
+from omearrow_ds.advise.profile.trials import WAYS, ProfiledDataset, Trial, find_candidates, open_samples, set_up
+from omearrow_ds.advise.turns import InterleavedRounds, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, split_options
@@ -147,36 +136,38 @@ def profile_dataset(
 
 
 def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStack, bar: Any) -> Profile:
-    dataset, model = opened.dataset, settings.model
+    dataset, current, model = opened.dataset, opened.current, settings.model
+    plain, first_batch_s = _begin(dataset, settings, stack)
+    loader = plain.loader
+    _next(bar, "stages")
     duration = Duration(settings.seconds or _LEAST_S, settings.seconds or _MOST_S)
     if settings.epochs is not None:
         duration = Duration(0.0, inf, settings.epochs)
-    plain, batch, first_batch_s = _begin(dataset, settings, stack)
-    _next(bar, "stages")
     # A second loop, so that workers of the trials contain no clocks.
-    with replace(plain, num_workers=plain.loader.num_workers, has_worker_clocks=True) as clocked:
+    with replace(plain, num_workers=loader.num_workers, has_worker_clocks=True) as clocked:
         clocked.warm_up()
         breakdown = break_down(clocked.record(duration))
     _next(bar, "trials: setting up")
-    loops, trials = {NOW: plain}, list[Trial]()
+    loops, trials = {current.name: plain}, list[Trial]()
     if model is not None:
         loops[_CACHED] = copy.copy(plain)
-        loops[_CACHED].loader = [batch]
+        loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
     if settings.trials:
+        decode_s = current.setup_s or _decode_s(breakdown) * len(dataset)
         limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
         folder = stack.enter_context(workspace(settings.work_dir))
-        candidates = find_candidates(plain, opened.opening, _decode_s(opened, breakdown), limit_s, folder)
-        ready = [set_up(candidate, len(dataset), stack) for candidate in candidates]
-        trials = [trial for trial, _ in ready]
-        loops |= {trial.name: loop for trial, loop in ready if loop is not None}
+        candidates = find_candidates(plain, opened.opening, decode_s, limit_s, folder)
+        trials, ready = set_up(candidates, len(dataset), stack)
+        loops |= ready
     _next(bar, "trials: taking turns")
     turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
     turns = InterleavedRounds[str, float]()
     turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
     _next(bar, "done")
-    now = turns.figures[NOW]
-    samples_per_s = median(now.values())
-    trials, ways = _with_rates(opened, trials, turns.figures)
+    rates = turns.figures
+    now, samples_per_s = rates[current.name], median(rates[current.name].values())
+    current, *trials = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *trials)]
+    ways = {way.name: way for way in (current, *trials)}
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
@@ -186,22 +177,22 @@ def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStac
         decoded_bytes=dataset.nbytes,
         preloaded=dataset.preloaded,
         open_s=opened.open_s,
-        preload_s=opened.preload_s,
+        preload_s=current.setup_s if dataset.preloaded else None,
         available_bytes=available_bytes(),
         batch_size=plain.batch_size,
-        num_workers=plain.loader.num_workers,
-        num_workers_why=plain.loader.settings["num_workers"].why,
-        device=str(plain.loader.device or "cpu"),
-        model=model if model is None or isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
+        num_workers=loader.num_workers,
+        num_workers_why=loader.settings["num_workers"].why,
+        device=str(loader.device or "cpu"),
+        model=model if isinstance(model, str | None) else getattr(model, "__name__", type(model).__name__),
         optimizer=None if model is None else settings.optimizer,
         first_batch_s=first_batch_s,
         samples_per_s=samples_per_s,
         noise=noise(1 / rate for rate in now.values()),
         rounds=turns.rounds,
         breakdown=replace(breakdown, remarks=tuple(_remarks(plain, breakdown, samples_per_s))),
-        verdict=judge(breakdown, now, turns.figures.get(_CACHED), trials, tried=settings.trials),
+        verdict=judge(breakdown, now, rates.get(_CACHED), trials, tried=settings.trials),
         trials=tuple(trials),
-        preloading=tuple(ways),
+        preloading=tuple(ways[name] for name in WAYS if name in ways),
     )
 
 
@@ -210,17 +201,31 @@ def _next(bar: Any, description: str) -> None:
     bar.set_description(description)
 
 
-def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) -> tuple[Loop, Any, float]:
-    """Return the loop with the current settings, its first batch, and the seconds until that."""
+def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) -> tuple[Loop, float]:
+    """Return the loop with the current settings, and the seconds until its first batches."""
     try:
         plain = Loop(dataset, settings.batch_size, settings.num_workers, settings.device, shuffle=settings.shuffle)
         stack.enter_context(plain)
         plain.step = make_step(settings.model, settings.optimizer, plain.loader.device, dataset)
         start = perf_counter()
-        return plain, plain.warm_up(), perf_counter() - start
-    except AxesError:
-        refuse_ragged(dataset)
-        raise
+        plain.warm_up()
+        return plain, perf_counter() - start
+    except AxesError as error:
+        if dataset.shape is not None:
+            raise
+        height, width = dataset.source.shapes[:, 3:].min(axis=0).tolist()
+        crop = f"crop_size=({height}, {width}) or smaller"
+        remedy = crop if dataset.objects is None else "crop_size=, resize= or pad_to="
+        raise AxesError(
+            f"{dataset.path}: samples differ in shape and cannot be stacked; pass {remedy}, a transform that returns "
+            f"equal shapes, or batch_size=1"
+        ) from error
+
+
+def _decode_s(breakdown: Breakdown) -> float:
+    """Return the estimated seconds of decoding the pixels of one sample."""
+    stages = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
+    return sum(row.program_s + row.worker_s for row in stages) / breakdown.samples
 
 
 def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:
@@ -242,25 +247,3 @@ def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterato
     if not samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
         rates = f"{with_clocks:,.4g} samples/s while stages were timed, and {samples_per_s:,.4g} otherwise"
         yield f"The loop reached {rates}, at different times or on other images; the shares above are from the first."
-
-
-def _decode_s(opened: ProfiledDataset, breakdown: Breakdown) -> float:
-    """Return the seconds of decoding all pixels: measured if they were preloaded, else estimated from the stages."""
-    if opened.preload_s is not None:
-        return opened.preload_s
-    stages = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
-    return sum(row.program_s + row.worker_s for row in stages) / breakdown.samples * len(opened.dataset)
-
-
-def _with_rates(
-    opened: ProfiledDataset, trials: list[Trial], rates: Mapping[str, Rounds]
-) -> tuple[list[Trial], list[Trial]]:
-    """Return the measured trials, and the ways to keep the pixels, including the current one."""
-    current = Trial(ON_DEMAND, "", "", "", setup_s=0.0)
-    if opened.dataset.preloaded:
-        bytes_used = opened.dataset.preload_bytes
-        current = Trial(PRELOAD, "", "", "", setup_s=opened.preload_s, held_bytes=bytes_used, room="memory")
-    rates = {**rates, current.name: rates[NOW]}
-    current, *trials = [trial.measured(rates, len(opened.dataset)) for trial in (current, *trials)]
-    ways = {way.name: way for way in (current, *trials)}
-    return trials, [ways[name] for name in WAYS if name in ways]

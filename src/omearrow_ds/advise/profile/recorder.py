@@ -1,4 +1,4 @@
-"""`Recorder`: time of a thread by stage of an epoch.
+"""`Recorder`: time of a thread by stage of an epoch, and `Breakdown`: the wall time of a recorded loop by stage.
 
 Each moment counts for the innermost active stage, so the times of all stages add up to the recorded time. The data path
 itself contains no clocks: they are put around its functions during a measurement. A module that makes samples lists its
@@ -13,12 +13,14 @@ import sys
 import timeit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import reduce, wraps
+from math import inf
 from multiprocessing import queues
 from threading import get_ident
 from time import perf_counter
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
@@ -28,8 +30,7 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import formats
 
 Array = np.ndarray[Any, Any]
-# Stages in their order, with the work that each includes. In the last one, the main process waits for workers, or a
-# worker waits for indices; it has no row in the table.
+# Stages in their order, with the work that each includes.
 STAGE_NOTES: Mapping[str, str] = MappingProxyType(
     {
         "open": "opening the collection again in another process",
@@ -46,10 +47,10 @@ STAGE_NOTES: Mapping[str, str] = MappingProxyType(
         "backward": "",
         "optimizer step": "",
         "other": "training loop, DataLoader of torch, sample order",
-        "wait": "",
     }
 )
 COMPUTE = ("forward", "backward", "optimizer step")
+CLOCKS = "clocks"
 OTHER_LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "torch.utils.data._utils.fetch": {"_MapDatasetFetcher.fetch": "collate"},
@@ -58,7 +59,8 @@ OTHER_LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "tifffile": {"TiffPageSeries.asarray": "read+decode"},
     }
 )
-_FIRST_COUNT = MappingProxyType({stage: 3 * index for index, stage in enumerate(STAGE_NOTES)})
+# In the last stage, the main process waits for workers, or a worker waits for indices; it has no row in the table.
+_FIRST_COUNT = MappingProxyType({stage: 3 * index for index, stage in enumerate((*STAGE_NOTES, "wait"))})
 _COST_CALLS = 2000
 
 
@@ -84,7 +86,7 @@ class Recorder(ExitStack):
 
     def __init__(self, base: str, finish: Callable[[], object] | None = None, counts: Any = None) -> None:
         super().__init__()
-        self.counts = memoryview(bytearray(24 * len(STAGE_NOTES))).cast("d") if counts is None else counts
+        self.counts = memoryview(bytearray(24 * len(_FIRST_COUNT))).cast("d") if counts is None else counts
         self._active = [_FIRST_COUNT[base]]
         self._since = 0.0
         self._thread: int | None = None
@@ -140,27 +142,6 @@ class Recorder(ExitStack):
         return timed
 
 
-def measure_clock_cost() -> tuple[float, float]:
-    """Return the seconds that one timed call adds to the stage of the function, and to the stage of its caller."""
-    costs = []
-    for _ in range(5):
-        recorder = Recorder("other")
-        timed, plain_s = recorder.timed(int, "read"), timeit.timeit(int, number=_COST_CALLS)
-        recorder.start()
-        timeit.timeit(timed, number=_COST_CALLS)
-        recorder.stop()
-        own_s, outer_s = (recorder.counts[_FIRST_COUNT[stage]] for stage in ("read", "other"))
-        costs.append((own_s / _COST_CALLS, max(0.0, outer_s - plain_s) / _COST_CALLS))
-    return min(costs, key=sum)
-
-
-def without_clocks(counts: Array, cost: tuple[float, float]) -> tuple[Array, float]:
-    """Subtract the cost of clocks from (..., S, 3) counts; return (..., S) seconds and the total cost."""
-    seconds, calls, nested = np.moveaxis(counts, -1, 0)
-    cost_s = np.minimum(seconds, calls * cost[0] + nested * cost[1])
-    return seconds - cost_s, float(cost_s.sum())
-
-
 class WorkerClocks:
     """A ``worker_init_fn`` that times the stages in each worker, with counts in shared memory.
 
@@ -168,7 +149,7 @@ class WorkerClocks:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._shape = (num_workers, 2, len(STAGE_NOTES), 3)
+        self._shape = (num_workers, 2, len(_FIRST_COUNT), 3)
         self._block = SharedBlock.create(8 * math.prod(self._shape))
         self._modules = {module for module, *_ in stage_functions()}  # Workers import the same modules.
 
@@ -200,3 +181,118 @@ class WorkerClocks:
 
         queues._ForkingPickler = SimpleNamespace(dumps=dumps, loads=pickler.loads)  # type: ignore[attr-defined]  # noqa: SLF001
         recorder.start()
+
+
+def measure_clock_cost() -> tuple[float, float]:
+    """Return the seconds that one timed call adds to the stage of the function, and to the stage of its caller."""
+    costs = []
+    for _ in range(5):
+        recorder = Recorder("other")
+        timed, plain_s = recorder.timed(int, "read"), timeit.timeit(int, number=_COST_CALLS)
+        recorder.start()
+        timeit.timeit(timed, number=_COST_CALLS)
+        recorder.stop()
+        own_s, outer_s = (recorder.counts[_FIRST_COUNT[stage]] for stage in ("read", "other"))
+        costs.append((own_s / _COST_CALLS, max(0.0, outer_s - plain_s) / _COST_CALLS))
+    return min(costs, key=sum)
+
+
+def without_clocks(counts: Array, cost: tuple[float, float]) -> tuple[Array, float]:
+    """Subtract the cost of clocks from (..., S, 3) counts; return (..., S) seconds and the total cost."""
+    seconds, calls, nested = np.moveaxis(counts, -1, 0)
+    cost_s = np.minimum(seconds, calls * cost[0] + nested * cost[1])
+    return seconds - cost_s, float(cost_s.sum())
+
+
+class Run(NamedTuple):
+    samples: int
+    batches: int
+    wall_s: float
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.wall_s
+
+
+class Recording(NamedTuple):
+    """Measured run, the cost of its clocks per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
+
+    run: Run
+    cost: tuple[float, float]
+    program: Array
+    workers: Array
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Part of the wall time that one stage takes."""
+
+    stage: str
+    total_s: float  # Own seconds of the main process, and the attributed part of its wait for workers.
+    share: float  # Total time divided by the wall time.
+    per_sample_s: float
+    ceiling: float | None  # Maximum speedup of the loop without the stage; None for clocks, or if unbounded.
+    program_s: float  # By the clock of the main process.
+    worker_s: float  # Sum over the clocks of all workers.
+    calls: int
+    note: str  # Work that the stage includes.
+
+
+@dataclass(frozen=True)
+class WorkerTime:
+    """Busy and idle seconds of one worker process."""
+
+    pid: int
+    busy_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Wall time of a measured loop by stage."""
+
+    wall_s: float  # Duration of the loop with clocks.
+    samples: int
+    batches: int
+    wait_s: float  # Seconds that the main process waited for workers, which the stages include.
+    workers: tuple[WorkerTime, ...]
+    remarks: tuple[str, ...]  # Work that this loop does in unexpected stages.
+    stages: tuple[StageTime, ...]  # Their total times add up to the wall time.
+
+    def __getitem__(self, stage: str) -> StageTime:
+        return next(row for row in self.stages if row.stage == stage)
+
+
+def break_down(recording: Recording) -> Breakdown:
+    """Return the wall time of a recording per stage, with a separate row for the time that the clocks took.
+
+    With workers, the time of the main process is its own work and its wait for workers. The wait is attributed to the
+    stages in proportion to the seconds of the workers. The ceiling of a stage is the current time divided by the time
+    without that stage. With workers, the loop takes as long as the slower of two: the own work of the main process, and
+    the parallel work of the workers.
+    """
+    run, cost = recording.run, recording.cost
+    counted_s, clocks_s = without_clocks(recording.program, cost)
+    program_s, wait_s = counted_s[:-1], float(counted_s[-1])
+    program_s[-1] += run.wall_s - clocks_s - counted_s.sum()  # In the stage "other".
+    workers_s, _ = without_clocks(recording.workers, cost)
+    worker_s, by_worker_s = workers_s[:, :-1].sum(axis=0), workers_s[:, :-1].sum(axis=1)
+    own_s, busy_s = program_s.sum(), worker_s.sum()
+    shares = worker_s / busy_s if busy_s > 0 else np.array([stage == "hand-over" for stage in STAGE_NOTES])
+    now_s = own_s + wait_s
+    # The workers overlap as much without a stage as they do now. Without other stages, they may never wait.
+    never_waiting_s = min(busy_s / max(1, len(workers_s)), now_s)
+    parallel_s = np.where(worker_s > 0, now_s * (1 - shares), never_waiting_s)
+    with np.errstate(divide="ignore"):
+        ceilings = now_s / np.maximum(own_s - program_s, parallel_s)
+    calls = recording.program[:, 1] + recording.workers[:, :, 1].sum(axis=0)
+    columns = np.stack([program_s + wait_s * shares, ceilings, program_s, worker_s, calls[:-1]], axis=1)
+    notes = {**STAGE_NOTES, CLOCKS: "time of the measurement itself, outside all stages"}
+    rows = []
+    for (stage, note), row in zip(notes.items(), [*columns.tolist(), (clocks_s, inf, clocks_s, 0.0, 0)], strict=True):
+        total_s, ceiling, main_s, in_workers_s, num_calls = row
+        relative = total_s / run.wall_s, total_s / run.samples, None if ceiling == inf else ceiling
+        rows.append(StageTime(stage, total_s, *relative, main_s, in_workers_s, int(num_calls), note))
+    workers = map(WorkerTime, recording.pids, by_worker_s.tolist(), workers_s[:, -1].tolist())
+    return Breakdown(run.wall_s, run.samples, run.batches, wait_s, tuple(workers), (), tuple(rows))

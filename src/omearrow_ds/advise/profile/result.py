@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from omearrow_ds.advise.profile.breakdown import CLOCKS, Breakdown, StageTime
-from omearrow_ds.advise.profile.recorder import COMPUTE
+from omearrow_ds.advise.profile.recorder import CLOCKS, COMPUTE, Breakdown, StageTime
 from omearrow_ds.advise.profile.trials import ON_DEMAND, Trial
 from omearrow_ds.advise.turns import Rounds, gains, median_ratio, mostly_agree, noise, too_noisy, uncertainty_note
 from omearrow_ds.text import count, duration, size, table
@@ -119,13 +118,13 @@ class Profile:
 
     def as_text(self) -> str:
         """Return the profile as a text report."""
-        verdict = [*_wrapped(self.verdict.text), *_wrapped(f"Try first: {self.verdict.advice}")]
-        parts = [_head(self), _stages(self.breakdown), verdict]
+        lines = [*_head(self), "", *_stages(self.breakdown), ""]
+        lines += [*_wrapped(self.verdict.text), *_wrapped(f"Try first: {self.verdict.advice}")]
         if self.trials:
             needed, free = size(self.decoded_bytes), size(self.available_bytes)
             question = f"Preloading needs {needed} of memory; {free} are free."
-            parts += [_trials(self), [question, "", *table([_WAY_COLUMNS, *map(_way_row, self.preloading)])]]
-        return "\n\n".join("\n".join(lines) for lines in parts)
+            lines += ["", *_trials(self), "", question, "", *table([_WAY_COLUMNS, *map(_way_row, self.preloading)])]
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values as a dictionary that `json.dumps` accepts."""
@@ -162,7 +161,7 @@ def _stages(breakdown: Breakdown) -> list[str]:
             times = [duration(row.total_s), f"{row.share:.1%}", duration(row.per_sample_s)]
             ceiling = "" if row.ceiling is None else f"{row.ceiling:.2f}x"
             rows.append([row.stage, *times, ceiling, duration(row.worker_s) if row.worker_s else "", row.note])
-    busy_s, total_s = (sum(worker.busy_s for worker in workers), sum(row.total_s for row in breakdown.stages))
+    total_s, busy_s = (sum(row.total_s for row in breakdown.stages), sum(worker.busy_s for worker in workers))
     rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
     about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, while stages were timed."
     if workers:
@@ -180,12 +179,12 @@ def _trials(profile: Profile) -> list[str]:
     rows = [["tried", "samples/s", "gain", "in single rounds", "once", ""]]
     rows.append(["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""])
     for trial in profile.trials:
-        if trial.samples_per_s is None:
-            rows.append([trial.name, trial.note])
-            continue
-        gains = f"{trial.gain:.2f}x", f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"
-        once = "" if trial.setup_s is None else duration(trial.setup_s)
-        rows.append([trial.name, f"{trial.samples_per_s:,.4g}", *gains, once, trial.note or trial.options])
+        row = [trial.note]
+        if trial.samples_per_s is not None:
+            once = "" if trial.setup_s is None else duration(trial.setup_s)
+            gains = f"{trial.gain:.2f}x", f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"
+            row = [f"{trial.samples_per_s:,.4g}", *gains, once, trial.note or trial.options]
+        rows.append([trial.name, *row])
     return table(rows)
 
 

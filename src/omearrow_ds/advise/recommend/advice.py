@@ -23,13 +23,13 @@ from omearrow_ds.advise.recommend.report import (
     resemblance,
     unused_path_near,
 )
-from omearrow_ds.advise.recommend.sample import Cells, Clock, Limits, take_sample
+from omearrow_ds.advise.recommend.sample import Clock, Limits, SampleFields, take_sample
 from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, Subject
-from omearrow_ds.advise.workspace import most_sample_bytes, workspace
+from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import checked_size
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
-from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
@@ -39,6 +39,7 @@ from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import PythonName, count
 
+Choice = tuple[PlanCost, Settings, list[LoaderTiming]]
 _ROUNDS_PART = 0.8  # Part of the time after which the rounds end.
 _EPOCH_PART = 1 / 150
 _WORKERS_MAY_HELP = 2.5  # Plans on demand that cost up to this multiple of the best are scanned as well.
@@ -138,64 +139,26 @@ def recommend(
     _refuse_apart(crops, tile)
     crop_size = None if crop_size is None else checked_size(crop_size)
     of_objects = ObjectSettings.take(opening, objects)
-    network_link = NetworkLink.parse(bandwidth, latency)
+    link = NetworkLink.parse(bandwidth, latency)
     start_s = clock()
     with closing(open_source(path, format, **opening)) as opened, workspace(work_dir) as folder:
         # The existing files contain no tiles.
         tried = [layout for layout in layouts(formats, opened.format) if tile is None or not layout.as_it_is]
-        limits = Limits.within(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
-        cells = None if objects is None else Cells.open(opened, crop_size, crops, of_objects)
-        source = opened if cells is None else cells.source
-        sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
+        limits = Limits.within(seconds, folder, len(tried))
+        origin = SampleFields.open(opened, crop_size, crops, of_objects)
+        sample = take_sample(origin, limits, clock, tile=tile, crop_size=crop_size)
         pixel_range = PixelRange.measure(sample.images)
         normalize = (pixel_range is not None and pixel_range.normalize) or True
         settings = SampleSettings(axes=sample.axes, crop_size=crop_size, normalize=normalize)
-        lengths, part_s = image_bytes(source.shapes, source.dtypes), max(0.1, seconds * _EPOCH_PART)
-        subject = Subject(source, opening, lengths, sample, access, batch_size, settings, part_s, clock)
-        task = _task(source.path, sample.whole_bytes, requested)
-        rounds = LayoutRounds(subject, task, folder, start_s + seconds * _ROUNDS_PART)
+        subject = Subject(sample, opening, access, batch_size, settings, max(0.1, seconds * _EPOCH_PART), clock)
+        task = _task(origin.source.path, sample.whole_bytes, requested)
         with tqdm(disable=not progress, unit="turn", leave=False) as bar:
-            rounds.run(tried, bar)
-            row, chosen, timings, rows = _choose(rounds, max(start_s + seconds, clock()), bar, start_methods)
-        whole = (sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut)
-        looked = SampleCoverage(len(sample.images), sample.size_bytes, *whole)
-        of_fields = opening if cells is None else cells.opening_of_fields(opening)
-        notes, path = _notes(row, rows, rounds, looked), source.path
-        notes += [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
-        over_link = None
-        if network_link is not None:
-            on_server = source.parted is not None and source.parted.window is not None
-            over_link = RemoteEstimate.choose(network_link, rows, task, on_server=on_server)
-            notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
-        if over_link is not None and tile is None:
-            in_parts, layout = unused_path_near(path, SUFFIX), over_link.chosen.row.plan.layout
-            over_link = replace(over_link, command=conversion(path, in_parts, layout, of_fields))
-        layout = row.plan.layout
-        target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
-        as_opened: dict[str, Any] = {"format": format, **opening} if layout.as_it_is else {}
-        is_ragged = any(trial.is_ragged for trial in rounds.trials.values())
-        collate = {"collate_fn": PythonName("list")} if is_ragged else {}
-        return Recommendation(
-            path=path,
-            task=task,
-            access=access,
-            looked=looked,
-            rows=tuple(rows),
-            chosen=row,
-            settings=chosen,
-            scanned=tuple(timings),
-            confidence=confidence(row, rows),
-            command=conversion(path, target, layout, of_fields, tile),
-            python=loading_code(
-                target,
-                {"preload": row.plan.preload, **settings.chosen, **({} if cells is None else cells.code), **as_opened},
-                {"batch_size": batch_size, "shuffle": access == "random" or None, **chosen.keywords, **collate},
-            ),
-            notes=tuple(notes),
-            resembles=resemblance(sample.images),
-            over_link=over_link,
-            pixel_range=pixel_range,
-        )
+            rounds = LayoutRounds(subject, task, folder, start_s + seconds * _ROUNDS_PART, bar)
+            rounds.run(tried)
+            choice = _choose(rounds, max(start_s + seconds, clock()), start_methods)
+        coverage = sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut
+        looked = SampleCoverage(len(sample.images), sample.size_bytes, *coverage)
+        return _report(rounds, choice, looked, pixel_range, link, {"format": format, **opening}, tile)
 
 
 def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
@@ -208,25 +171,21 @@ def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
 
 
 def _task(path: Path, decoded_bytes: int, requested: RecommendSettings) -> ReadBudget:
-    epochs, memory_bytes, disk_bytes = requested.epochs, requested.memory_bytes, requested.budget_bytes
+    memory_bytes, disk_bytes, why = requested.memory_bytes, requested.budget_bytes, "the disk budget"
     memory_bytes = preload_limit_bytes() if memory_bytes is None else memory_bytes
-    if disk_bytes is not None:
-        return ReadBudget(epochs, decoded_bytes, memory_bytes, disk_bytes)
-    free_bytes = shutil.disk_usage(Path.cwd() if isinstance(path, Url) else path.parent).free
-    return ReadBudget(epochs, decoded_bytes, memory_bytes, free_bytes, "the free space next to the images")
+    if disk_bytes is None:
+        disk_bytes = shutil.disk_usage(Path.cwd() if isinstance(path, Url) else path.parent).free
+        why = "the free space next to the images"
+    return ReadBudget(requested.epochs, decoded_bytes, memory_bytes, disk_bytes, why)
 
 
-def _choose(
-    rounds: LayoutRounds, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
-) -> tuple[PlanCost, Settings, list[LoaderTiming], list[PlanCost]]:
-    """Scan loader settings of the first choice, and of plans that workers may make faster.
-
-    Returns the final choice, its settings, all timings of settings for it, and the ranked plans.
-    """
+def _choose(rounds: LayoutRounds, deadline_s: float, start_methods: Sequence[str]) -> Choice:
+    """Scan loader settings of the first choice, and of plans that workers may make faster; return the final choice."""
     costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
     first = choose(costs)
     if first is None:
-        raise ArgumentError(f"no plan is within the budgets: {costs[0].why_not}; raise budget_bytes= or memory_bytes=")
+        remedy = "raise budget_bytes= or memory_bytes=, or name other formats"
+        raise ArgumentError(f"no plan is possible: {costs[0].why_not}", remedy=remedy)
     limit_s = _WORKERS_MAY_HELP * first.total_s if available_cores() > 1 else 0.0
     others = [
         row
@@ -235,37 +194,86 @@ def _choose(
         if row.plan.layout in rounds.trials and not row.plan.preload
     ]
     finalists = [first, *others[: _MOST_FINALISTS - 1]]
-    scans = {}
+    choices = {first.plan: (Settings(0, subject.batch_size), list[LoaderTiming]())}
     for position, row in enumerate(finalists):
         trial, now_s = rounds.trial_for(row.plan), subject.clock()
         left_s = max(0.0, deadline_s - now_s)
         if trial is not None and (left_s or not position):
-            timings = scan(trial, row, now_s + left_s / (len(finalists) - position), progress, start_methods)
+            deadline = now_s + left_s / (len(finalists) - position)
+            timings = scan(trial, row, deadline, rounds.progress, start_methods)
             fastest = best(timings, epochs * row.epoch_s)
-            scans[row.plan], rounds.costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
+            choices[row.plan], rounds.costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
     row = choose(rounds.costs[row.plan] for row in finalists) or first
-    return row, *scans.get(row.plan, (Settings(0, subject.batch_size), [])), ranked(rounds.costs.values())
+    return row, *choices.get(row.plan, choices[first.plan])
+
+
+def _report(
+    rounds: LayoutRounds,
+    choice: Choice,
+    looked: SampleCoverage,
+    pixel_range: PixelRange | None,
+    link: NetworkLink | None,
+    opening: dict[str, Any],
+    tile: int | None,
+) -> Recommendation:
+    (row, settings, timings), subject, task = choice, rounds.subject, rounds.task
+    sample, source, layout, rows = subject.sample, subject.source, row.plan.layout, ranked(rounds.costs.values())
+    path, of_fields = source.path, sample.origin.opening_of_fields(subject.opening)
+    notes, over_link = _notes(row, rows, rounds, looked), None
+    notes += [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
+    if link is not None:
+        on_server = source.parted is not None and source.parted.window is not None
+        over_link = RemoteEstimate.choose(link, rows, task, on_server=on_server)
+        notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
+    if over_link is not None and tile is None:
+        in_parts = unused_path_near(path, SUFFIX)
+        command = conversion(path, in_parts, over_link.chosen.row.plan.layout, of_fields)
+        over_link = replace(over_link, command=command)
+    target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
+    dataset = {"preload": row.plan.preload, **subject.settings.chosen, **sample.origin.code}
+    is_random, is_ragged = subject.access == "random", any(trial.is_ragged for trial in rounds.trials.values())
+    loader = {"batch_size": subject.batch_size, "shuffle": is_random or None, **settings.keywords}
+    return Recommendation(
+        path=path,
+        task=task,
+        access=subject.access,
+        looked=looked,
+        rows=tuple(rows),
+        chosen=row,
+        settings=settings,
+        scanned=tuple(timings),
+        confidence=confidence(row, rows),
+        command=conversion(path, target, layout, of_fields, tile),
+        python=loading_code(
+            target,
+            {**dataset, **(opening if layout.as_it_is else {})},
+            {**loader, "collate_fn": PythonName("list") if is_ragged else None},
+        ),
+        notes=tuple(notes),
+        resembles=resemblance(sample.images),
+        over_link=over_link,
+        pixel_range=pixel_range,
+    )
 
 
 def _notes(row: PlanCost, rows: Sequence[PlanCost], rounds: LayoutRounds, looked: SampleCoverage) -> list[str]:
-    source, cells, first, notes = rounds.subject.source, rounds.subject.sample.cells, rows[0], []
-    if cells is not None:
-        objects = count(len(cells.fields), "object")
-        notes.append(f"Samples are crops around {objects}; an epoch reads each crop once.")
-    if first is not row:
-        why = "and exists already" if row.plan.layout.as_it_is else "and is simpler"
-        less = f"{row.total_s / first.total_s - 1:.1%} less, within the noise"
-        notes.append(f"{first.plan.label} took {less}; {row.plan.label} is equally fast {why}.")
-    if any(trial.growth > 1 for trial in rounds.trials.values()):
-        notes.append(
-            "More rows are decoded together in the whole collection than in the sample; times on demand are scaled up."
-        )
-    if not row.plan.preload and row.size_bytes > available_bytes():
-        notes.append(
-            "The images exceed the available memory, so epochs also wait for the disk; the measured ones did not."
-        )
-    if not looked.whole:
-        notes.append("Only the sample was read; converting or preloading all images shows whether others are damaged.")
-    if source.checksums is not None:
-        notes.append("verify=True also compares checksums on demand; its cost was not measured.")
-    return notes
+    """Return the texts of all remarks that apply."""
+    source, objects, first = rounds.subject.source, rounds.subject.sample.origin.objects, rows[0]
+    num_objects = 0 if objects is None else len(objects.rows)
+    why = "and exists already" if row.plan.layout.as_it_is else "and is simpler"
+    less = f"{row.total_s / first.total_s - 1:.1%} less, within the noise"
+    notes = {
+        f"Samples are crops around {count(num_objects, 'object')}; an epoch reads each crop once.": num_objects,
+        f"{first.plan.label} took {less}; {row.plan.label} is equally fast {why}.": first is not row,
+        "More rows are decoded together in the whole collection than in the sample; times on demand are scaled up.": (
+            any(trial.growth > 1 for trial in rounds.trials.values())
+        ),
+        "The images exceed the available memory, so epochs also wait for the disk; the measured ones did not.": (
+            not row.plan.preload and row.size_bytes > available_bytes()
+        ),
+        "Only the sample was read; converting or preloading all images shows whether others are damaged.": (
+            not looked.whole
+        ),
+        "verify=True also compares checksums on demand; its cost was not measured.": source.checksums is not None,
+    }
+    return [note for note, applies in notes.items() if applies]

@@ -43,7 +43,7 @@ class StorageLayout:
     def write_options(self) -> dict[str, Any]:
         """Options with which `omearrow_ds.convert` writes this layout, without default values."""
         encoding = {} if self.encoding == "bytes" else {"encoding": self.encoding}
-        return encoding if self.is_default else {**encoding, "compression": self.compression}
+        return {} if self.is_default else {**encoding, "compression": self.compression}
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class RemoteCost:
     @classmethod
     def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
         """Return the times of a plan whose parts are fetched over ``link`` by several concurrent requests."""
-        parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes) or 1
+        parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes)
         link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         first_s = max(link_s, decode_s) + after_s
@@ -90,13 +90,10 @@ class RemoteEstimate:
 
         ``on_server`` is whether the existing collection consists of parts on a server.
         """
-        costs, absent = [], {}
-        for row in (row for row in rows if row.why_not is None):
-            layout = row.plan.layout
-            if layout.format.in_folder:
-                absent[layout.format.label] = True
-            elif on_server or not layout.as_it_is:
-                costs.append(RemoteCost.over(link, row, task))
+        possible = [row for row in rows if row.why_not is None]
+        absent = dict.fromkeys(row.plan.layout.format.label for row in possible if row.plan.layout.format.in_folder)
+        possible = [row for row in possible if on_server or not row.plan.layout.as_it_is]
+        costs = [RemoteCost.over(link, row, task) for row in possible if not row.plan.layout.format.in_folder]
         if not costs:
             return None
         costs.sort(key=lambda cost: cost.epoch_s)

@@ -33,11 +33,8 @@ class Settings:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords that configure `OMEArrowDataLoader` with these settings, without its default values."""
-        keywords = {
-            "prefetch_factor": None if self.prefetch_factor == 2 else self.prefetch_factor,
-            "multiprocessing_context": self.start_method,
-        }
-        chosen = {name: value for name, value in keywords.items() if value is not None and self.num_workers}
+        of_workers = {"prefetch_factor": self.prefetch_factor, "multiprocessing_context": self.start_method}
+        chosen = {name: value for name, value in of_workers.items() if self.num_workers and value not in (None, 2)}
         return {"num_workers": self.num_workers, **chosen}
 
     @property
@@ -86,23 +83,22 @@ def scan(
     ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
     main script again in each worker, so it needs a ``__main__`` guard.
     """
-    subject = trial.subject
+    subject, num_samples = trial.subject, len(trial.indices)
     clock, batch_size = subject.clock, subject.batch_size
     half_time_s, settings = (clock() + deadline_s) / 2, grid(batch_size, available_cores())
     progress.reset(total=len(settings))
     progress.set_description("loader settings")
     dataset = trial.dataset(preload=row.plan.preload)
-    batch_s = row.epoch_s * batch_size / (trial.factor * len(trial.indices))
+    batch_s = row.epoch_s * batch_size / (trial.factor * num_samples)
     num_batches = min(_MAX_BATCHES, max(_MIN_BATCHES, int(subject.part_s / 2 / max(batch_s, 1e-6))))
-    epochs = range(-(-num_batches * batch_size // len(trial.indices)))
+    epochs = range(-(-num_batches * batch_size // num_samples))
     order = [index for epoch in epochs for index in trial.order(epoch)][: num_batches * batch_size]
     loaders: dict[Settings, OMEArrowDataLoader] = {}
 
     def start(setting: Settings) -> float:
         """Run an epoch and return the seconds until its first batch."""
         start_s = clock()
-        keywords = {**setting.keywords, "batch_size": setting.batch_size}
-        loaders[setting] = subject.loader(dataset, order, **keywords)
+        loaders[setting] = subject.loader(dataset, order, batch_size=setting.batch_size, **setting.keywords)
         batches = iter(loaders[setting])
         next(batches)
         first_s = clock() - start_s
@@ -110,16 +106,18 @@ def scan(
         progress.update()
         return first_s
 
-    starts = InterleavedRounds[Settings, float](lambda: clock() > half_time_s)
-    starts.round(settings, start)
+    starts_s: dict[Settings, float] = {}
+    for setting in settings:
+        if not starts_s or clock() <= half_time_s:
+            starts_s[setting] = start(setting)
     turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and clock() > deadline_s)
     turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_ROUNDS)
     loaders.clear()  # Ends their workers.
-    least_s = {setting: min(times_s.values()) for setting, times_s in turns.figures.items()}
-    timings = [
-        LoaderTiming(setting, sample_s, starts.figures[setting][0], turns.rounds, sample_s / least_s[settings[0]])
-        for setting, sample_s in least_s.items()
-    ]
+    first_s = min(turns.figures[settings[0]].values())
+    timings = []
+    for setting, times_s in turns.figures.items():
+        least_s = min(times_s.values())
+        timings.append(LoaderTiming(setting, least_s, starts_s[setting], turns.rounds, least_s / first_s))
     fastest = best(timings).settings
     for method in start_methods if fastest.num_workers else ():
         other = replace(fastest, start_method=method)

@@ -1,11 +1,14 @@
-"""`Sample`: some images of a collection, few enough to be written many times, and `Cells`: the objects in them."""
+"""`Sample`: some images of a collection, few enough to be written many times, and `SampleFields`: objects in them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,8 @@ _FETCHED_PARTS = 4
 _LARGE_PART = 8  # An image that takes more than an eighth of the sample is cut.
 _WHOLE_SAMPLE_S = 60.0  # With less time, the sample is smaller.
 _READING_PART = 0.1  # Part of the time after which reading the sample ends.
+_SPARE_BYTES = 64_000_000  # Bytes that stay free on the disk, and overhead of small files.
+_LEAST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,32 +45,41 @@ class Limits:
     seconds: float = 9.0
 
     @classmethod
-    def within(cls, seconds: float, size_bytes: int) -> Limits:
-        """Return the limits for a sample whose measurements may take ``seconds`` in total."""
+    def within(cls, seconds: float, folder: Path, copies: int) -> Limits:
+        """Return the limits for a sample that is measured in ``seconds``, and fits ``folder`` in ``copies`` copies."""
+        free_bytes = shutil.disk_usage(folder).free
+        # Some formats store uncompressed lists of 16-bit values in twice their size.
+        size_bytes = min(cls.size_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
+        if size_bytes < _LEAST_BYTES:
+            needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
+            raise ArgumentError(
+                f"the disk has {free_bytes:,} free bytes, but {copies} copies of a sample need at least {needed:,}",
+                option="work_dir",
+                value=str(folder.parent),
+                remedy="pass a folder on another disk, or fewer formats",
+            )
         part = min(1.0, seconds / _WHOLE_SAMPLE_S)
         return cls(max(32, int(cls.images * part)), max(1, int(size_bytes * part)), seconds * _READING_PART)
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Objects of a source around which samples are cropped."""
+class SampleFields:
+    """Samples of a source: all its images, or crops around objects."""
 
     source: BaseSource  # Images that contain objects; all images without a filter.
-    objects: Objects  # One object per sample.
-    options: dict[str, Any]  # Keywords of a dataset of the source.
+    objects: Objects | None = None  # One object per sample.
+    options: dict[str, Any] = field(default_factory=dict)  # Keywords of a dataset of the source.
 
     @classmethod
     def open(
-        cls,
-        source: BaseSource,
-        crop_size: tuple[int, int] | None,
-        crops: dict[str, Any],
-        of_objects: ObjectSettings,
-    ) -> Cells:
+        cls, source: BaseSource, crop_size: tuple[int, int] | None, crops: dict[str, Any], of_objects: ObjectSettings
+    ) -> SampleFields:
         """Open the table of objects that ``crops``, a dict of dataset options, contains.
 
         Errors are those of the dataset.
         """
+        if not crops:
+            return cls(source)
         box, pad, passed = crops.get("box"), crops.get("pad"), crops["objects"]
         if crop_size is None and not box:
             raise ArgumentError(
@@ -74,76 +88,75 @@ class Cells:
         images, objects = of_objects.open(source, passed, crops.get("center"), box)
         objects = objects.keep(boxes_around_objects(objects, images.shapes, crop_size, pad)[1])
         if not len(objects.rows):
-            raise ArgumentError(
-                f"{objects.name} has no objects in these images",
-                option="objects",
-                remedy="pass a table with objects of these images",
-            )
+            problem, remedy = "has no objects in these images", "pass a table with objects of these images"
+            raise ArgumentError(f"{objects.name} {problem}", option="objects", remedy=remedy)
         file, row_filter = table_file(passed, "objects"), of_objects.row_filter
         types = None if file is None else of_objects.types.of_table(file) or None
         condition = None if row_filter is None else row_filter.condition
-        joining = {"on": of_objects.on, "column_types": types, "filter": condition}
-        return cls(images, objects, {**crops, **{name: value for name, value in joining.items() if value is not None}})
+        return cls(images, objects, {**crops, "on": of_objects.on, "column_types": types, "filter": condition})
 
-    @property
+    @cached_property
     def fields(self) -> Array:
         """Image index of each sample, shape (n,), int64."""
-        return self.objects.fields
+        return np.arange(len(self.source)) if self.objects is None else self.objects.fields
 
     def within(self, images: Sequence[int] | Array) -> Array:
-        """Return the sorted indices of the objects that are in ``images``."""
+        """Return the sorted indices of the samples that are in ``images``."""
         return np.flatnonzero(np.isin(self.fields, images))
 
-    def remap_to_copies(self, images: Sequence[int], image_ids: Sequence[str]) -> dict[str, Any]:
-        """Return dataset keywords for crops around the objects of ``images``, copied with the ids ``image_ids``."""
-        part, new_ids = self.objects.keep(self.within(images)), dict(zip(images, image_ids, strict=True))
-        columns: dict[str, Any] = {IMAGE_ID: [new_ids[field] for field in part.fields.tolist()]}
-        option, positions = ("center", part.centers) if part.boxes is None else ("box", part.boxes)
-        assert positions is not None
-        names = ["y", "x"] if part.boxes is None else ["y0", "y1", "x0", "x1"]
-        table = pa.table(columns | dict(zip(names, positions.T, strict=True)))
+    def remap_to_copies(self, images: Sequence[int]) -> dict[str, Any]:
+        """Return dataset keywords for crops around the objects of sorted ``images``, which were copied without ids."""
+        if self.objects is None:
+            return {}
+        part = self.objects.keep(self.within(images))
+        # The ids of `write_images`.
+        columns: dict[str, Any] = {IMAGE_ID: [f"image-{n:05d}" for n in np.searchsorted(images, part.fields).tolist()]}
+        option, names, positions = "center", ["y", "x"], part.centers
+        if part.boxes is not None:
+            option, names, positions = "box", ["y0", "y1", "x0", "x1"], part.boxes
+        table = pa.table(columns | dict(zip(names, np.asarray(positions).T, strict=True)))
         return {"objects": table, option: names} | {k: v for k, v in self.options.items() if k in ("pad", "resize")}
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
         """Return ``opening`` without the column types that apply to the table of objects."""
-        types = dict(opening.get("column_types") or {})
-        for name in self.options.get("column_types", {}).keys() - set(self.source.column_names):
-            types.pop(name, None)
+        of_objects = set(self.options.get("column_types") or ()) - set(self.source.column_names)
+        types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in of_objects}
         return {**opening, "column_types": types or None}
 
     @property
     def code(self) -> dict[str, Any]:
         """Return ``options`` to be printed as Python code, where a table in memory is called ``objects``."""
-        objects = self.options["objects"]
-        is_path = isinstance(objects, str | os.PathLike)
-        return {**self.options, "objects": os.fspath(objects) if is_path else PythonName("objects")}
+        objects = self.options.get("objects")
+        if objects is not None:
+            objects = os.fspath(objects) if isinstance(objects, str | os.PathLike) else PythonName("objects")
+        return {**self.options, "objects": objects}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some images (T, C, Z, Y, X) of a collection, their ids, metadata and columns, and the collection's total size.
+    """Some images (T, C, Z, Y, X) of a collection, their metadata and columns, and the collection's total size.
 
     The images are whole, or tiles, or regions if some are very large (``cut``). They come from the sorted ``indices``.
-    The whole collection has ``whole_count`` such images or tiles with ``whole_bytes`` decoded. ``axes`` are the axes of
-    dataset samples: C, Y, X and every other axis that is longer than 1 in some image. With ``cells``, samples are crops
-    around the cells in the images.
+    The whole collection has ``whole_count`` such images or tiles with ``whole_bytes`` decoded, and the decoded size of
+    each image is in ``lengths``. ``axes`` are the axes of dataset samples: C, Y, X and every other axis that is longer
+    than 1 in some image.
     """
 
-    images: Sequence[Array]
-    image_ids: Sequence[str]
-    metadata: Sequence[Mapping[str, Any]]
-    columns: pa.Table | None
-    indices: Sequence[int]
+    origin: SampleFields
+    lengths: Array
+    axes: str
     whole_count: int
     whole_bytes: int
-    axes: str
+    indices: Sequence[int]
+    images: Sequence[Array]
+    metadata: Sequence[Mapping[str, Any]]
+    columns: pa.Table
     cut: bool = False
-    cells: Cells | None = None
 
     def part(self, step: int) -> Sample:
         """Return a sample of every ``step``-th image."""
-        lists = {name: getattr(self, name)[::step] for name in ("images", "image_ids", "metadata", "indices")}
-        return replace(self, columns=_take(self.columns, range(0, len(self.images), step)), **lists)
+        parts = {name: getattr(self, name)[::step] for name in ("images", "metadata", "columns", "indices")}
+        return replace(self, **parts)
 
     @property
     def size_bytes(self) -> int:
@@ -156,56 +169,49 @@ class Sample:
     @property
     def factor(self) -> float:
         """Decoded size of the whole collection divided by the decoded size of the sample."""
-        return 1.0 if self.complete else self.whole_bytes / max(1, self.size_bytes)
+        return 1.0 if self.complete else self.whole_bytes / self.size_bytes
 
 
 def take_sample(
-    source: BaseSource,
+    origin: SampleFields,
     limits: Limits,
     clock: Clock,
     *,
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
-    cells: Cells | None = None,
 ) -> Sample:
     """Read images spread over the whole collection until a limit is reached; at least one image is read.
 
-    With ``tile``, images are cut into single-channel tiles of that edge. With ``cells``, images are whole and contain
-    cells.
+    With ``tile``, images are cut into single-channel tiles of that edge. Images with objects are read as a whole.
     """
+    source = origin.source
     if len(source) == 0:
         raise ArgumentError("the collection is empty", path=source.path, remedy="pass a collection with images")
-    shapes, lengths = source.shapes, image_bytes(source.shapes, source.dtypes)
+    shapes, lengths, least = source.shapes, image_bytes(source.shapes, source.dtypes), None
+    axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
+    if origin.objects is None:
+        least = crop_size or (tile or 0, tile or 0)
+        if crop_size is not None:
+            _refuse_small(source, crop_size)
     tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
-    if crop_size is not None and cells is None:
-        _refuse_small(source, crop_size)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
-    if not whole_count:
-        problem = f"all images are smaller than {tile} x {tile} pixels"
-        raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy="pass a smaller number")
     if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=whole_count, size_bytes=whole_bytes)
-    order = _spread(_candidates(source, cells), -(-limits.images * len(source) // whole_count))
-    least = None if cells is not None else crop_size or (tile or 0, tile or 0)
-    read = _read(source, order, lengths, limits, least, clock)
+    number = -(-limits.images * len(source) // max(1, whole_count))
+    read = _read(source, _spread(_candidates(origin), number), lengths, limits, least, clock)
     indices = sorted(read)
     images = [read[index] for index in indices]
-    axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
     if tile is not None:
         images = list(islice(tiles_of(images, tile), limits.images))
         if not images:
-            raise ArgumentError(
-                "no image is as large as a tile", option="tile", value=tile, remedy="pass a smaller number"
-            )
-        ids = [f"tile-{number:05d}" for number in range(len(images))]
+            problem, remedy = f"no image of the sample has {tile} x {tile} pixels", "pass a smaller number"
+            raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy=remedy)
         whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
-        return Sample(images, ids, [{}] * len(images), None, indices, whole_count, whole_bytes, axes)
-    ids, metadata = [source.image_ids[index] for index in indices], [source.metadata(index) for index in indices]
-    if len(set(ids)) < len(ids) or "" in ids:  # Tables of other programs.
-        ids = [f"image-{index:05d}" for index in indices]
+        metadata: list[Mapping[str, Any]] = [{}] * len(images)
+        return Sample(origin, lengths, axes, whole_count, whole_bytes, indices, images, metadata, pa.table({}))
+    metadata, columns = [source.metadata(index) for index in indices], source.columns.take(indices)
     is_cut = any(read[index].nbytes < lengths[index] for index in indices)
-    columns = _take(source.columns, indices)
-    return Sample(images, ids, metadata, columns, indices, whole_count, whole_bytes, axes, is_cut, cells)
+    return Sample(origin, lengths, axes, whole_count, whole_bytes, indices, images, metadata, columns, is_cut)
 
 
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
@@ -216,29 +222,23 @@ def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
             yield image[t : t + 1, c : c + 1, z : z + 1, y : y + edge, x : x + edge]
 
 
-def _take(columns: pa.Table | None, rows: Sequence[int]) -> pa.Table | None:
-    return columns.take(pa.array(rows)) if columns is not None and columns.num_columns else None
-
-
-def _candidates(source: BaseSource, cells: Cells | None) -> Array:
-    """Return images to choose from: those with cells, and of a few evenly spaced parts if these are fetched whole."""
-    parted, candidates = source.parted, np.arange(len(source))
-    if parted is not None and parted.window is not None and len(parted.starts) > 1:
-        part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
-        chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
-        candidates = candidates[np.isin(part_of, chosen)]
-    if cells is None:
+def _candidates(origin: SampleFields) -> Array:
+    """Return images to choose from: those with samples, and of a few evenly spaced parts if these are fetched whole."""
+    parted, candidates = origin.source.parted, np.unique(origin.fields)
+    if parted is None or parted.window is None or len(parted.starts) < 2:
         return candidates
-    near: Array = np.intersect1d(candidates, cells.fields)
-    return near if len(near) else np.unique(cells.fields)
+    part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
+    chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
+    near: Array = candidates[np.isin(part_of, chosen)]
+    return near if len(near) else candidates
 
 
 def _refuse_small(source: BaseSource, crop_size: tuple[int, int]) -> None:
+    """Raise `AxesError` if an image is smaller than a crop."""
     small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
     if len(small):
         height, width = source.shapes[small[0], 3:].tolist()
-        problem = f"image {small[0]} has only {height} x {width} pixels"
-        remedy = "lower crop_size"
+        problem, remedy = f"image {small[0]} has only {height} x {width} pixels", "lower crop_size"
         raise AxesError(problem, path=source.path, option="crop_size", value=crop_size, remedy=remedy)
 
 

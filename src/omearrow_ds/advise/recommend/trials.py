@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -25,7 +28,6 @@ from omearrow_ds.advise.recommend.choices import (
 )
 from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.turns import InterleavedRounds
-from omearrow_ds.advise.workspace import remove
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
@@ -51,21 +53,22 @@ _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer for
 
 @dataclass(frozen=True)
 class Subject:
-    """Collection to measure, with its sample and the settings for reading batches.
+    """Collection to measure, as a sample, and the settings for reading batches.
 
-    ``lengths`` are the decoded bytes of each image. An epoch that takes longer than ``part_s`` is estimated from its
-    first batches.
+    An epoch that takes longer than ``part_s`` is estimated from its first batches.
     """
 
-    source: BaseSource
-    opening: OpenOptions
-    lengths: Array
     sample: Sample
+    opening: OpenOptions
     access: Access
     batch_size: int
     settings: SampleSettings
     part_s: float
     clock: Clock
+
+    @property
+    def source(self) -> BaseSource:
+        return self.sample.origin.source
 
     def timed(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[float, Result]:
         """Call a function, and return the seconds that the call took and its result."""
@@ -81,17 +84,14 @@ class Subject:
     def scan_s(self, take: Callable[[int, Array], Any]) -> float:
         """Pass the first images to ``take``, and return the estimated seconds for all images of the collection."""
         start_s, read_bytes = self.clock(), 0
-        blocks = verified_where_stored(self.source).stream()  # Like `convert` and preloading.
-        for first, images in blocks:
+        for first, images in verified_where_stored(self.source).stream():  # Like `convert` and preloading.
             for index, image in enumerate(images, start=first):
                 take(index, image)
                 read_bytes += image.nbytes
             is_enough = not self.sample.complete and read_bytes >= self.sample.size_bytes
             if is_enough or self.clock() - start_s > self.part_s:
                 break
-        took_s = self.clock() - start_s
-        getattr(blocks, "close", lambda: None)()
-        return took_s * float(self.lengths.sum()) / max(1, read_bytes)
+        return (self.clock() - start_s) * float(self.sample.lengths.sum()) / read_bytes
 
 
 class LayoutTrial:
@@ -103,32 +103,30 @@ class LayoutTrial:
     """
 
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
-        self.subject, self.layout, self.path = subject, layout, folder / f"images{layout.format.suffix}"
-        self.size_bytes, self.is_ragged = 0, False
+        self.subject, self.layout, self.size_bytes, self.is_ragged = subject, layout, 0, False
         self._slow: tuple[float, OMEArrowDataset] | None = None
-        sample, cells, as_it_is = subject.sample, subject.sample.cells, layout.as_it_is
-        images = np.asarray(sample.indices)
-        if as_it_is:
-            self.path = subject.source.path
-            if subject.access == "sequential":  # Neighbors, as in a whole epoch.
-                images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
+        sample, origin, as_it_is = subject.sample, subject.sample.origin, layout.as_it_is
         num_decoded = 1 if as_it_is else dict(layout.format.scanned_rows).get(str(layout.compression), 1)
         self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
-        self.once = 1.0 if as_it_is else sample.factor
-        crops: dict[str, Any] = {}
-        if cells is not None:
-            numbers = cells.within(images)
-            numbers = numbers if len(numbers) else cells.within(sample.indices)
-            self.indices = numbers if as_it_is else np.arange(len(numbers))
-            self.fields, self.factor = cells.fields[numbers], len(cells.fields) / len(numbers)
-            crops = cells.options if as_it_is else cells.remap_to_copies(sample.indices, sample.image_ids)
-        elif as_it_is:
-            self.indices = self.fields = images
-            self.factor = float(subject.lengths.sum() / max(1, subject.lengths[images].sum()))
+        images = np.asarray(sample.indices)
+        if as_it_is and subject.access == "sequential":  # Neighbors, as in a whole epoch.
+            images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
+        numbers = origin.within(images)
+        numbers = numbers if len(numbers) else origin.within(sample.indices)
+        self.indices, self.fields = numbers, origin.fields[numbers]
+        self.factor = len(origin.fields) / len(numbers)
+        if as_it_is:
+            self.path, self.once, crops = subject.source.path, 1.0, {**origin.options, **subject.opening}
         else:
-            self.indices = self.fields = np.arange(len(sample.images))
-            self.factor = sample.factor
-        self.options: dict[str, Any] = {**subject.settings.chosen, **crops, **(subject.opening if as_it_is else {})}
+            self.path, self.once = folder / f"images{layout.format.suffix}", sample.factor
+            crops = origin.remap_to_copies(sample.indices)
+            self.indices = np.arange(len(numbers))
+        if origin.objects is None:
+            self.factor = float(sample.lengths.sum() / sample.lengths[images].sum())
+            if not as_it_is:  # Regions or tiles.
+                self.indices = self.fields = np.arange(len(sample.images))
+                self.factor = sample.factor
+        self.options: dict[str, Any] = {**subject.settings.chosen, **crops}
 
     def order(self, number: int) -> list[int]:
         """Return the order of samples in an epoch; a random order is determined by the epoch ``number``."""
@@ -173,9 +171,9 @@ class LayoutTrial:
     def _write_s(self) -> float:
         """Write the sample again, and return the seconds."""
         sample, options = self.subject.sample, self.layout.write_options
-        options |= {"image_ids": sample.image_ids, "metadata": sample.metadata, "columns": sample.columns}
-        self.path.parent.mkdir(exist_ok=True)
-        remove(self.path)
+        options |= {"metadata": sample.metadata, "columns": sample.columns}
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.path.parent.mkdir()
         return self.subject.timed(write_images, sample.images, self.path, self.layout.format.name, **options)[0]
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
@@ -201,61 +199,62 @@ def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array
     images, only this order keeps such repetitions as rare.
     """
     order = random.permutation(len(samples))
-    by_field = np.argsort(fields[order], kind="stable")
-    sorted_fields = fields[order][by_field]
-    turn = np.empty_like(order)
-    turn[by_field] = np.arange(len(order)) - np.searchsorted(sorted_fields, sorted_fields)
-    ordered: Array = samples[order[np.argsort(turn, kind="stable")]]
+    numbers = defaultdict[int, Iterator[int]](count)
+    turns = [next(numbers[field]) for field in fields[order].tolist()]
+    ordered: Array = samples[order[np.argsort(turns, kind="stable")]]
     return ordered
 
 
+@dataclass
 class LayoutRounds:
     """Measurements of layouts until ``deadline_s``: the cost of each plan, and the trials of the measured layouts."""
 
-    def __init__(self, subject: Subject, task: ReadBudget, folder: Path, deadline_s: float) -> None:
-        self.subject, self.task, self._folder, self._deadline_s = subject, task, folder, deadline_s
-        self._turns = InterleavedRounds[StorageLayout, Timings](lambda: subject.clock() > deadline_s)
-        self._read_s = inf  # Minimum so far; reading is the same part of every conversion.
-        self._took_s: dict[StorageLayout, float] = {}
-        self.costs: dict[LoadingPlan, PlanCost] = {}
-        self.trials: dict[StorageLayout, LayoutTrial] = {}
+    subject: Subject
+    task: ReadBudget
+    folder: Path
+    deadline_s: float
+    progress: tqdm
+    costs: dict[LoadingPlan, PlanCost] = field(default_factory=dict)
+    trials: dict[StorageLayout, LayoutTrial] = field(default_factory=dict)
+    _read_s: float = inf  # Minimum so far; reading is the same part of every conversion.
+    _took_s: dict[StorageLayout, float] = field(default_factory=dict)
 
-    def run(self, layouts: Iterable[StorageLayout], progress: tqdm) -> None:
+    def run(self, layouts: Iterable[StorageLayout]) -> None:
         """Measure every layout once; then measure the layouts that may still be the best, until the deadline.
 
         The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
         ``progress`` is updated after every measurement.
         """
-        whole, figures = self.subject, self._turns.figures
+        whole = self.subject
+        turns = InterleavedRounds[StorageLayout, Timings](lambda: whole.clock() > self.deadline_s)
         step = _SCREENED_PART if len(whole.sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
         live = [layout for layout in layouts if not self._leave_out(layout, layout.format.missing_backend)]
         for number in range(_MOST_ROUNDS):
             subject = whole if number or step == 1 else replace(whole, sample=whole.sample.part(step))
             if number == 1 and step > 1:
-                figures.clear()
+                turns.figures.clear()
                 self.trials.clear()
             num_images = len(subject.sample.images)
-            progress.reset(total=len(live))
-            progress.set_description(f"round {number + 1}: {len(live)} ways to store {num_images:,} images")
+            self.progress.reset(total=len(live))
+            self.progress.set_description(f"round {number + 1}: {len(live)} ways to store {num_images:,} images")
             for _ in range(1 if number else _FIRST_READS):
                 self._read_s = min(self._read_s, subject.scan_s(lambda index, _: whole.source.metadata(index)))
-            late = self._turns.round(live, partial(self._measure, progress, subject, number))
+            late = turns.round(live, partial(self._measure, subject, number))
             for layout in late if number == 0 else ():
                 self._leave_out(layout, _TIME_IS_UP)
-            epochs_s = [by_round[number][1].epoch_s for by_round in figures.values() if number in by_round]
+            current = {layout: by_round for layout, by_round in turns.figures.items() if number in by_round}
+            epochs_s = [by_round[number][1].epoch_s for by_round in current.values()]
             memory_s = median([epoch_s for epoch_s in epochs_s if epoch_s < inf] or [inf])
-            for layout, by_round in figures.items():
-                if number in by_round:  # An epoch from memory does not depend on the layout.
-                    on_demand, preloaded = by_round[number]
-                    by_round[number] = on_demand, preloaded._replace(epoch_s=memory_s)
-                    size_bytes = self.trials[layout].size_bytes
-                    costs = plan_costs(layout, by_round, size_bytes, num_images, self.task)
-                    self.costs |= {cost.plan: cost for cost in costs}
+            for layout, by_round in current.items():
+                on_demand, preloaded = by_round[number]  # An epoch from memory does not depend on the layout.
+                by_round[number] = on_demand, preloaded._replace(epoch_s=memory_s)
+                costs = plan_costs(layout, by_round, self.trials[layout].size_bytes, num_images, self.task)
+                self.costs |= {cost.plan: cost for cost in costs}
             if late:
                 break
             live = self._remaining(live, number, step)
             next_s = sum(self._took_s[layout] for layout in live)
-            if not live or (number and subject.clock() + next_s > self._deadline_s):
+            if not live or (number and whole.clock() + next_s > self.deadline_s):
                 break
 
     def trial_for(self, plan: LoadingPlan) -> LayoutTrial | None:
@@ -271,10 +270,10 @@ class LayoutRounds:
             self.costs[plan] = PlanCost(plan, why_not=why)
         return why is not None
 
-    def _measure(self, progress: tqdm, subject: Subject, number: int, layout: StorageLayout) -> Timings | None:
+    def _measure(self, subject: Subject, number: int, layout: StorageLayout) -> Timings | None:
         """Measure a layout, or leave it out and return None if it cannot store the images."""
-        progress.update()
-        folder = self._folder / "-".join((layout.format.name, layout.encoding, str(layout.compression)))
+        self.progress.update()
+        folder = self.folder / "-".join((layout.format.name, layout.encoding, str(layout.compression)))
         trial = self.trials.get(layout) or LayoutTrial(subject, layout, folder)
         is_warm = any((one.format, one.as_it_is) == (layout.format, layout.as_it_is) for one in self._took_s)
         try:
@@ -295,15 +294,16 @@ class LayoutRounds:
         Layouts may win that are near the best within the budgets. After the first round, time must also allow the
         required number of rounds.
         """
-        rows = [row for row in ranked(self.costs.values()) if row.plan.layout in live]
-        limit_s = rows[0].total_s * _STAYING[min(number, len(_STAYING) - 1)]
-        left_s = (self._deadline_s - self.subject.clock()) / _ROUNDS_TO_AFFORD if number == 0 else inf
+        rows: dict[StorageLayout, PlanCost] = {}
+        for row in ranked(self.costs.values()):
+            if row.rounds and row.plan.layout in live:
+                rows.setdefault(row.plan.layout, row)
+        limit_s = next((row.total_s for row in rows.values()), inf) * _STAYING[min(number, len(_STAYING) - 1)]
+        left_s = inf if number else (self.deadline_s - self.subject.clock()) / _ROUNDS_TO_AFFORD
         remaining: list[StorageLayout] = []
-        for row in rows:
-            layout = row.plan.layout
-            if layout not in remaining and row.rounds:
-                left_s -= self._took_s[layout] * step
-                is_near = len(remaining) < _LEAST_STAYING or (row.total_s <= limit_s and left_s >= 0)
-                if (row.why_not is None and is_near) or layout.as_it_is:
-                    remaining.append(layout)
+        for layout, row in rows.items():
+            left_s -= self._took_s[layout] * step
+            is_near = len(remaining) < _LEAST_STAYING or (row.total_s <= limit_s and left_s >= 0)
+            if (row.why_not is None and is_near) or layout.as_it_is:
+                remaining.append(layout)
         return remaining
