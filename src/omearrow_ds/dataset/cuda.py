@@ -66,7 +66,7 @@ def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes:
     if needed_bytes > limit:
         raise MemoryLimitError(
             f"{path}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({limit_name}); "
-            f"raise max_bytes, or pass preload=True, and device='cuda' to the loader"
+            f"raise max_bytes, or preload on the CPU: preload=True, and device='cuda' for the loader"
         )
 
 

@@ -265,8 +265,8 @@ def _planes(
         other = planes.setdefault(key, {}).setdefault(plane, name)
         if other != name:
             raise FormatError(
-                f"{path}: {other} and {name} match the same plane of field {'_'.join(key)}; add a name in braces to "
-                f"pattern= for the part in which they differ, or move one of them to another folder"
+                f"{path}: {other} and {name} are both the same plane of field {'_'.join(key)}; in pattern=, name "
+                f"the part of the file names that differs, or move one file to another folder"
             )
     return planes
 

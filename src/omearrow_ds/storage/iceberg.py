@@ -82,8 +82,8 @@ def parts_of_table(metadata: Path) -> list[Part]:
     deleted = next((task for task in tasks if task.delete_files), None)
     if deleted is not None:
         raise FormatError(
-            f"{metadata}: has delete files, which remove rows of {deleted.file.file_path}; rewrite the "
-            f"table without them (Spark: CALL system.rewrite_data_files)"
+            f"{metadata}: rows of {deleted.file.file_path} are marked as deleted; rewrite the table without them "
+            f"(Spark: CALL system.rewrite_data_files)"
         )
     files = sorted((_local(task.file.file_path) for task in tasks), key=lambda file: natural_key(str(file)))
     if not files:

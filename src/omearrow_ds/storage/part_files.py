@@ -169,7 +169,7 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                 if entry.name in _LOGS:
                     table = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
                     raise FormatError(
-                        f"{current}: {table}; pass its current files as a list, as returned by its library"
+                        f"{current}: {table}; pass a list of the files that the table's library lists as current"
                     )
                 if entry.name.startswith(_HIDDEN):
                     continue

@@ -125,8 +125,8 @@ class PartsTarget:
                 else "pass the same value to continue, or"
             )
             raise PathExistsError(
-                f"{self.path}: was started with {difference}; {remedy} remove {self.store.removal_hint}, or choose "
-                f"another path"
+                f"{self.path}: contains unfinished parts made with {difference}; {remedy} remove "
+                f"{self.store.removal_hint}, or choose another path"
             )
 
     def finished_parts(self) -> set[int]:

@@ -166,7 +166,7 @@ def test_info_of_a_plain_folder_of_tiffs(tmp_path):
     assert described["disk_bytes"] == sum(file.stat().st_size for file in folder.glob("*.tif"))
     assert described["compression"] == "zlib, none"
     assert described["chunking"] == "one file per image, tiles of 16 x 32, strips of 16 rows"
-    assert described["reading"] == "1 images in place, 1 by tifffile"
+    assert described["reading"] == "1 image in place, 1 by tifffile"
     printed = run("info", folder).stdout
     assert "1 x 1 x 3 x 64 x 48: 1 image; 1 x 1 x 1 x 70 x 40: 1 image (TCZYX)" in printed
     assert "1, no names" in printed

@@ -50,6 +50,7 @@ from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.text import count
 
 Described = TypeVar("Described")
 _MEMBER = pa.struct(
@@ -555,8 +556,8 @@ class FolderSource(BaseSource):
         """Return the storage of files, of which some were opened to get the codec and layout of each."""
         total, num_placed = len(self), sum(member.pixel_offset is not None for member in self._members)
         library = f"by {self.format.backend}"
-        reading = {total: "in place: directly from the pixels in each file", 0: library}.get(
-            num_placed, f"{num_placed:,} images in place, {total - num_placed:,} {library}"
+        reading = {total: "in place: from the pixels in each file", 0: library}.get(
+            num_placed, f"{count(num_placed, 'image')} in place, {total - num_placed:,} {library}"
         )
         if self.fetches:
             reading = "whole files, or for regions the byte ranges that they overlap"
