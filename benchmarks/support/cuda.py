@@ -345,10 +345,8 @@ def _as_on_a_gpu(stack: ExitStack) -> None:
     """Patch the package so that ``"cuda"`` means the CPU, for a rehearsal."""
     import torch  # noqa: PLC0415
 
-    cpu = torch.device("cpu")
-    for name in ("samples", "collection"):
-        device_of = lambda preload: cpu if preload == "cuda" else None  # noqa: E731
-        stack.enter_context(patch(f"omearrow_ds.dataset.{name}.device_of", device_of))
+    devices = {"cuda": torch.device("cpu")}
+    stack.enter_context(patch("omearrow_ds.dataset.samples.device_of", devices.get))
     stack.enter_context(patch("omearrow_ds.dataset.cuda.free_bytes", lambda _: 2**40))
 
 

@@ -23,7 +23,7 @@ with suppress(ImportError):  # An older package lacks them, but the gate does no
     from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
     from omearrow_ds.advise.turns import InterleavedRounds, gains
 
-HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # Whether datasets accept `objects=`.
+HAS_OBJECTS = find_spec("omearrow_ds.dataset.crop_boxes") is not None  # Whether datasets accept `objects=`.
 HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `convert` writes collections in parts.
 
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from omearrow_ds.dataset import collection, cuda, samples
+from omearrow_ds.dataset import cuda, samples
 from omearrow_ds.loader import settings
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -29,8 +29,7 @@ def stand_in(monkeypatch, which):
     def device_of(preload):
         return cpu if isinstance(preload, str) and preload.startswith("cuda") else None
 
-    for module in (collection, samples):
-        monkeypatch.setattr(module, "device_of", device_of)
+    monkeypatch.setattr(samples, "device_of", device_of)
     monkeypatch.setattr(cuda, "free_bytes", lambda device: FREE_BYTES)
     monkeypatch.setattr(settings, "copied_to", lambda device: device is not None)
     return cpu

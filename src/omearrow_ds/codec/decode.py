@@ -106,7 +106,7 @@ class ImageBlock:
         # A dense image is one slice. Other images are assembled from chunks, or from planes without chunks. If
         # `placed_chunks` found the chunks complete, an image that is not dense has missing pixels.
         if self._dense[row]:
-            return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+            return cast(pieces.leaf.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         if not self._counts[row]:  # A null image.
             return np.empty(shape, dtype.newbyteorder("="))
         if first == pieces.stops[row]:
@@ -137,7 +137,7 @@ class ImageBlock:
         pieces = self._pieces
         if (pieces.stops[:-1] != pieces.starts[1:]).any():
             return None
-        run = pieces.run(pieces.starts[0], int(self._counts.sum()), dtypes[0])
+        run = pieces.leaf.run(pieces.starts[0], int(self._counts.sum()), dtypes[0])
         return cast(run, dtypes[0]).reshape(len(self), *shapes[0])
 
 
@@ -186,17 +186,15 @@ class _Pieces:
     def _bytes(self) -> ByteLeaf | None:
         if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # Planes have only pixels.
             return None
-        return ByteLeaf(self._structs, self._where, self._decoded_bytes)
-
-    def _decoded_bytes(self) -> float:
-        return float(image_bytes(self._expected.shapes, self._expected.dtypes).sum(dtype=float))
+        shapes, dtypes = self._expected.shapes, self._expected.dtypes
+        return ByteLeaf(self._structs, self._where, lambda: float(image_bytes(shapes, dtypes).sum(dtype=float)))
 
     @cached_property
     def _values(self) -> ListLeaf | None:
         return ListLeaf(self._structs, self._where) if "pixels" in self._names else None
 
     @property
-    def _leaf(self) -> ByteLeaf | ListLeaf:
+    def leaf(self) -> ByteLeaf | ListLeaf:
         leaf = self._bytes or self._values
         if leaf is None:
             names = ", ".join(sorted(self._names)) or "no field"
@@ -261,7 +259,7 @@ class _Pieces:
             return number > 0
         itemsizes = np.array([dtype.itemsize for dtype in self._expected.dtypes])
         share = counts // np.maximum(number, 1)
-        wrong = ~self._leaf.holds(pieces, share[rows], itemsizes[rows])
+        wrong = ~self.leaf.holds(pieces, share[rows], itemsizes[rows])
         filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)
         return filled
 
@@ -272,10 +270,6 @@ class _Pieces:
         firsts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(len(counts)), counts)
         return rows, np.arange(len(rows)) + (self.starts - firsts)[rows], firsts[counts > 0]
-
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from the start of piece ``first``, in their stored dtype."""
-        return self._leaf.run(first, count, dtype)
 
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], subject: str) -> Array:
         """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0."""

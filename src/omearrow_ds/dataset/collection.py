@@ -13,9 +13,8 @@ import torch
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.batch_memory import BatchBufferPool
-from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
-from omearrow_ds.dataset.crops import PlacedBox, PlaneSelection, place_box, write_boxes
-from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, check_room, device_of
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices, write_boxes
+from omearrow_ds.dataset.cuda import BYTES_PER_BOX, DeviceCropper, DeviceSamples, check_room
 from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
@@ -30,6 +29,7 @@ from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
+from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
 
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
@@ -37,7 +37,6 @@ Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
 STAGES = {
-    "Collection._read_from_source": "read",
     "assemble": "normalize",
     "scale": "normalize",
     "fill_in_threads": "normalize",
@@ -53,8 +52,8 @@ class SamplePlan(NamedTuple):
         Groups of similar images.
     cuts, divisors
         Region of each image that samples may show, with all axes for crops, and its scaling.
-    selections
-        For crops, the T, C and Z of each image.
+    planes
+        For crops, the T, C and Z of each image that samples show.
     sample_kind
         Shape and dtype of all samples, or None if they differ. For crops, the shape along T, C and Z.
     is_stored_alike, is_scaled_alike
@@ -64,7 +63,7 @@ class SamplePlan(NamedTuple):
     kinds: ImageKinds
     cuts: list[Cut]
     divisors: list[Divisor]
-    selections: list[PlaneSelection]
+    planes: list[PickedRegion]
     sample_kind: tuple[tuple[int, ...], np.dtype[Any]] | None
     is_stored_alike: bool
     is_scaled_alike: bool
@@ -111,8 +110,11 @@ class Collection(StoredImages):
             if shape not in by_shape:
                 by_shape[shape] = axes.cut(shape, f"{self.path}: image {index}")
         cuts = [by_shape[shape] for shape in shapes]
-        divisors = self._normalizer.divisors(zip(kinds.first, dtypes, shapes, cuts, strict=True))
-        selections = [PlaneSelection.of(cut, shape) for cut, shape in zip(cuts, shapes, strict=True) if is_cropped]
+        divisors = list(map(self._normalizer.divisor, kinds.first, dtypes, shapes, cuts))
+        planes = []
+        for cut, shape in zip(cuts, shapes, strict=True) if is_cropped else ():
+            spans = [spans_of(indices.tolist()) for indices in shown_indices(cut, shape)[:3]]
+            planes.append(PickedRegion.from_spans(spans))
         sample_kinds = {
             (cut.shape[:3] if is_cropped else cut.shape, self._sample_dtype(dtype))
             for cut, dtype in zip(cuts, dtypes, strict=True)
@@ -121,10 +123,10 @@ class Collection(StoredImages):
             kinds,
             kinds.spread(cuts),
             kinds.spread(divisors),
-            kinds.spread(selections) if is_cropped else [],
+            kinds.spread(planes) if is_cropped else [],
             sample_kinds.pop() if len(sample_kinds) == 1 else None,
             len({*zip(shapes, dtypes, strict=True)}) == 1,
-            len({*map(id, divisors)}) == 1,
+            len({*divisors}) == 1,
         )
 
     @property
@@ -147,11 +149,6 @@ class Collection(StoredImages):
     def is_random(self) -> bool:
         """Whether samples depend on random numbers from torch's global generator."""
         return self.crops is not None and self.crops.ranges is not None
-
-    @property
-    def groups_samples_by_image(self) -> bool:
-        """Whether several samples may share an image, so that a split must not separate them."""
-        return self.crops is not None and self.crops.rows is not None
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +185,7 @@ class Collection(StoredImages):
 
     def samples_of(self, count: int) -> Array:
         """Return the sorted positions of the samples of the first ``count`` images."""
-        return np.arange(count) if self.crops is None else np.flatnonzero(self.crops.boxes.fields < count)
+        return np.flatnonzero(self.fields_of(np.arange(len(self))) < count)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -209,12 +206,11 @@ class Collection(StoredImages):
         """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
         if not preload:
             return
-        device = device_of(preload)
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
-        if device is not None and len(self.shapes):
-            self._load_on(device, max_bytes)
+        if isinstance(preload, torch.device) and len(self.shapes):
+            self._load_on(preload, max_bytes)
         elif self.nbytes <= limit:
-            self._load(self.options.fingerprint)
+            self._load()
         elif preload == "auto":
             return
         else:
@@ -237,7 +233,7 @@ class Collection(StoredImages):
                 value=str(device),
                 remedy="pass preload=True, and device='cuda' to the loader",
             )
-        crops, boxes = self.crops, None
+        crops = self.crops
         if crops is not None and (crops.resize is not None or crops.box_size is None):
             raise ArgumentError(
                 "crops on a device need one size, but boxes differ in size",
@@ -245,25 +241,16 @@ class Collection(StoredImages):
                 option="preload",
                 remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
             )
-        if crops is not None and not self.is_random:
-            boxes = np.stack(crops.boxes[:3], axis=1).astype(np.int64)
-        check_room(self.path, device, self.nbytes + (0 if boxes is None else boxes.nbytes), max_bytes)
+        boxes_bytes = 0 if crops is None or self.is_random else len(crops) * BYTES_PER_BOX
+        check_room(self.path, device, self.nbytes + boxes_bytes, max_bytes)
         pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
         cut, divisors, groups = self.full_image_layout()
-        self.on_device = DeviceSamples(
-            pixels,
-            cut,
-            self.axes,
-            divisors,
-            groups,
-            is_float32=self.is_float32,
-            window=None if crops is None else crops.box_size,
-            pad="constant" if crops is None else crops.pad,
-            boxes=boxes,
-        )
+        self.on_device = DeviceSamples(pixels, cut, self.axes, divisors, groups, crops, is_float32=self.is_float32)
 
-    def sample(self, position: int) -> Array:
-        """Return one sample."""
+    def sample(self, position: int) -> Any:
+        """Return one sample, an array, or a tensor if pixels are on a device."""
+        if self.on_device is not None:
+            return self.on_device.batch([position])[0]
         if self.crops is not None:
             return self._crop(self.crops.take([position]), np.empty)[0]
         rows = self.rows
@@ -276,19 +263,19 @@ class Collection(StoredImages):
         if self.crops is None:
             return to_tczyx(self.plan.cuts[position](image), self.axes, f"{self.path}: image {position}")
         field, *box = (int(values[0]) for values in self.crops.take([position]))
-        placed = place_box((field, *box), self.shapes[field], self.crops.pad)
-        y0, x0, y1, x1 = placed.sides
-        selection = self.plan.selections[field]
-        region = image[(*selection.slices, slice(y0, y1), slice(x0, x1))]
+        placed = PlacedBox.of((field, *box), self.shapes[field], self.crops.pad)
         crop = np.empty((*self.plan.cuts[field].shape[:3], *box[2:]), image.dtype)
-        placed.write(region, selection, None, crop)
+        placed.write(self._read([placed], {field: image})[0], None, crop, self.crops.pad)
         return crop
 
-    def batch(self, positions: list[int], allocate: Allocate, boxes: CropBoxes | None = None) -> Array | list[Array]:
+    def batch(self, positions: list[int], allocate: Allocate, boxes: CropBoxes | None = None) -> Any:
         """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype.
 
-        ``boxes`` are used instead of the boxes of crops, so that a mask has the box of its image.
+        They are arrays, or one tensor if pixels are on a device. ``boxes`` are used instead of the boxes of crops, so
+        that a mask has the box of its image.
         """
+        if self.on_device is not None:
+            return self.on_device.batch(positions)
         if self.crops is not None:
             return self._crop(self.crops.take(positions) if boxes is None else boxes, allocate)
         plan = self.plan
@@ -366,16 +353,15 @@ class Collection(StoredImages):
         targets = list(map(self.tczyx, samples)) if stacked is None else self._all_tczyx(stacked)
         # The source reads the part of each box that is in its field, and this pads the pixels outside.
         all_boxes = zip(*[values.tolist() for values in boxes], strict=True)
-        placed = [place_box(box, self.shapes[box[0]], crops.pad) for box in all_boxes]
+        placed = [PlacedBox.of(box, self.shapes[box[0]], crops.pad) for box in all_boxes]
         regions = self._read(placed)
-        fill = partial(write_boxes, placed, regions, plan.selections, plan.divisors, targets)
+        fill = partial(write_boxes, placed, regions, plan.divisors, targets, crops.pad)
         positions = range(len(samples))
         if stacked is None:
             fill(positions)
         elif self._plane_divisor is not None:  # One loop writes the boxes that are inside.
-            inside = [n for n, (_, _, (y, _), target) in enumerate(placed) if target is None and isinstance(y, slice)]
-            order, divisor = plan.selections[0].order, self._plane_divisor[0]
-            assemble([regions[position][order] for position in inside], inside, np.asarray(targets), divisor)
+            inside = [position for position, box in enumerate(placed) if box.is_inside]
+            assemble([regions[position] for position in inside], inside, np.asarray(targets), self._plane_divisor[0])
             fill(sorted({*positions} - {*inside}))
         else:
             fill_in_threads(lambda share: fill(positions[share]), stacked, torch.get_num_threads())
@@ -384,36 +370,27 @@ class Collection(StoredImages):
     def _plane_divisor(self) -> tuple[Divisor] | None:
         """Divisor of all crops if it is equal for all pixels of a plane, or None."""
         plan, crops = self.plan, self.crops
-        are_alike = plan.is_stored_alike and plan.is_scaled_alike and not plan.cuts[0].picks
-        if not are_alike or crops is None or crops.box_size is None:
+        if not (plan.is_stored_alike and plan.is_scaled_alike) or crops is None or crops.box_size is None:
             return None
         divisor = plan.divisors[0]
         if isinstance(divisor, Scaling):
             divisor = divisor.at(slice(0, 1), slice(0, 1))
-            return None if divisor.has_illumination else (divisor,)
+            return (divisor,) if divisor.illumination is None else None
         return (divisor,)
 
-    def _read(self, placed: Sequence[PlacedBox]) -> Sequence[Array]:
-        """Return regions of images (t, c, z, y, x), from memory or the source; read-only."""
-        images: Any = self.cache
-        if images is None:
-            if self.image_cache is None and self.on_device is None:
-                return self._read_from_source(placed)
-            images = self._distinct([box.field for box in placed])
-        selections = self.plan.selections
-        return [
-            images[field][(*selections[field].slices, slice(y0, y1), slice(x0, x1))]
-            for field, (y0, x0, y1, x1), *_ in placed
-        ]
-
-    def _read_from_source(self, placed: Sequence[PlacedBox]) -> list[Array]:
-        parts = [self.plan.selections[box.field].picked for box in placed]
+    def _read(self, placed: Sequence[PlacedBox], images: Mapping[int, Array] | None = None) -> list[Array]:
+        """Return regions (T, C, Z, y, x) of ``images``, or of images from memory or the source; read-only."""
+        parts = [self.plan.planes[box.field] for box in placed]
         rows, regions = [], []
         for part, (field, (y0, x0, y1, x1), *_) in zip(parts, placed, strict=True):
             for t0, c0, z0, t1, c1, z1 in part.regions:
                 rows.append(field)
                 regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
-        arrays = self.source.read_arrays(rows, regions)
+        if images is None and self._is_read_once:
+            arrays = self._fetch(rows, regions)
+        else:
+            images = images or self._distinct(rows)
+            arrays = [images[row][slices_of(region)] for row, region in zip(rows, regions, strict=True)]
         if len(arrays) == len(placed):
             return arrays
         remaining = iter(arrays)
@@ -475,15 +452,15 @@ class Collection(StoredImages):
         """
         kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
         cut = self._all_axes.cut(shape, str(self.path))
-        divisors = self._normalizer.divisors((index, self.dtypes[index], shape, cut) for index in kinds.first)
-        distinct = {id(divisor): divisor for divisor in divisors}
-        keys = [list(distinct).index(id(divisor)) for divisor in divisors]
-        return cut, [*distinct.values()], None if len(distinct) == 1 else np.asarray(kinds.spread(keys))
+        divisors = [self._normalizer.divisor(index, self.dtypes[index], shape, cut) for index in kinds.first]
+        distinct = [*dict.fromkeys(divisors)]
+        keys = [distinct.index(divisor) for divisor in divisors]
+        return cut, distinct, None if len(distinct) == 1 else np.asarray(kinds.spread(keys))
 
     def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
         """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
         _, (divisor,), _ = self.full_image_layout()
-        if isinstance(divisor, Scaling) and not divisor.has_illumination:
+        if isinstance(divisor, Scaling) and divisor.illumination is None:
             divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
         layout = SampleLayout.of_samples(shape, self.axes)
         return DeviceCropper(layout, DeviceScaling.of([divisor], None, layout.lengths, torch.float32, device), device)
@@ -494,23 +471,25 @@ class Collection(StoredImages):
         ``cleared``: whether pixels of samples may be set to 0.
         """
         plan, crops = self.plan, self.crops
-        is_alike, divisor = plan.is_stored_alike and plan.is_scaled_alike, plan.divisors[0] if plan.divisors else None
+        divisor = plan.divisors[0] if plan.divisors else None
         if crops is not None:
             if crops.resize is not None or crops.box_size is None:
                 return "crops differ in size, or are resized to one size"
-            if isinstance(divisor, Scaling) and divisor.has_illumination:
+            if isinstance(divisor, Scaling) and divisor.illumination is not None:
                 return "the illumination correction depends on the position of a crop"
-            is_plain = is_alike and not plan.cuts[0].picks
-            cleared = cleared or (crops.pad == "constant" and is_plain and not crops.are_inside(plan.cuts[0].shape[3:]))
-        if not self.is_float32 or not is_alike:
-            return "images differ in shape, dtype or scaling" if self.is_float32 else "samples are of the stored dtype"
+        if not self.is_float32:
+            return "samples are of the stored dtype"
+        if not (plan.is_stored_alike and plan.is_scaled_alike):
+            return "images differ in shape, dtype or scaling"
         if self.dtypes[0].kind not in "iu" or self.dtypes[0].itemsize >= FLOAT32.itemsize:
             return f"{self.dtypes[0]} is not smaller than float32"
         if not self.dtypes[0].isnative:
             return "pixels are stored in another byte order"
+        is_inside = crops is None or crops.pad != "constant" or crops.are_inside(plan.cuts[0].shape[3:])
+        cleared = cleared or not is_inside
         return "some pixels are set to 0 after scaling" if cleared and isinstance(divisor, Scaling) else None
 
     def as_stored(self) -> Self:
         """Return a copy whose samples are not scaled."""
         normalizer = Normalizer(self.source, normalize=False, illumination=None)
-        return self._copy(_normalizer=normalizer, image_cache=self.image_cache, on_device=self.on_device)
+        return self.copy(_normalizer=normalizer, image_cache=self.image_cache)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import copy
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.targets import Targets
 from omearrow_ds.errors import ArgumentError
 
@@ -59,14 +59,10 @@ def batched(dataset: Dataset[Any]) -> Dataset[Any]:
     Subclasses of ``ConcatDataset`` are not replaced, since they may create their own samples.
     """
     if type(dataset) in CONCATS:
-        concatenated = object.__new__(BatchedConcat)
-        vars(concatenated).update(vars(dataset), datasets=[batched(part) for part in dataset.datasets])  # type: ignore[attr-defined]
-        return concatenated
+        return BatchedConcat(map(batched, dataset.datasets))  # type: ignore[attr-defined]
     if type(dataset) is Subset:
         inner = batched(dataset.dataset)
-        if inner is not dataset.dataset:
-            dataset = copy.copy(dataset)
-            dataset.dataset = inner  # type: ignore[attr-defined]
+        return dataset if inner is dataset.dataset else copy_with(dataset, dataset=inner)
     return dataset
 
 

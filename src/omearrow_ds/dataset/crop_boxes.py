@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from omearrow_ds.axes import checked_size
+from omearrow_ds.axes import Cut, checked_size
 from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.kernels.crops import crop, places_of
+from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
 from omearrow_ds.text import count
 
-STAGES = {"CropResize.__call__": "normalize"}
+STAGES = {"CropResize.__call__": "normalize", "scale": "normalize", "crop": "normalize"}
 
 
 class CropOptions(TypedDict, total=False):
@@ -42,6 +44,63 @@ class CropBoxes(NamedTuple):
     lefts: Array
     heights: Array
     widths: Array
+
+
+class PlacedBox(NamedTuple):
+    """Box that intersects an image, and the region of the image that it shows."""
+
+    field: int  # Index of the image.
+    sides: tuple[int, int, int, int]  # First row and column of the region, and those after the last.
+    corner: tuple[int, int]  # First row and column of the box, counted from those of the region.
+    is_inside: bool  # Whether the box equals the region.
+
+    @classmethod
+    def of(cls, box: Sequence[int], shape: Array, pad: str) -> Self:
+        """Return a box of field, top, left, height and width in an image of ``shape`` (T, C, Z, Y, X)."""
+        field, top, left, height, width = box
+        size_y, size_x = shape[3:].tolist()
+        y0, x0, y1, x1 = max(top, 0), max(left, 0), min(top + height, size_y), min(left + width, size_x)
+        is_inside = (y1 - y0, x1 - x0) == (height, width)
+        if pad == "reflect" and not is_inside:
+            rows = np.arange(size_y)[places_of(top, height, size_y, pad)]
+            columns = np.arange(size_x)[places_of(left, width, size_x, pad)]
+            y0, x0, y1, x1 = int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
+        return cls(field, (y0, x0, y1, x1), (top - y0, left - x0), is_inside)
+
+    def write(self, region: Array, divisor: Divisor, out: Array, pad: str) -> None:
+        """Scale the pixels of the region into a sample, both (T, C, Z, Y, X)."""
+        y0, x0, y1, x1 = self.sides
+        divisor = divisor.at(slice(y0, y1), slice(x0, x1)) if isinstance(divisor, Scaling) else divisor
+        if pad != "constant" and not self.is_inside:
+            crop(region, *self.corner, out, divisor, pad)
+            return
+        if not self.is_inside:
+            out[...] = 0
+            top, left = self.corner
+            out = out[..., -top : y1 - y0 - top, -left : x1 - x0 - left]
+        scale(region, divisor, out)
+
+
+def write_boxes(
+    placed: Sequence[PlacedBox],
+    regions: Sequence[Array],
+    divisors: Sequence[Divisor],
+    targets: Sequence[Array] | Array,
+    pad: str,
+    positions: Iterable[int],
+) -> None:
+    """Write the boxes at some positions to ``targets``, each (T, C, Z, Y, X)."""
+    for position in positions:
+        box = placed[position]
+        box.write(regions[position], divisors[box.field], targets[position], pad)
+
+
+def shown_indices(cut: Cut, shape: Sequence[int]) -> list[Array]:
+    """Return the indices along each axis of an image of ``shape`` that a cut shows, in its order."""
+    indices = [np.arange(size)[part] for part, size in zip(cut.slices, shape, strict=True)]
+    for axis, pick in cut.picks:
+        indices[axis] = indices[axis][pick]
+    return indices
 
 
 class CropResize(NamedTuple):

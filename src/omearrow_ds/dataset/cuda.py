@@ -17,6 +17,7 @@ import torch
 
 from omearrow_ds.axes import Cut
 from omearrow_ds.dataset.batch_memory import BatchBufferPool, batch_array
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
 from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
 from omearrow_ds.kernels.crops import PADS
@@ -25,6 +26,7 @@ from omearrow_ds.storage.formats._base import Block
 
 Array = np.ndarray[Any, Any]
 _PIECE_BYTES = 32 * 2**20
+BYTES_PER_BOX = 3 * 8  # Image, top and left as int64.
 
 
 def device_of(preload: Any) -> torch.device | None:
@@ -70,17 +72,12 @@ def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes:
         )
 
 
-class DeviceIndices(Sequence[int]):
-    """Indices of a batch, both in CPU memory and on a device; one transfer sends the indices of a whole epoch."""
+class DeviceIndices(list[int]):
+    """Indices of a batch, with their positions in the collection on a device; one transfer sends a whole epoch."""
 
-    def __init__(self, indices: list[int], device_indices: torch.Tensor) -> None:
-        self._indices, self.on_device = indices, device_indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._indices[index]
+    def __init__(self, indices: Iterable[int], device_positions: torch.Tensor) -> None:
+        super().__init__(indices)
+        self.on_device = device_positions
 
 
 class DeviceCropper:
@@ -123,8 +120,7 @@ class DeviceSamples:
 
     ``pixels`` (N, T, C, Z, Y, X) are the contiguous stored pixels on the device. ``cut`` is the region of an image that
     samples may show, with all axes, and ``groups`` (N,) has the index in ``divisors`` of each image's scaling, or is
-    None for one. ``window`` is the (height, width) of samples that are windows of images, and ``boxes`` (M, 3) int64
-    has image, top and left of each; None for whole images and for random windows.
+    None for one. ``crops`` are boxes of one size, or None for whole images.
     """
 
     def __init__(
@@ -134,34 +130,35 @@ class DeviceSamples:
         axes: str,
         divisors: Sequence[Divisor],
         groups: Array | None,
+        crops: CropWindows | None,
         *,
         is_float32: bool,
-        window: tuple[int, int] | None = None,
-        pad: str = "constant",
-        boxes: Array | None = None,
     ) -> None:
-        self.device, self._pixels, self._flat, self._pad = pixels.device, pixels, pixels.reshape(-1), pad
+        self.device, self._pixels, self._flat = pixels.device, pixels, pixels.reshape(-1)
+        window, self._pad = (None, "constant") if crops is None else (crops.box_size, crops.pad)
         layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
         dtype = torch.float32 if is_float32 else pixels.dtype
         self._make = DeviceCropper(
             layout, DeviceScaling.of(divisors, groups, cut.kept, dtype, self.device), self.device
         )
-        self._places = None if boxes is None else to(boxes, self.device)
+        self._crops = crops
+        self._boxes = None if crops is None or crops.ranges is not None else self._sent_boxes(crops.boxes)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # Samples may be requested in another stream.
 
-    @property
-    def nbytes(self) -> int:
-        return self._pixels.nbytes
+    def _sent_boxes(self, boxes: CropBoxes) -> torch.Tensor:
+        return to(np.stack(boxes[:3], axis=1).astype(np.int64), self.device)
 
-    def batch(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return stacked samples; ``positions`` are int64 on the device, and must be in range."""
-        return self._make(self._flat, len(positions), DeviceCropBoxes(positions, self._places, self._pad))
-
-    def at(self, boxes: Array) -> torch.Tensor:
-        """Return the windows at ``boxes`` as one tensor; a row of ``boxes`` is image, top and left, as int64."""
-        device_boxes = to(boxes, self.device)
-        return self._make(self._flat, len(device_boxes), DeviceCropBoxes(None, device_boxes, self._pad))
+    def batch(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return stacked samples at valid positions."""
+        numbers, boxes = None, self._boxes
+        if self._crops is not None and boxes is None:
+            boxes = self._sent_boxes(self._crops.take(positions))  # Random.
+        elif isinstance(positions, DeviceIndices):
+            numbers = positions.on_device
+        else:
+            numbers = torch.tensor(positions, dtype=torch.int64).to(self.device)
+        return self._make(self._flat, len(positions), DeviceCropBoxes(numbers, boxes, self._pad))
 
     def images(self, positions: Sequence[int]) -> list[Array]:
         """Return whole images (T, C, Z, Y, X) in CPU memory."""

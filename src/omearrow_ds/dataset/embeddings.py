@@ -114,15 +114,17 @@ class _Columns(NamedTuple):
     row_of: dict[str, int]
 
     def take(self, image_ids: Sequence[str], subject: str) -> pa.Table:
+        if not self.table.num_columns:
+            return self.table
         absent = next((image_id for image_id in image_ids if image_id not in self.row_of), None)
         if absent is not None:
             raise MetadataError(f"{subject}: columns= has no row with the id {absent!r}; pass the rows of all images")
         return self.table.take([self.row_of[image_id] for image_id in image_ids])
 
 
-def _columns_by_id(columns: Any, subject: str) -> _Columns | None:
+def _columns_by_id(columns: Any, subject: str) -> _Columns:
     if columns is None:
-        return None
+        return _Columns(pa.table({}), {})
     if isinstance(columns, StoredSamples):
         # Datasets of objects have a column with the ids of images.
         names = [_OF_IMAGE if name == _IDS else name for name in columns.column_names]
@@ -162,8 +164,8 @@ def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
         )
     for number, values in enumerate(embeddings):
         if isinstance(values, torch.Tensor):
-            values = values.detach().cpu()  # noqa: PLW2901
-            values = values.float() if values.dtype == torch.bfloat16 else values  # noqa: PLW2901  # NumPy has no bfloat16.
+            is_bfloat16 = values.dtype == torch.bfloat16  # NumPy has no bfloat16.
+            values = (values.float() if is_bfloat16 else values).detach().cpu()  # noqa: PLW2901
         batch = np.asarray(values)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
             problem = f"batch {number} is {batch.dtype} of shape {batch.shape}"
@@ -191,15 +193,13 @@ def _flat_ids(image_ids: Any, subject: str) -> Iterator[str]:
 
 
 def _tables(
-    batches: Iterator[Array], ids: Iterator[str], columns: _Columns | None, prefix: str, subject: str
+    batches: Iterator[Array], ids: Iterator[str], columns: _Columns, prefix: str, subject: str
 ) -> Iterator[pa.Table]:
     """Yield tables of a few thousand rows, at least one."""
-    num_rows, waiting, is_last = 0, list[Array](), False
-    while not is_last:
-        batch = next(batches, None)
-        is_last = batch is None
+    num_rows, waiting = 0, list[Array]()
+    for batch in chain(batches, [None]):
         waiting += [] if batch is None else [batch]
-        if sum(map(len, waiting)) >= _GROUP_ROWS or (is_last and (waiting or not num_rows)):
+        if sum(map(len, waiting)) >= _GROUP_ROWS or (batch is None and waiting):
             yield _table(waiting, ids, columns, num_rows, prefix, subject)
             num_rows += sum(map(len, waiting))
             waiting = []
@@ -212,7 +212,7 @@ def _tables(
 
 
 def _table(
-    batches: list[Array], ids: Iterator[str], columns: _Columns | None, start: int, prefix: str, subject: str
+    batches: list[Array], ids: Iterator[str], columns: _Columns, start: int, prefix: str, subject: str
 ) -> pa.Table:
     features = np.ascontiguousarray(np.concatenate(batches).T)
     num_features, num_rows = features.shape
@@ -222,7 +222,7 @@ def _table(
         raise MetadataError(
             f"{subject}: there are more embeddings than the {num_ids:,} image_ids; pass one id per embedding"
         )
-    extra = pa.table({}) if columns is None or not columns.table.num_columns else columns.take(own_ids, subject)
+    extra = columns.take(own_ids, subject)
     width = max(4, len(str(num_features - 1)))
     names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(num_features))]
     duplicates = sorted(name for name, number in Counter(names).items() if number > 1)

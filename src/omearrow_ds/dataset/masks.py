@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset.cache_dir import collection_fingerprint
-from omearrow_ds.dataset.collection import Allocate, Array, Collection, Preload
-from omearrow_ds.dataset.crop_boxes import CropBoxes
+from omearrow_ds.dataset.collection import Allocate, Array, Collection
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
 from omearrow_ds.storage.formats._base import BaseSource
@@ -32,7 +31,6 @@ class MaskedSamples:
     is not read. With ``background``, pixels outside the object of a crop become 0, in the image and in the mask.
     """
 
-    images: Collection
     collection: Collection
     mask_of: Array
     background: _Background | None = None
@@ -50,126 +48,105 @@ class MaskedSamples:
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
         if options.verify:
             source = verified_where_stored(source)
-        if options.cache_dir is not None:  # Also detects a file that was replaced after opening.
-            options = options._replace(fingerprint=collection_fingerprint(source.path))
         crops = None if images.crops is None else replace(images.crops, rows=None)
-        mask_axes = SampleAxes(letters, picks, axes.crop_size)
-        masks = cls(images, Collection(source, mask_axes, options, normalize=False, crops=crops), mask_of)
-        return replace(masks, background=_find_background(masks)) if background else masks
+        mask_axes, mask_options = SampleAxes(letters, picks, axes.crop_size), options._replace(fingerprint=None)
+        masks = cls(Collection(source, mask_axes, mask_options, normalize=False, crops=crops), mask_of)
+        return replace(masks, background=_Background.of(masks, images)) if background else masks
 
-    def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        self.collection.preload(preload, max_bytes)
-
-    def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
+    def batch(self, images: Collection, positions: list[int], allocate: Allocate) -> tuple[Any, Any]:
         """Return the images and masks of samples, each stacked in one array if all have one shape."""
-        boxes = None if self.images.crops is None else self.images.crops.take(positions)
-        images, masks = self.images.batch(positions, allocate, boxes), self._masks(positions, boxes, allocate)
+        boxes = None if images.crops is None else images.crops.take(positions)
+        samples, masks = images.batch(positions, allocate, boxes), self._masks(positions, boxes, allocate)
         if self.background is not None:
-            for position, image, mask in zip(positions, images, masks, strict=True):
-                self._clear(self.background, position, image, mask)
-        return images, masks
+            for position, sample, mask in zip(positions, samples, masks, strict=True):
+                self.background.clear(position, images.tczyx(sample), self.collection.tczyx(mask))
+        return samples, masks
 
     def have_objects(self, positions: Array) -> Array:
-        """Return one bool per sample: whether its mask contains its object. This reads each mask once."""
-        fields = self.images.fields_of(positions)
+        """Return one bool per crop around an object: whether its mask contains it. This reads each mask once."""
+        assert self.background is not None
+        crops = self.background.crops
+        fields = crops.boxes.fields[positions]
         have_objects = np.ones(len(positions), np.bool_)
-        if self.background is not None:
-            for field in np.unique(fields).tolist():
-                indices = np.flatnonzero(fields == field)
-                samples = positions[indices].tolist()
-                crops = self.images.crops
-                masks = self._masks(samples, None if crops is None else crops.take(samples), np.empty)
-                for index, position, mask in zip(indices.tolist(), samples, masks, strict=True):
-                    have_objects[index] = self._object_mask(self.background, position, mask).any()
+        for field in np.unique(fields).tolist():
+            indices = np.flatnonzero(fields == field)
+            samples = positions[indices].tolist()
+            masks = self._masks(samples, crops.take(samples), np.empty)
+            for index, position, mask in zip(indices.tolist(), samples, masks, strict=True):
+                have_objects[index] = self.background.object_mask(position, self.collection.tczyx(mask)).any()
         return have_objects
 
-    def _masks(self, positions: list[int], boxes: CropBoxes | None, allocate: Allocate) -> Array | list[Array]:
+    def _masks(self, positions: list[int], boxes: CropBoxes | None, allocate: Allocate) -> Any:
         """Return the masks of samples, which are crops at ``boxes`` of the images if these are crops."""
         if boxes is None:
             return self.collection.batch(self.mask_of[positions].tolist(), allocate)
         return self.collection.batch(positions, allocate, boxes._replace(fields=self.mask_of[boxes.fields]))
 
-    def with_reader(self, images: Collection, masks: Collection | None = None) -> Self:
-        """Return a copy that reads the same images from ``images``, and the same masks from ``masks`` if passed."""
-        return replace(self, images=images, collection=masks or self.collection)
-
-    def whole(self, field: int) -> Array:
-        """Return the whole mask of an image (T, C, Z, Y, X), read-only."""
-        return self.collection.image(int(self.mask_of[field]))
-
-    def _clear(self, background: _Background, position: int, image: Array, mask: Array) -> None:
-        """Set the pixels of a sample outside its object to 0."""
-        keep_mask = self._object_mask(background, position, mask)
-        labels, column = background.labels, background.column
-        if not keep_mask.any():
-            problem = "the mask is empty at the center of the object"
-            if labels is not None:
-                problem = f"its label {labels[position]:g} ({column}) does not occur in the mask"
-            raise self._failure(background, position, problem)
-        planes = self.collection.tczyx(mask)
-        center_labels = planes[(..., *self._center_of(background, position))]
-        if labels is not None and center_labels.any() and not (center_labels == labels[position]).any():
-            label = f"its label in column {column} is {labels[position]:g}"
-            problem = f"{label} but the mask has label {center_labels.max()} at the center of the object"
-            raise self._failure(background, position, problem)
-        np.multiply(planes, keep_mask, out=planes)
-        pixels = self.images.tczyx(image)
-        pixels[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), pixels.shape)] = 0
-
-    def _object_mask(self, background: _Background, position: int, mask: Array) -> Array:
-        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
-        planes = self.collection.tczyx(mask)
-        if background.labels is None:
-            return _connected(planes, self._center_of(background, position))
-        is_object: Array = planes == background.labels[position]
-        return is_object
-
-    def _center_of(self, background: _Background, position: int) -> tuple[int, int]:
-        """Return the row and column of the object's center in a sample."""
-        crops = self.images.crops
-        assert crops is not None
-        _, top, left, *size = (int(values[0]) for values in crops.take([position]))
-        center = background.centers[position]
-        y, x = int(center[0]) - top, int(center[1]) - left
-        return (y, x) if crops.resize is None else crops.resize.moved((y, x), (size[0], size[1]))
-
-    def _failure(self, background: _Background, position: int, problem: str) -> DecodeError:
-        objects = background.objects
-        row, field = int(objects.rows[position]), int(objects.fields[position])
-        return DecodeError(
-            f"{self.collection.path}: image {self.images.image_ids[field]!r}, object in row {row} of "
-            f"{objects.name}: {problem}; pass nulls='skip' to skip such objects, or mask_background=False"
-        )
-
 
 class _Background(NamedTuple):
     """Background of crops: pixels without the object's label, or in binary masks not connected to its center."""
 
+    crops: CropWindows
     objects: Objects
     centers: Array  # (n, 2), row and column of the pixel at each object's center.
     column: str  # Name of the column of labels.
     labels: Array | None  # None for binary masks.
+    subject: str  # Path of the masks.
+    image_ids: Sequence[str]
 
+    @classmethod
+    def of(cls, masks: MaskedSamples, images: Collection) -> Self:
+        crops, path = images.crops, str(masks.collection.path)
+        objects = None if crops is None or crops.rows is None else crops.rows.objects
+        error = partial(ArgumentError, option="mask_background", value=True)
+        if crops is None or objects is None:
+            raise error("needs crops around objects", remedy="pass objects= or leave it out")
+        column, labels = objects.labels() or ("", None)
+        if _are_binary(masks, objects.fields):
+            labels = None
+        elif labels is None:
+            problem = f"{path} has label images but {objects.name} has no column of labels"
+            raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
+        if objects.centers is not None:
+            nearest = np.floor(objects.centers + 0.5).astype(np.int64)
+            centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
+        else:
+            assert objects.boxes is not None
+            centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
+        return cls(crops, objects, centers, column, labels, path, images.image_ids)
 
-def _find_background(masks: MaskedSamples) -> _Background:
-    crops, shapes = masks.images.crops, masks.images.shapes
-    objects = None if crops is None or crops.rows is None else crops.rows.objects
-    error = partial(ArgumentError, option="mask_background", value=True)
-    if objects is None:
-        raise error("needs crops around objects", remedy="pass objects= or leave it out")
-    column, labels = objects.labels() or ("", None)
-    if _are_binary(masks, objects.fields):
-        labels = None
-    elif labels is None:
-        problem = f"{masks.collection.path} has label images but {objects.name} has no column of labels"
-        raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
-    if objects.centers is not None:
-        nearest = np.floor(objects.centers + 0.5).astype(np.int64)
-        centers = np.minimum(nearest, shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
-    else:
-        assert objects.boxes is not None
-        centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
-    return _Background(objects, centers, column, labels)
+    def clear(self, position: int, image: Array, mask: Array) -> None:
+        """Set the pixels of a sample (T, C, Z, Y, X) outside its object to 0."""
+        keep_mask, labels, problem = self.object_mask(position, mask), self.labels, ""
+        center_labels = mask[(..., *self._center_of(position))]
+        if not keep_mask.any():
+            problem = "the mask is empty at the center of the object"
+            if labels is not None:
+                problem = f"its label {labels[position]:g} ({self.column}) does not occur in the mask"
+        elif labels is not None and center_labels.any() and not (center_labels == labels[position]).any():
+            label = f"its label in column {self.column} is {labels[position]:g}"
+            problem = f"{label} but the mask has label {center_labels.max()} at the center of the object"
+        if problem:
+            row, field = int(self.objects.rows[position]), int(self.objects.fields[position])
+            raise DecodeError(
+                f"{self.subject}: image {self.image_ids[field]!r}, object in row {row} of {self.objects.name}: "
+                f"{problem}; pass nulls='skip' to skip such objects, or mask_background=False"
+            )
+        np.multiply(mask, keep_mask, out=mask)
+        image[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), image.shape)] = 0
+
+    def object_mask(self, position: int, mask: Array) -> Array:
+        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
+        if self.labels is None:
+            return _connected(mask, self._center_of(position))
+        is_object: Array = mask == self.labels[position]
+        return is_object
+
+    def _center_of(self, position: int) -> tuple[int, int]:
+        """Return the row and column of the object's center in a sample."""
+        _, top, left, *size = (int(values[0]) for values in self.crops.take([position]))
+        y, x = (self.centers[position] - (top, left)).tolist()
+        return (y, x) if self.crops.resize is None else self.crops.resize.moved((y, x), (size[0], size[1]))
 
 
 def _connected(planes: Array, center: tuple[int, int]) -> Array:
@@ -193,7 +170,7 @@ def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
     """Whether masks have at most one nonzero value; checks the fields with the most objects."""
     counts = np.bincount(fields) if len(fields) else np.zeros(0, np.int64)
     for field in np.argsort(-counts, kind="stable")[: min(_FIELDS_LOOKED_AT, np.count_nonzero(counts))].tolist():
-        mask = masks.whole(field)
+        mask = masks.collection.image(int(masks.mask_of[field]))
         if len(np.unique(mask[mask != 0])) > 1:
             return False
     return True

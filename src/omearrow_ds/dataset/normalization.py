@@ -75,36 +75,25 @@ class Normalizer:
             codes.append(np.array([number.setdefault(names, len(number)) for names in self._names], np.int64))
         return codes
 
-    def divisors(self, images: Iterable[tuple[int, np.dtype[Any], tuple[int, ...], Cut]]) -> list[Divisor]:
-        """Return the scaling of each image of an index, dtype, shape and cut; equal scalings are one object."""
-        by_key: dict[Any, Divisor] = {}
-        divisors = []
-        for index, dtype, shape, cut in images:
-            group = 0 if self._factors is None or self._factors.group_of is None else self._factors.group_of[index]
-            names = self._names[index if len(self._names) > 1 else 0] if self._names else ()
-            is_plain = self._factors is None and not names
-            key = dtype if is_plain else (dtype, shape, group, names)
-            if key not in by_key:
-                largest = _largest_value(dtype) if self.is_float32 else None
-                by_key[key] = largest if is_plain else self._scaling(index, shape, cut, group, names, largest)
-            divisors.append(by_key[key])
-        return divisors
-
-    def _scaling(
-        self, index: int, shape: tuple[int, ...], cut: Cut, group: int, names: tuple[str, ...], largest: Any
-    ) -> Scaling:
+    def divisor(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...], cut: Cut) -> Divisor:
+        """Return the scaling of an image."""
+        factors, names = self._factors, self._names[index if len(self._names) > 1 else 0] if self._names else ()
+        # The maximum of an integer dtype scales pixels to at most 1.
+        largest = np.float32(np.iinfo(dtype).max) if self.is_float32 and dtype.kind in "iu" else None
+        if factors is None and not names:
+            return largest
         illumination = None
         if names:
             self._refuse_other_number(index, shape, len(names), "illumination")
             stack = np.stack([self._function(name, shape, index) for name in names])
             illumination = cut(np.broadcast_to(stack[None, :, None], shape))
-        if self._factors is None:
+        if factors is None:
             return Scaling(illumination, None, largest, clip=False)
-        offset, divisor = self._factors.pairs[group]
-        if len(offset) > 1 or self._factors.is_measured:
+        offset, divisor = factors.pairs[0 if factors.group_of is None else factors.group_of[index]]
+        if len(offset) > 1 or factors.is_measured:
             self._refuse_other_number(index, shape, len(offset), "normalize")
         pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
-        return Scaling(illumination, *(cut(np.broadcast_to(values, shape)) for values in pair), clip=self._factors.clip)
+        return Scaling(illumination, *(cut(np.broadcast_to(values, shape)) for values in pair), clip=factors.clip)
 
     def _function(self, name: str, shape: tuple[int, ...], index: int) -> Array:
         function = self._functions[name]
@@ -126,11 +115,6 @@ class Normalizer:
                 option=option,
                 remedy="pass one value per stored channel, also for channels that select= omits",
             )
-
-
-def _largest_value(dtype: np.dtype[Any]) -> np.float32 | None:
-    """Return the maximum of an integer dtype, which scales pixels to at most 1, or None for a floating dtype."""
-    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
 
 
 def _read_factors(source: BaseSource, normalize: Any) -> _Factors:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from omearrow_ds.dataset.cache_dir import Fingerprint, open_or_build
+from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.resources import image_bytes, one_of, pixel_count
 from omearrow_ds.storage.formats._base import BaseSource, Done
@@ -81,7 +81,7 @@ class PixelCache:
         """Decode every image of ``source`` once, into memory or into a memory-mapped file in ``folder``.
 
         ``fingerprint`` is the result of `omearrow_ds.dataset.cache_dir.collection_fingerprint` before the source was
-        opened.
+        opened; by default, it is computed before decoding.
         """
         shapes, dtypes = source.shapes, source.dtypes
         with PreloadProgressBar(source, progress) as bar:
@@ -96,7 +96,8 @@ class PixelCache:
                 built.append(block)
 
             size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
-            cache = cls(shapes, dtypes, open_or_build(folder, source, fingerprint or [], size_bytes, build))
+            fingerprint = fingerprint or collection_fingerprint(source.path)
+            cache = cls(shapes, dtypes, open_or_build(folder, source, fingerprint, size_bytes, build))
             if isinstance(source, VerifiedSource) and not built:  # Decoded earlier, without verification.
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", bar.done)
             return cache
@@ -120,51 +121,35 @@ class PixelCache:
         return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
 
 
-class _ThreadlessBar(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """Progress bar without a monitor thread, which would be unsafe if the process forks."""
-
-    monitor_interval = 0
-
-
-class PreloadProgressBar:
+class PreloadProgressBar(tqdm):  # type: ignore[misc]  # tqdm has no types
     """Progress bar that appears if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
 
     It counts images, or bytes if the source downloads them.
     """
 
+    monitor_interval = 0  # A monitor thread would be unsafe if the process forks.
+    _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
     after_s = 2.0
 
     def __init__(self, source: BaseSource, progress: bool | None) -> None:
-        self._seen = 0
-        self._start_s = monotonic()
-        self._bar: _ThreadlessBar | None = None
         err = sys.stderr
-        self._shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
+        is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
+        options = {"unit": "image", "leave": False, "delay": self.after_s, "disable": not is_shown}
         is_whole = len(source) == source.row_count  # Otherwise, the number of bytes is unknown.
-        self._fetches = source.part_fetches if self._shown and is_whole else None
-        num_bytes = 0 if self._fetches is None else self._fetches.report(self._advance)
-        total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
-        self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
-        self.done: Done | None = self._done if self._shown and not num_bytes else None
+        self._fetches = source.part_fetches if is_shown and is_whole else None
+        super().__init__(desc=f"preloading {source.path.name}", total=len(source), **options)
+        num_bytes = 0 if self._fetches is None else self._fetches.report(self.update)
+        if num_bytes:
+            self.total, self.unit, self.unit_scale = num_bytes, "B", True
+        self.done: Done | None = None if num_bytes or not is_shown else self._count_images
 
-    def _done(self, first: int, stop: int) -> None:
-        self._advance(stop - first)
+    def _count_images(self, first: int, stop: int) -> None:
+        self.update(stop - first)
 
-    def _advance(self, count: int) -> None:
-        self._seen += count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif monotonic() - self._start_s > self.after_s:
-            self._bar = _ThreadlessBar(initial=self._seen, **self._options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._fetches is not None:
+    def close(self) -> None:
+        if self._fetches is not None and not self.disable:
             self._fetches.report(None)
-        if self._bar is not None:
-            self._bar.close()
+        super().close()
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:

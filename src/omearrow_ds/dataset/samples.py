@@ -8,6 +8,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
@@ -26,7 +27,7 @@ from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
-from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples, device_of
+from omearrow_ds.dataset.cuda import DeviceIndices, device_of
 from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples
@@ -52,7 +53,7 @@ _INDICES_SHOWN = 16
 _OURS = ("omearrow_ds.dataset.dataset", __name__)
 STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
 _CROP_OPTIONS = tuple(CropOptions.__annotations__)
-_FOUND = ("shape", "image_ids", "_picked_on_device")  # Computed at first access.
+_FOUND = ("shape", "image_ids")  # Computed at first access.
 
 
 @functools.cache
@@ -72,14 +73,15 @@ def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     return cast(CropOptions, crops), cast(OpenOptions, opening)
 
 
-def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
-    """Raise `ArgumentError` for an invalid value, or a device that cannot create these samples."""
+def _checked_preload(preload: Any, *, masked: bool, of_arrays: bool) -> Preload:
+    """Return True, False, "auto" or a device; raise `ArgumentError` if the device cannot create these samples."""
     device = device_of(preload)
     if device is not None and (masked or of_arrays):
         problem = f"{'OMEArrowDatasetNumpy' if of_arrays else 'masks='} needs preloading on the CPU"
         raise ArgumentError(problem, option="preload", value=preload, remedy="pass preload=True")
     if device is None and not isinstance(preload, bool | np.bool_) and preload != "auto":
         raise ArgumentError(option="preload", value=preload, allowed="True, False, 'auto' or a device such as 'cuda'")
+    return device or preload
 
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
@@ -101,7 +103,7 @@ class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
     _of_arrays = False  # Whether samples are NumPy arrays.
-    _convert: Callable[[Array], Any] = staticmethod(torch.from_numpy)
+    _convert: Callable[[Any], Any] = staticmethod(torch.from_numpy)
     _transform: Callable[..., Any] | None = None
     _filters: tuple[str, ...] = ()  # Conditions that chose the samples.
 
@@ -128,7 +130,7 @@ class StoredSamples(Dataset[Any]):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        _check_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
+        preload = _checked_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
         SampleSettings.take({**options, **locals()})
         _check_caches(cache_bytes, cache_dir, preload)
         _check_needed("classes", classes, "target", target)
@@ -143,7 +145,6 @@ class StoredSamples(Dataset[Any]):
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         fingerprint = None if folder is None else collection_fingerprint(label_of(path))
         settings = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
-        picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)
         normalize, crops = bool(normalize) if isinstance(normalize, np.bool_) else normalize, None
         if crop_options:
@@ -151,7 +152,7 @@ class StoredSamples(Dataset[Any]):
             source, crops = make_crops(source, crop_size, crop_options, object_settings, is_float32=is_float32)
         self._collection = Collection(
             source,
-            SampleAxes(axes, picks, None if crop_options else crop_size),
+            SampleAxes(axes, select, None if crop_options else crop_size),
             settings,
             normalize=normalize,
             illumination=illumination,
@@ -181,8 +182,10 @@ class StoredSamples(Dataset[Any]):
         self._alone = target is None and not return_ids and masks is None
         self._pick(is_present)
         self._collection.preload(preload, max_bytes)
+        if self.device is not None:
+            self._convert = torch.as_tensor  # It also returns tensors on a device, but takes longer.
         if self._masks is not None:
-            self._masks.preload(preload, max_bytes)
+            self._masks.collection.preload(preload, max_bytes)
             if skip and mask_background:
                 self._pick(self._masks.have_objects(self._all_positions()))
 
@@ -222,11 +225,6 @@ class StoredSamples(Dataset[Any]):
         """CUDA device of the preloaded pixels, or None."""
         held = self._collection.on_device
         return None if held is None else held.device
-
-    @cached_property
-    def _picked_on_device(self) -> torch.Tensor | None:
-        """`_picked` as a tensor on the device of the pixels."""
-        return None if self._picked is None else torch.from_numpy(np.asarray(self._picked)).to(self.device)
 
     @property
     def _early_scaling_reason(self) -> str | None:
@@ -409,8 +407,10 @@ class StoredSamples(Dataset[Any]):
 
     def _positions(self, indices: Sequence[Any]) -> list[int]:
         """Return the positions of samples in the collection, or raise `ImageIndexError`."""
+        picked = self._picked
+        if isinstance(indices, DeviceIndices):
+            return indices if picked is None else DeviceIndices(map(picked.__getitem__, indices), indices.on_device)
         if set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < self._count:
-            picked = self._picked
             return list(indices) if picked is None else list(map(picked.__getitem__, indices))
         return [self._position(index) for index in indices]
 
@@ -448,12 +448,9 @@ class StoredSamples(Dataset[Any]):
         try:
             position = self._position(index)
             if self._masks is not None:
-                images, masks = self._masks.batch([position], np.empty)
+                images, masks = self._masks.batch(self._collection, [position], np.empty)
                 return self._sample(self._convert(images[0]), self._convert(masks[0]), position)
-            if self._collection.on_device is None:
-                image = self._convert(self._collection.sample(position))
-            else:
-                image = self._batch_on_device(self._collection.on_device, [index])[0]
+            image = self._convert(self._collection.sample(position))
             if self._transform is not None:
                 image = self._transform(image)
             return image if self._alone else (image, *self._target_and_id(position))
@@ -476,49 +473,21 @@ class StoredSamples(Dataset[Any]):
             return [requested[index] for index in indices]
         is_plain = self._transform is None and not self._of_arrays
         is_whole, allocate = is_plain and asked_for_whole(), self._allocate if is_plain else np.empty
-        if self._collection.on_device is not None:
-            return self._from_device(self._collection.on_device, indices, is_whole=is_whole)
         try:
             positions = self._positions(indices)
-            pixels: tuple[Array | list[Array], ...]
             if self._masks is None:
-                pixels = (self._collection.batch(positions, allocate),)
+                pixels: tuple[Any, ...] = (self._collection.batch(positions, allocate),)
             else:
-                pixels = self._masks.batch(positions, allocate)
+                pixels = self._masks.batch(self._collection, positions, allocate)
         except Exception as error:
             self._note(error, indices)
             raise
         if is_whole and list not in map(type, pixels):
-            return [self._collated(list(map(torch.from_numpy, pixels)), positions, indices)]
+            return [self._collated(list(map(self._convert, pixels)), positions, indices)]
         images, *masks = (list(map(self._convert, arrays)) for arrays in pixels)
         if self._transform is None and self._alone:
             return images
         return self._finished(images, masks[0] if masks else None, positions, indices)
-
-    def _batch_on_device(self, samples: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
-        """Return stacked samples on the device of their pixels."""
-        crops = self._collection.crops
-        is_random = crops is not None and crops.ranges is not None
-        if isinstance(indices, DeviceIndices) and not is_random:
-            picked = self._picked_on_device
-            return samples.batch(indices.on_device if picked is None else picked[indices.on_device])
-        positions = self._positions(indices)
-        if crops is not None and is_random:
-            return samples.at(np.stack(crops.take(positions)[:3], axis=1))
-        return samples.batch(torch.tensor(positions, dtype=torch.int64).to(samples.device))
-
-    def _from_device(self, samples: DeviceSamples, indices: Sequence[int], *, is_whole: bool) -> list[Any]:
-        """Return samples of pixels on a device; if ``is_whole``, as one `CollatedBatch`."""
-        try:
-            stacked = self._batch_on_device(samples, indices)
-            positions = [] if self._transform is None and self._alone else self._positions(list(indices))
-        except Exception as error:
-            self._note(error, indices)
-            raise
-        if is_whole:
-            return [self._collated([stacked], positions, indices)]
-        images = list(stacked)
-        return self._finished(images, None, positions, indices) if positions else images
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return batch_array(shape, dtype, self._collection.pool)
@@ -606,7 +575,8 @@ class StoredSamples(Dataset[Any]):
         (8, 2)
         """
         groups = None if by is None else self._codes(by, "by=")
-        if groups is None and self._collection.groups_samples_by_image:
+        crops = self._collection.crops
+        if groups is None and crops is not None and crops.rows is not None:  # Samples may share an image.
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else self._codes(stratify, "stratify=")
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
@@ -703,10 +673,9 @@ class StoredSamples(Dataset[Any]):
 
         ``masks`` is another collection of these masks.
         """
-        picked = self._picked if len(collection) == len(self._collection) else None
-        masked = None if self._masks is None else self._masks.with_reader(collection, masks)
+        masked = self._masks if masks is None or self._masks is None else replace(self._masks, collection=masks)
         other = copy_with(self, _FOUND, _collection=collection, _masks=masked)
-        return other._view(picked)  # noqa: SLF001  # Same class.
+        return other if len(collection) == len(self._collection) else other._view(None)  # noqa: SLF001  # Same class.
 
     @property
     def _mask_collection(self) -> Collection | None:

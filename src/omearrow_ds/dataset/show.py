@@ -8,6 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -172,25 +173,26 @@ def show(
         name: value for name, value in options.items() if name not in opening and value is not None
     }
     samples |= {} if crop_size is None else {"crop_size": crop_size}
-    if is_path(images) and samples:
-        from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # Imports torch, which takes seconds.
+    with ExitStack() as opened:
+        previewed: Any = images
+        if is_path(images) and samples:
+            from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # Imports torch, which takes seconds.
 
-        dataset = OMEArrowDatasetNumpy(images, format, preload=False, axes=AXES, normalize=False, **samples, **opening)
-        with dataset.source:
-            grid = _shown(dataset._preview(), int(sample), by, random, channels)
-    elif is_path(images):
-        with CollectionSource(open_source(images, format, **opening)) as source:
-            grid = _shown(source._preview(), int(sample), by, random, channels)
-    else:
-        refuse_opening_again(opening, "a source or a dataset")
-        for name in samples:
-            raise ArgumentError("applies only to paths", option=name, remedy="pass it to the dataset instead")
-        if format is not None:
-            raise ArgumentError("applies only to paths", option="format", value=format, remedy="leave it out")
-        preview = getattr(images, "_preview", None)
-        if preview is None:
-            raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
-        grid = _shown(preview(), int(sample), by, random, channels)
+            previewed = OMEArrowDatasetNumpy(
+                images, format, preload=False, axes=AXES, normalize=False, **samples, **opening
+            )
+            opened.enter_context(previewed.source)
+        elif is_path(images):
+            previewed = opened.enter_context(CollectionSource(open_source(images, format, **opening)))
+        else:
+            refuse_opening_again(opening, "a source or a dataset")
+            for name in samples:
+                raise ArgumentError("applies only to paths", option=name, remedy="pass it to the dataset instead")
+            if format is not None:
+                raise ArgumentError("applies only to paths", option="format", value=format, remedy="leave it out")
+            if not hasattr(images, "_preview"):
+                raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
+        grid = _shown(previewed._preview(), int(sample), by, random, channels)
     if target is not None:
 
         def fill(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint
+from omearrow_ds.dataset.cache_dir import Fingerprint
 from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cuda import DeviceSamples, sent
 from omearrow_ds.dataset.preload import PixelCache, PreloadProgressBar
@@ -22,6 +22,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -67,13 +68,10 @@ class ImageCache:
 
         Callers must not change the images, as the cache continues to use them.
         """
-        images: dict[int, Array] = {}
         with self._lock:
-            for index in indices:
-                image = self._images.get(index)
-                if image is not None:
-                    self._images.move_to_end(index)
-                    images[index] = image
+            images = {index: self._images[index] for index in indices if index in self._images}
+            for index in images:
+                self._images.move_to_end(index)
         missing = [index for index in indices if index not in images]
         fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
         with self._lock:
@@ -81,7 +79,8 @@ class ImageCache:
             self._misses += len(missing)
             for index, image in fetched.items():
                 self._keep(index, image)
-        return [images[index] if index in images else fetched[index] for index in indices]
+        images |= fetched
+        return [images[index] for index in indices]
 
     def _keep(self, index: int, image: Array) -> None:
         if index in self._images or image.nbytes > self._max_bytes:
@@ -101,7 +100,7 @@ class PreloadOptions(NamedTuple):
     cache_dir: Path | None = None
     progress: bool | None = None
     verify: bool | None = None
-    fingerprint: Fingerprint | None = None  # `collection_fingerprint` before opening.
+    fingerprint: Fingerprint | None = None  # `collection_fingerprint` before opening; by default, before decoding.
 
 
 class StoredImages:
@@ -159,8 +158,8 @@ class StoredImages:
             return [self.cache[position] for position in positions]
         return self._fetch(positions) if self.image_cache is None else self.image_cache.get(positions, self._fetch)
 
-    def _fetch(self, positions: list[int]) -> Sequence[Array]:
-        return self.source.read_arrays(positions)
+    def _fetch(self, positions: list[int], regions: Sequence[Region] | None = None) -> list[Array]:
+        return self.source.read_arrays(positions, regions)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         distinct = sorted(set(positions))
@@ -189,20 +188,23 @@ class StoredImages:
             stacks.requests = self.page_requests
         return stacks
 
-    def _load(self, fingerprint: Fingerprint | None) -> None:
+    def _decoded(self) -> PixelCache:
         options = self.options
-        self.cache = PixelCache.load(self.verified_source, options.cache_dir, fingerprint, progress=options.progress)
+        source, progress = self.verified_source, options.progress
+        return PixelCache.load(source, options.cache_dir, options.fingerprint, progress=progress)
+
+    def _load(self) -> None:
+        self.cache = self._decoded()
         worth(self.cache.block.size_bytes)  # Starts an epoch of many images with compiled loops.
 
     def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
-        options, source = self.options, self.verified_source
-        if options.cache_dir is not None:
-            cache = PixelCache.load(source, options.cache_dir, options.fingerprint, progress=options.progress)
-            stack = cache.stack()
+        source, dtype = self.verified_source, self.dtypes[0]
+        if self.options.cache_dir is not None:
+            stack = self._decoded().stack()
             assert stack is not None
-            return sent([(0, stack)], shape, self.dtypes[0], device)
-        with PreloadProgressBar(source, options.progress) as bar:
-            return sent(_with_progress(source.stream(), bar.done), shape, self.dtypes[0], device)
+            return sent([(0, stack)], shape, dtype, device)
+        with PreloadProgressBar(source, self.options.progress) as bar:
+            return sent(_with_progress(source.stream(), bar.done), shape, dtype, device)
 
     @classmethod
     def _computed(cls) -> set[str]:
@@ -210,15 +212,15 @@ class StoredImages:
         members = (item for owner in cls.__mro__ for item in vars(owner).items())
         return {name for name, member in members if isinstance(member, cached_property)}
 
-    def _copy(self, **changes: Any) -> Self:
-        """Return a copy with changed attributes, without computed ones and pixels on a device."""
+    def copy(self, **changes: Any) -> Self:
+        """Return a copy with changed attributes, without computed ones, cached images and pixels on a device."""
         return copy_with(self, self._computed(), **{"on_device": None, **changes})
 
     def on_demand(self, source: BaseSource | None = None) -> Self:
         """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
         opened = self.source if source is None else source
         options = self.options._replace(cache_dir=None, progress=False, fingerprint=None)
-        return self._copy(
+        return self.copy(
             cache=None,
             options=options,
             path=opened.path,
@@ -231,20 +233,14 @@ class StoredImages:
         """Return a copy with all pixels decoded, into memory or a memory-mapped file in ``folder``."""
         copied = self.on_demand()
         copied.options = copied.options._replace(cache_dir=folder, progress=progress)
-        copied._load(None if folder is None else collection_fingerprint(self.path))  # noqa: SLF001  # Same class.
+        copied._load()  # noqa: SLF001  # Same class.
         return copied
 
     def first(self, count: int, block: SharedBlock) -> Self:
         """Return a collection of the first ``count`` images, with decoded pixels from ``block``."""
         shapes, dtypes = self.shapes[:count], self.dtypes[:count]
-        copied = self.on_demand()
-        return copied._copy(  # noqa: SLF001  # Same class.
-            shapes=shapes, dtypes=dtypes, image_ids=self.image_ids[:count], cache=PixelCache(shapes, dtypes, block)
-        )
-
-    def with_own_cache(self) -> Self:
-        """Return a copy with a separate cache of images."""
-        return copy_with(self, ("image_cache",))
+        cache, image_ids = PixelCache(shapes, dtypes, block), self.image_ids[:count]
+        return self.on_demand().copy(shapes=shapes, dtypes=dtypes, image_ids=image_ids, cache=cache)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the pickled source and the handle of the shared block, without pixels or connections.
@@ -275,7 +271,7 @@ class StoredImages:
         if block is not None:
             self.cache = PixelCache(self.shapes, self.dtypes, block)
         elif is_preloaded:  # The process of the block has ended.
-            self._load(None if self.options.cache_dir is None else collection_fingerprint(self.path))
+            self._load()
 
 
 def _with_progress(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:

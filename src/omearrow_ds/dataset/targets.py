@@ -46,8 +46,8 @@ class Targets:
         nulls: bool = False,
     ) -> None:
         self.text = reprlib.repr(target)
-        chosen = {} if classes is None else _chosen_classes(classes, target, encode_targets=encode_targets)
         names = [] if callable(target) else [target] if isinstance(target, str) else _names(target)
+        chosen = {} if classes is None else _chosen_classes(classes, target, names, encode_targets=encode_targets)
         self._of = {
             name: _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls) for name in names
         }
@@ -106,12 +106,13 @@ def _names(target: Any) -> list[str]:
     return names
 
 
-def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> dict[str, tuple[str, ...]]:
+def _chosen_classes(
+    classes: Any, target: Target, names: Sequence[str], *, encode_targets: bool
+) -> dict[str, tuple[str, ...]]:
     error = partial(ArgumentError, option="classes", value=classes)
     if not encode_targets or callable(target):
         problem = "target= is a function" if encode_targets else "encode_targets=False creates no codes"
         raise error(problem, remedy="leave out one of them")
-    names = [target] if isinstance(target, str) else _names(target)
     if not isinstance(classes, Mapping) and not isinstance(target, str):
         raise error("target= names several columns", remedy="pass a mapping from column names to lists of strings")
     by_name: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {target: classes}

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from omearrow_ds.axes import AXES, Cut
+from omearrow_ds.axes import AXES, Cut, SampleAxes
+from omearrow_ds.dataset.crop_boxes import shown_indices
 from omearrow_ds.kernels.scaling import Divisor, Scaling
 
 Array = np.ndarray[Any, Any]
@@ -53,15 +54,12 @@ class SampleLayout(NamedTuple):
         ``cut`` is the region of a field that a sample may show, with all axes, and ``window`` the (height, width) of
         samples that are windows of this region.
         """
-        indices = [np.arange(size)[part] for size, part in zip(stored, cut.slices, strict=True)]
-        for axis, pick in cut.picks:
-            indices[axis] = indices[axis][pick]
+        indices = shown_indices(cut, stored)
         offsets = [index.astype(np.int64) * step for index, step in zip(indices, steps, strict=True)]
         height, width = window or (len(offsets[3]), len(offsets[4]))
         lengths = (*map(len, offsets[:3]), height, width)
         shape = tuple(lengths[AXES.index(axis)] for axis in axes)
-        after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
-        of_sample = tuple(after.get(axis, 0) for axis in AXES)
+        of_sample = _contiguous_steps(shape, axes)
         in_field = functools.reduce(np.add.outer, offsets[:3]).ravel()
         in_sample = functools.reduce(
             np.add.outer, [np.arange(n) * step for n, step in zip(lengths[:3], of_sample, strict=False)]
@@ -72,10 +70,13 @@ class SampleLayout(NamedTuple):
     @classmethod
     def of_samples(cls, shape: Sequence[int], axes: str) -> SampleLayout:
         lengths = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
-        after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
-        whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), lengths, None, lengths)
-        layout = cls.of(lengths, [after.get(axis, 0) for axis in AXES], whole, axes)
-        return layout._replace(field_step=math.prod(shape))
+        whole = SampleAxes(AXES).cut(lengths, "samples")
+        return cls.of(lengths, _contiguous_steps(shape, axes), whole, axes)
+
+
+def _contiguous_steps(shape: Sequence[int], axes: str) -> tuple[int, ...]:
+    """Return the strides of a sample along (T, C, Z, Y, X) in pixels, 0 for missing axes."""
+    return tuple(math.prod(shape[axes.index(axis) + 1 :]) if axis in axes else 0 for axis in AXES)
 
 
 class DeviceScaling(NamedTuple):

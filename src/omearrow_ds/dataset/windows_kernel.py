@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.windows import (
     DeviceCropBoxes,
     DeviceScaling,
@@ -170,8 +169,7 @@ def launch(
 
 def works(device: torch.device) -> bool:
     """Whether kernel and torch give equal results on a device; raises RuntimeError if the kernel does not compile."""
-    cut = SampleAxes("TCZYX").cut((1, 1, 1, 5, 7), "a trial")
-    layout = SampleLayout.of((1, 1, 1, 5, 7), (35, 35, 35, 7, 1), cut, "CYX")
+    layout = SampleLayout.of_samples((1, 5, 7), "CYX")
     plan = fused(layout, device)
     source = torch.arange(70, dtype=torch.int16, device=device).view(torch.uint16)
     factors = torch.tensor([[[3, 65535]]], dtype=torch.float32, device=device)

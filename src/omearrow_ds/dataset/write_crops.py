@@ -126,14 +126,8 @@ def write_crops(
         raise ArgumentError(
             option="objects", value=None, allowed="the path of a table of objects, or a table in memory"
         )
-    placing = {"center": center, "box": box, "pad": pad}
-    cutting = _Cutting(
-        crop_size,
-        {name: value for name, value in placing.items() if value is not None},
-        of_objects,
-        verified=opening.get("verify") is not False,
-        checksum=checksum,
-    )
+    placing, is_verified = {"center": center, "box": box, "pad": pad}, opening.get("verify") is not False
+    cutting = _Cutting(crop_size, placing, of_objects, verified=is_verified, checksum=checksum)
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
@@ -216,28 +210,22 @@ class _Crops:
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         """Return a function that opens the crops in another process; objects in memory are written to ``store``."""
         if isinstance(self._objects, str | os.PathLike):
-            table: Path | _Kept = Path(self._objects).absolute()
+            objects: Callable[[], Any] = Path(self._objects).absolute
         else:
-            table = _Kept(store, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
-            with store.temporary(table.name) as file:
+            name = f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet"
+            with store.temporary(name) as file:
                 pq.write_table(read_input_table(self._objects, "objects", self._cutting.of_objects.types).table, file)
-                store.put(table.name, file)
-        return partial(_opened_again, opening_of(self._whole), table, self._cutting)
+                store.put(name, file)
+            objects = partial(_read_table, store, name)
+        return partial(_opened_again, opening_of(self._whole), objects, self._cutting)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Table of objects in the store of a collection in parts."""
-
-    store: PartsStore
-    name: str
-
-    def read(self) -> pa.Table:
-        return pq.read_table(pa.BufferReader(self.store.read_files([self.name])[0]))
+def _read_table(store: PartsStore, name: str) -> pa.Table:
+    return pq.read_table(pa.BufferReader(store.read_files([name])[0]))
 
 
-def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutting: _Cutting) -> _Crops:
-    return _Crops(opening(), objects.read() if isinstance(objects, _Kept) else objects, cutting)
+def _opened_again(opening: Callable[[], BaseSource], objects: Callable[[], Any], cutting: _Cutting) -> _Crops:
+    return _Crops(opening(), objects(), cutting)
 
 
 def _plan_crop_reads(collection: Collection, boxes: CropBoxes, order: Array) -> Iterator[Array]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.compiled import CROP_WEIGHT, compiled, worth
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, Scaling, first_of, scale
 from omearrow_ds.kernels.stacks import Stacks
@@ -26,9 +25,7 @@ def crops(
     divisor: Divisor = None,
     pad: str = "constant",
 ) -> None:
-    """Write scaled windows of fields to ``out``.
-
-    Raises `IndexError` if a field does not exist (some windows may be written); `ArgumentError` if shapes do not fit.
+    """Write scaled windows of fields to ``out``; raise `IndexError` if a field does not exist.
 
     Parameters
     ----------
@@ -47,12 +44,6 @@ def crops(
     stack = stack if isinstance(stack, Stacks) else Stacks([stack])
     shape = stack.like.shape[1:]
     boxes = [np.ascontiguousarray(values, np.int64) for values in (fields, tops, lefts)]
-    if pad not in PADS:
-        raise ArgumentError(option="pad", value=pad, allowed=f"one of {', '.join(PADS)}")
-    count = len(out)
-    if out.shape[:4] != (count, *shape[:3]) or any(values.shape != (count,) for values in boxes):
-        counts = [len(values) for values in boxes]
-        raise ArgumentError(f"out of shape {out.shape} contradicts {counts} fields, tops and lefts in images {shape}")
     if not out.size:
         return
     if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
@@ -61,20 +52,21 @@ def crops(
         )
     if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
         for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):
-            _crop(stack[field], top, left, out[index], divisor, pad)
+            crop(stack[field], top, left, out[index], divisor, pad)
 
 
-def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
-    height, width = field.shape[-2:]
-    rows, columns = places_of(top, out.shape[-2], height, pad), places_of(left, out.shape[-1], width, pad)
-    if isinstance(divisor, Scaling):
-        divisor = divisor.at(rows, columns)
-    scale(field[..., rows, :][..., columns], divisor, out)
-    if pad == "constant":
-        for start, indices, size, axis in ((top, rows, height, -2), (left, columns, width, -1)):
-            if not isinstance(indices, slice):
-                positions = start + np.arange(out.shape[axis])
-                np.moveaxis(out, axis, -1)[..., (positions < 0) | (positions >= size)] = 0
+def crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
+    """Write one scaled window of a field (T, C, Z, Y, X) to ``out``; see `crops`."""
+    (size_y, size_x), (height, width) = field.shape[-2:], out.shape[-2:]
+    rows, columns = places_of(top, height, size_y, pad), places_of(left, width, size_x, pad)
+    if pad == "constant" and not (isinstance(rows, slice) and isinstance(columns, slice)):
+        out[...] = 0
+        y0, x0 = max(top, 0), max(left, 0)
+        rows, columns = slice(y0, max(y0, min(top + height, size_y))), slice(x0, max(x0, min(left + width, size_x)))
+        out = out[..., y0 - top : rows.stop - top, x0 - left : columns.stop - left]
+    scale(
+        field[..., rows, :][..., columns], divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, out
+    )
 
 
 def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
@@ -90,17 +82,13 @@ def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
 
 def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows with the compiled loop, by field or by plane; return False if neither is possible."""
-    array, size = fields.single_array, fields.like.itemsize
-    if array is not None and not any(stride % size for stride in array.strides):
-        origins = windows[0] * (array.strides[0] // size)
-        return windows_by_loop(array, [origins, *windows[1:]], out, divisor, pad)
-    done = 0
+    is_written = False
     for origin, which, origins in fields.strided_groups(windows[0]):
         corners = [values[which] for values in windows[1:]]
         if not windows_by_loop(origin, [origins, *corners], out, divisor, pad, which):
             return False
-        done += len(which)
-    return done == len(out) or _plane_by_plane(fields, windows, out, divisor, pad)
+        is_written = True
+    return is_written or _plane_by_plane(fields, windows, out, divisor, pad)
 
 
 def _plane_by_plane(fields: Stacks, boxes: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
@@ -125,13 +113,6 @@ def _plane_by_plane(fields: Stacks, boxes: list[Array], out: Array, divisor: Div
     return True
 
 
-class _CropKernelArgs(NamedTuple):
-    """Sizes, strides and plane offsets of fields and windows for the loop, all in elements."""
-
-    table: Array
-    types: tuple[str, ...]
-
-
 @functools.lru_cache(256)
 def _plan(
     stored: np.dtype[Any],
@@ -144,8 +125,8 @@ def _plan(
     *,
     copied: bool,
     aligned: bool,
-) -> _CropKernelArgs | None:
-    """Return the plan for fields and windows, or None if the loop does not support them."""
+) -> tuple[Array, tuple[str, ...]] | None:
+    """Return sizes, strides and plane offsets in elements for the loop, and its types; None if it does not fit."""
     if stored not in COMPILED or out_dtype != (stored if copied else FLOAT32):
         return None
     if any(stride % stored.itemsize for stride in strides) or any(
@@ -162,18 +143,8 @@ def _plan(
         for steps in (sp, op, ip)
     ]
     table = np.array([*shape[-2:], *window[-2:], sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
-    factors = "none" if copied else "float32 r"
-    return _CropKernelArgs(
-        table,
-        (
-            f"{stored.name} {'r' if aligned else 'unaligned'}",
-            f"{out_dtype.name} w",
-            *["int64 r"] * 5,
-            factors,
-            "float32 r",
-            "int64",
-        ),
-    )
+    pixels, factors = f"{stored.name} {'r' if aligned else 'unaligned'}", "none" if copied else "float32 r"
+    return table, (pixels, f"{out_dtype.name} w", *["int64 r"] * 5, factors, "float32 r", "int64")
 
 
 def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
@@ -188,35 +159,28 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
     out, divisor
         See `crops`; a `Scaling` must have the same values for all pixels of a plane.
     """
-    left = list(range(len(regions)))
+    left = [*range(len(regions))]
     if regions and worth(CROP_WEIGHT * out.nbytes):
+        addresses, size = np.array([region.__array_interface__["data"][0] for region in regions]), regions[0].itemsize
         alike: dict[tuple[Any, ...], list[int]] = {}  # Regions that one loop can process.
-        addresses = [region.__array_interface__["data"][0] for region in regions]
-        size = out.itemsize if regions[0].dtype == out.dtype else regions[0].itemsize
-        for number, region in enumerate(regions):
-            alike.setdefault((region.strides, addresses[number] % size), []).append(number)
-        left_over: list[int] = []
+        for number, rest in enumerate((addresses % size).tolist()):
+            alike.setdefault((regions[number].strides, rest), []).append(number)
+        left = []
         for numbers in alike.values():
             # Regions are passed as windows of one field: the first region, with the others at element offsets from it.
-            first = numbers[0]
-            origins = (np.array([addresses[number] for number in numbers]) - addresses[first]) // size
-            zeros = np.zeros(len(numbers), np.int64)
-            boxes = [origins, zeros, zeros]
-            rows = np.array([into[number] for number in numbers])
-            if not windows_by_loop(regions[first][None], boxes, out, divisor, 0, rows):
-                left_over += numbers
-        left = left_over
+            origins, zeros = (addresses[numbers] - addresses[numbers[0]]) // size, np.zeros(len(numbers), np.int64)
+            field, rows = regions[numbers[0]][None], np.array([into[number] for number in numbers])
+            if not windows_by_loop(field, [origins, zeros, zeros], out, divisor, 0, rows):
+                left += numbers
     for number in left:
         scale(regions[number], divisor, out[into[number]])
 
 
-def windows_by_loop(
-    stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
-) -> bool:
-    """Write all windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
+def windows_by_loop(stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array) -> bool:
+    """Write windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
 
-    ``places`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
-    ``into`` is its position in ``out``, by default in order.
+    ``boxes`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
+    ``into`` is its position in ``out``.
     """
     if not out.flags.aligned:
         return False
@@ -241,11 +205,10 @@ def windows_by_loop(
         copied=copied,
         aligned=bool(stack.flags.aligned),
     )
-    loop = None if plan is None else compiled(_windows, plan.types)
+    loop = None if plan is None else compiled(_windows, plan[1])
     if plan is None or loop is None:
         return False
-    rows = np.arange(len(out)) if into is None else into
-    loop(first_of(stack), first_of(out), rows, *boxes, plan.table, factors, illumination, pad)
+    loop(first_of(stack), first_of(out), into, *boxes, plan[0], factors, illumination, pad)
     return True
 
 

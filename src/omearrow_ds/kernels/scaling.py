@@ -40,12 +40,12 @@ class Scaling:
     """
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
-        self._illumination, self._offset, self._divisor, self._clip = illumination, offset, divisor, clip
+        self.illumination, self._offset, self._divisor, self._clip = illumination, offset, divisor, clip
         self._flat: dict[tuple[int, ...], KernelScaling | None] = {}
 
     def __call__(self, pixels: Array, out: Array) -> None:
-        if self._illumination is not None:
-            np.true_divide(pixels, self._illumination, out, dtype=FLOAT32, casting="unsafe")
+        if self.illumination is not None:
+            np.true_divide(pixels, self.illumination, out, dtype=FLOAT32, casting="unsafe")
             pixels = out
         if self._offset is not None:
             np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
@@ -61,7 +61,7 @@ class Scaling:
 
     def at(self, rows: Any, columns: Any) -> Scaling:
         """Return the scaling for a region of the image: ``rows`` and ``columns`` of the last two axes."""
-        parts = (self._illumination, self._offset, self._divisor)
+        parts = (self.illumination, self._offset, self._divisor)
         illumination, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
         return Scaling(illumination, offset, divisor, clip=self._clip)
 
@@ -71,18 +71,14 @@ class Scaling:
         These are offset and divisor, (T * C * Z, 2) float32 and constant per plane, the illumination function,
         (T * C * Z, Y, X) or None, and whether values are clipped to [0, 1].
         """
-        columns = []
-        for part, none in ((self._offset, 0), (self._divisor, 1)):
-            values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
-            columns.append(values[..., 0, 0].ravel())
-        illumination = (
-            None if self._illumination is None else np.broadcast_to(self._illumination, shape).reshape(-1, *shape[3:])
-        )
-        return np.stack(columns, axis=1), illumination, self._clip
+        light = self.illumination
+        of_planes = None if light is None else np.broadcast_to(light, shape).reshape(-1, *shape[3:])
+        return np.stack([values[..., 0, 0].ravel() for values in self._pair(shape)], axis=1), of_planes, self._clip
 
-    @property
-    def has_illumination(self) -> bool:
-        return self._illumination is not None
+    def _pair(self, shape: tuple[int, ...]) -> list[Array]:
+        """Return offset and divisor as arrays of ``shape``."""
+        parts = (0 if self._offset is None else self._offset, 1 if self._divisor is None else self._divisor)
+        return [np.broadcast_to(np.asarray(part, np.float32), shape) for part in parts]
 
     def flat(self, shape: tuple[int, ...]) -> KernelScaling | None:
         """Return this scaling as arrays for a compiled loop over fields, or None if no loop supports the scaling."""
@@ -92,16 +88,15 @@ class Scaling:
 
     def _flattened(self, shape: tuple[int, ...]) -> KernelScaling | None:
         planes = []
-        for part, none in ((self._offset, 0), (self._divisor, 1)):
-            values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
+        for values in self._pair(shape):
             if any(size > 1 and stride for size, stride in zip(shape[-2:], values.strides[-2:], strict=True)):
                 return None
             planes.append(values[..., 0, 0].ravel())
         bounds = (0, 1) if self._clip else (-np.inf, np.inf)
         factors = np.concatenate([[1, *bounds], np.stack(planes, axis=1).ravel()]).astype(np.float32)
-        if self._illumination is None:
+        if self.illumination is None:
             return KernelScaling(factors, np.empty(0, np.float32), (0,) * len(shape))
-        illumination = np.broadcast_to(self._illumination, shape)
+        illumination = np.broadcast_to(self.illumination, shape)
         if (
             illumination.dtype != FLOAT32
             or not illumination.flags.aligned
@@ -147,7 +142,7 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
 @functools.cache
 def division(pixels: np.dtype[Any]) -> Loop | None:
     """Return a loop that divides flat pixels of a dtype into flat float32; None without numba or for other dtypes."""
-    return compiled(_divided, kernel_signature(pixels)) if pixels in COMPILED else None
+    return compiled(_divided, (f"{pixels.name} r", "float32 w", "float32")) if pixels in COMPILED else None
 
 
 def divides(pixels: Array, out: Array) -> bool:
@@ -160,12 +155,6 @@ def divides(pixels: Array, out: Array) -> bool:
         and flags.aligned
         and bool(pixels.flags.aligned)
     )
-
-
-@functools.cache
-def kernel_signature(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
-    """Return the argument types of a dividing loop, in order: pixels, the types ``between``, samples, and divisor."""
-    return (f"{pixels.name} r", *between, "float32 w", "float32")
 
 
 def _divided(pixels: Any, out: Any, divisor: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.page_requests import Rows, is_resident, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
@@ -104,8 +103,6 @@ class Prefixes:
 class Stacks:
     """Images of one shape and dtype, in one array or several.
 
-    Raises `ArgumentError` if arrays differ in shape or dtype.
-
     Parameters
     ----------
     arrays
@@ -148,8 +145,6 @@ class Stacks:
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self.num_images = self._starts[-1]
         self._origins: dict[int, tuple[Array, int]] = {}
-        if len({(array.shape[1:], array.dtype) for array in arrays}) > 1:
-            raise ArgumentError("images differ in shape or dtype")
 
     def __len__(self) -> int:
         return self.num_images
@@ -247,12 +242,15 @@ class Stacks:
     def strided_groups(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield groups of images whose distances in memory are multiples of the item size.
 
-        Each group is an array (1, ...) that only defines shape, strides and address, the positions of its images in
+        Each group is an array (n, ...) that only defines shape, strides and address, the positions of its images in
         ``indices``, and their offsets from this address in elements. Yields nothing if strides differ or are not
-        multiples of the item size.
+        multiples of the item size. The memory is valid only until the next group is requested.
         """
-        size = self.like.itemsize
+        size, only = self.like.itemsize, self.single_array
         if not self.has_equal_strides or any(stride % size for stride in self.like.strides[1:]):
+            return
+        if only is not None and not only.strides[0] % size:
+            yield only, np.arange(len(indices)), indices * (only.strides[0] // size)
             return
         located = self.located(indices)
         origin, first = self._origin(int(located.addresses[0]) % size)
@@ -277,6 +275,50 @@ class Stacks:
             origin = np.lib.stride_tricks.as_strided(pixel, (1, *self.like.shape[1:]), strides)
             self._origins[rest] = origin, _address(origin)
         return self._origins[rest]
+
+
+class SelectedStacks(Stacks):
+    """Selected images of other stacks, without a copy.
+
+    Parameters
+    ----------
+    stacks
+        All images.
+    selected
+        Indices of the images, int64.
+    """
+
+    def __init__(self, stacks: Stacks, selected: Array) -> None:
+        super().__init__(stacks.arrays, stacks.guard)
+        self._stacks, self._selected = stacks, selected
+        self.requests, self.many = stacks.requests, stacks.many
+        self.single_array, self.num_images = None, len(selected)
+
+    def __getitem__(self, index: int) -> Array:
+        return self._stacks[int(self._selected[index])]
+
+    def cut(self, cut: Callable[[Array], Array]) -> Stacks:
+        """Return stacks of one region per image; see `Stacks.cut`."""
+        stacks = SelectedStacks(self._stacks.cut(cut), self._selected)
+        stacks.requests = self.requests
+        return stacks
+
+    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+        """Request pages and check images before an access; see `Stacks.prepare`."""
+        self._stacks.requests = self.requests
+        selected = self._selected[indices]
+        self._stacks.prepare(selected if isinstance(selected, np.ndarray) else int(selected), rows)
+
+    def request(self, indices: Array, rows: Rows | None = None) -> None:
+        """Request the pages of images; see `Stacks.request`."""
+        self._stacks.request(self._selected[indices], rows)
+
+    def located(self, indices: Array) -> ImageAddresses:
+        """Return the addresses of images; see `Stacks.located`."""
+        return self._stacks.located(self._selected[indices])
+
+    def _turns(self, indices: Array) -> list[Array]:
+        return self._stacks._turns(self._selected[indices])  # noqa: SLF001  # Same base class.
 
 
 def same_strides(array: Array, like: Array) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import io
 import os
 import pickle
@@ -73,13 +72,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
     def persistent_id(self, value: Any) -> int | None:
         if type(value) in _PLAIN or not _shared(value):
             return None
-        self.shared.append(value.with_own_cache() if isinstance(value, Collection) else value)
+        self.shared.append(value.copy(plan=value.plan) if isinstance(value, Collection) else value)
         return len(self.shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
         self._look_at(value)
-        if isinstance(value, StoredSamples):
-            return copyreg.__newobj__, (type(value),), dict(vars(value)), None, None, _fill  # type: ignore[attr-defined]
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced[1]) > 2:
             make, (*arguments, _, extra), *rest = reduced  # Without its id in this process, by which it would be found.
@@ -107,10 +104,6 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Any:
         return self._shared[number]
-
-
-def _fill(dataset: StoredSamples, state: dict[str, Any]) -> None:
-    vars(dataset).update(state)
 
 
 def _shared(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from torch.utils.data import (
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.collection import Collection
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.samples import StoredSamples
@@ -64,10 +64,7 @@ class RawTransfer:
         if self._pool is not None:
             stored.pool = self._pool
         raw_samples = samples._with_reader(stored)
-        self.dataset: Any = raw_samples
-        if dataset is not samples:
-            self.dataset = copy.copy(dataset)
-            self.dataset.dataset = raw_samples
+        self.dataset: Any = raw_samples if dataset is samples else copy_with(dataset, dataset=raw_samples)
         self._maker = functools.cache(functools.partial(collection.maker, device))
 
     def sent(self, batch: Any) -> None:
@@ -106,31 +103,27 @@ def stored_transfer_blocker(dataset: Any, collate_fn: Any) -> str | None:
 class DeviceBatchSampler:
     """Batches of a ``BatchSampler`` whose indices are sent to a device together when an epoch begins."""
 
-    def __init__(self, sampler: BatchSampler, count: int, device: torch.device) -> None:
-        self._sampler, self._count, self._device = sampler, count, device
+    def __init__(self, sampler: BatchSampler, dataset: StoredSamples) -> None:
+        self._sampler, self._dataset = sampler, dataset
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Sequence[int]]:
         order, size = list(self._sampler.sampler), self._sampler.batch_size
-        indices = np.asarray(order, np.int64)
-        is_in_range = len(indices) == 0 or 0 <= indices.min() <= indices.max() < self._count
-        device_indices = torch.from_numpy(indices).to(self._device)
+        indices, positions = np.asarray(order, np.int64), self._dataset._all_positions()  # noqa: SLF001  # Its base class is ours.
+        is_in_range = len(indices) == 0 or 0 <= indices.min() <= indices.max() < len(positions)
+        device_positions = torch.from_numpy(positions[indices]).to(self._dataset.device) if is_in_range else None
         for first in range(0, len(order) - (len(order) % size if self._sampler.drop_last else 0), size):
             part = slice(first, first + size)
-            yield DeviceIndices(order[part], device_indices[part]) if is_in_range else order[part]
+            yield order[part] if device_positions is None else DeviceIndices(order[part], device_positions[part])
 
 
 def with_device_indices(sampler: Any, dataset: Any) -> Any:
     """Return a batch sampler with indices on the device of the pixels, or ``sampler`` if it cannot be converted."""
-    device = dataset.device if type(dataset) is OMEArrowDataset else None
-    plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
-    return (
-        DeviceBatchSampler(sampler, len(dataset), device)
-        if device is not None and plain and not dataset._is_random
-        else sampler
-    )
+    is_on_device = type(dataset) is OMEArrowDataset and dataset.device is not None and not dataset._is_random
+    is_plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
+    return DeviceBatchSampler(sampler, dataset) if is_on_device and is_plain else sampler
 
 
 def on_device(

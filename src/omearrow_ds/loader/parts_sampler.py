@@ -13,7 +13,6 @@ The random numbers are those of ``numpy.random.RandomState``, whose stream NumPy
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
@@ -144,8 +144,7 @@ class PartsSampler(DistributedSampler[Any]):
     def divided(self, ranks: Ranks) -> PartsSampler:
         if ranks.ranks > 1:
             self._agree()
-        share = copy.copy(self)
-        share.ranks, share.num_replicas, share.rank, share.consumed = ranks, ranks.ranks, ranks.rank, 0
+        share = copy_with(self, ranks=ranks, num_replicas=ranks.ranks, rank=ranks.rank, consumed=0)
         share.num_samples = len(share)
         share.total_size = share.num_samples * ranks.ranks
         return share

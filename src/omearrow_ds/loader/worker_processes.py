@@ -164,16 +164,11 @@ class _Popen(Popen):
             set_spawning_popen(None)
         self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         keep_open = os.dup(writing)  # The worker sees its other end close when this process ends.
-        self.finalizer = util.Finalize(self, _close, (keep_open, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (keep_open, self.sentinel))  # type: ignore[attr-defined]
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(buffer.getbuffer())
         del pickler  # It owns temporary objects, such as shared generator states, until they are sent.
         self.pid = read_signed(self.sentinel)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:

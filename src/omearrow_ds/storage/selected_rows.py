@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.kernels.selected_stacks import SelectedStacks
-from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.kernels.stacks import SelectedStacks, Stacks
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted
 from omearrow_ds.storage.formats._stored import Outline

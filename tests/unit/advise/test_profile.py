@@ -60,7 +60,7 @@ ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2]
 PATH_MODULES = (
     "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader "
     "loader/epoch_iterator loader/epoch_batches loader/checkpoint dataset/batch_memory dataset/shared_block "
-    "dataset/preload dataset/stored_images dataset/crops dataset/targets codec/leaves codec/decode codec/encode "
+    "dataset/preload dataset/stored_images dataset/crop_boxes dataset/targets codec/leaves codec/decode codec/encode "
     "storage/source axes loader/worker_processes dataset/cache_dir"
 )
 
@@ -407,11 +407,10 @@ def test_not_profiling_costs_nothing(path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in TREES if "/formats/" in name] + PATH_MODULES.split())
 def test_no_clock_stands_in_the_path(name):
-    """Some modules read a coarse clock to check whether a file was replaced or a bar is due; none measures."""
+    """Some modules read a coarse clock to check whether a file was replaced; none measures."""
     now_and_then = {
         "storage/byte_source.py": ["monotonic_ns"],
         "storage/formats/tiff.py": ["monotonic_ns"],
-        "dataset/preload": ["monotonic"],
     }
     tree = TREES[name if name.endswith(".py") else f"{name}.py"]
     clocks = [module.removeprefix("time.") for module in imports(tree) if module.split(".")[0] == "time"]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels import crops
 from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
@@ -144,19 +143,6 @@ def test_a_field_that_is_not_there(dtypes, field):
     stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
     with raises(IndexError, mentions=(field, 2), remedy=False):
         crops.crops(stack, [field], [0], [0], out)
-
-
-@pytest.mark.parametrize(
-    ("shape", "places", "pad"),
-    [
-        ((1, 2, 1, 1, 2, 2), 1, "edge"),
-        ((1, 1, 1, 1, 2, 2), 2, "edge"),
-        ((1, 1, 1, 1, 2, 2), 1, "wrap"),
-    ],
-)
-def test_what_does_not_fit_is_refused(dtypes, shape, places, pad):
-    with pytest.raises(ArgumentError):
-        crops.crops(np.zeros((2, 1, 1, 1, 3, 3), np.uint8), *[[0] * places] * 3, np.empty(shape, np.uint8), pad=pad)
 
 
 def test_no_windows_and_no_pixels(dtypes):

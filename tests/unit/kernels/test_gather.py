@@ -50,7 +50,7 @@ def in_arrays(draw, stack):
     """Draw a layout of the same samples: one array, an array per sample at any byte, or two with other strides."""
     kind = draw(st.sampled_from(["one", "bytes", "strides"]))
     if kind == "one":
-        return stack
+        return Stacks([stack])
     first = draw(st.integers(0, len(stack) - 1))
     halves = [half for half in (stack[:first], stack[first:]) if len(half)]
     if kind == "strides":
@@ -116,7 +116,7 @@ def test_every_value_is_divided_exactly(which, dtype):
     values = np.linspace(*ends, count).round().astype(np.int64)
     pixels = values.astype(dtype)
     out, want = np.empty((1, len(pixels)), np.float32), pixels.astype(np.float32) / LARGEST[dtype]
-    gather(pixels[None], np.array([0]), out, LARGEST[dtype])
+    gather(Stacks([pixels[None]]), np.array([0]), out, LARGEST[dtype])
     assert out[0].tobytes() == want.tobytes()
     scale(pixels, LARGEST[dtype], out[0])
     assert out[0].tobytes() == want.tobytes()
@@ -127,7 +127,7 @@ def test_every_value_is_divided_exactly(which, dtype):
 def test_a_sample_that_is_not_there(which, position, cropped):
     stack = np.zeros((3, 2, 4, 4), np.uint16)[..., : 3 if cropped else 4]
     with raises(IndexError, mentions=position, remedy=False):
-        gather(stack, np.array([0, position]), np.empty((2, *stack.shape[1:]), np.float32), np.float32(9))
+        gather(Stacks([stack]), np.array([0, position]), np.empty((2, *stack.shape[1:]), np.float32), np.float32(9))
 
 
 @pytest.mark.parametrize("parts", [1, 3])
