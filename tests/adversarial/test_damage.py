@@ -17,7 +17,7 @@ import pytest
 import tifffile
 
 from omearrow_ds import FORMATS, FormatError, MetadataError, MissingPathError, open_images
-from omearrow_ds.storage.formats._failures import refusing
+from omearrow_ds.storage.formats._error_translation import translate_errors
 from tests.adversarial import damage
 from tests.adversarial.mutations import Plan
 from tests.conftest import needs
@@ -238,10 +238,10 @@ def test_panics_become_errors():
 
     with (
         raises(FormatError, path="there", mentions="index out of range", remedy=False),
-        refusing(Path("there"), "X", ()),
+        translate_errors(Path("there"), "X", ()),
     ):
         raise PanicException("index out of range")
-    with pytest.raises(KeyboardInterrupt), refusing(Path("there"), "X", ()):
+    with pytest.raises(KeyboardInterrupt), translate_errors(Path("there"), "X", ()):
         raise KeyboardInterrupt
 
 

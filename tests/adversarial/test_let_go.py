@@ -15,7 +15,7 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.loader.worker_processes import worker_context
 from omearrow_ds.storage.formats import _handles
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from tests.support.errors import raises
 from tests.support.strategies import NAMES, image_of
@@ -27,7 +27,7 @@ IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
 @pytest.fixture
 def alive():
     """Disable garbage collection; return a function that counts the sources, datasets and loaders created since."""
-    kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
+    kinds = (Images, OMEArrowDataset, OMEArrowDataLoader)
 
     def count():
         by_type = Counter(map(type, gc.get_objects()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from tests.support.errors import find_problems, raises
 from tests.support.strategies import NAMES, all_same, image_of, same
 
@@ -86,7 +86,7 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
     compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # Compressed files are not read in place.
     path = stored(name, OLD, compression=compression)
     source = open_images(path, name, engine=engine)
-    look, looked = BaseSource._refuse_replaced, []
+    look, looked = Images._refuse_replaced, []
 
     def look_and_replace(self):
         look(self)
@@ -94,13 +94,13 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
         if len(looked) == checks:
             write_images(NEW, path, name, overwrite=True, compression=compression)
 
-    monkeypatch.setattr(BaseSource, "_refuse_replaced", look_and_replace)
+    monkeypatch.setattr(Images, "_refuse_replaced", look_and_replace)
     try:
-        found = READS[how](source)
+        status = READS[how](source)
     except FormatError as error:
         assert not find_problems(str(error), path=path, remedy=False)  # noqa: PT017  # either is right
     else:
-        assert all_same(found, OLD)
+        assert all_same(status, OLD)
 
 
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])

@@ -64,7 +64,7 @@ class TestEveryFormat(FormatConformance):
     """Suite for all formats, including those of other packages."""
 
     @pytest.fixture(params=PAIRS)
-    def stored_as(self, request):
+    def storage_info(self, request):
         needs(request.param[0])
         return request.param
 

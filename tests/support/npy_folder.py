@@ -65,5 +65,5 @@ class Source(FolderSource):
         del index  # NumPy files have no metadata.
         return schema.normalize_metadata(None, 0, "")
 
-    def stored_as(self):
+    def storage_info(self):
         return self._describe_storage(["none"], ["whole arrays"])

@@ -28,7 +28,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.storage.formats import FORMATS, get_format
-from omearrow_ds.storage.formats._failures import refusing
+from omearrow_ds.storage.formats._error_translation import translate_errors
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.raw_tables import store_table
@@ -37,7 +37,7 @@ from tests.support.strategies import NAMES, SUFFIX, TABLES, image_of, images_of,
 formats = pytest.mark.parametrize("name", NAMES)
 tables = pytest.mark.parametrize("name", TABLES)
 SMALL = [((1, 1, 1, 30, 40), "uint16")] * 5
-TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OMEArrowDSError)]
+TREE = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, OMEArrowDSError)]
 
 
 @pytest.mark.parametrize("error", TREE, ids=lambda error: error.__name__)
@@ -381,7 +381,7 @@ def test_ctrl_c_stays_one_where_duckdb_makes_an_error_of_it(tmp_path, monkeypatc
     def interrupted(*_):
         raise error
 
-    with pytest.raises(KeyboardInterrupt), refusing(tmp_path, "DuckDB file", (OSError,)):
+    with pytest.raises(KeyboardInterrupt), translate_errors(tmp_path, "DuckDB file", (OSError,)):
         raise error
     monkeypatch.setattr(get_format("duckdb").module(), "write", interrupted)
     with pytest.raises(KeyboardInterrupt):

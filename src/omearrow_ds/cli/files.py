@@ -32,7 +32,7 @@ from omearrow_ds.dataset.show import show as draw
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.selected_rows import SelectedRows
 from omearrow_ds.storage.stats import check_output
@@ -176,7 +176,7 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
         click.echo(f"skipped: images in {_some(left_out['image_columns'])}; select columns with --image-column")
 
 
-def _left_out(opened: BaseSource) -> dict[str, Any]:
+def _left_out(opened: Images) -> dict[str, Any]:
     """Return the number of rows without an image, and the image columns that were not opened."""
     columns = [column for column in opened.image_columns() if column.name in opened.image_column]
     num_filtered = opened.num_filtered if isinstance(opened, SelectedRows) else 0

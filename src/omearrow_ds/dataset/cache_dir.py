@@ -26,7 +26,7 @@ from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.errors import FormatError, WriteError
 from omearrow_ds.resources import is_private_file
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import entries_below
 
 _VERSION = 2  # Version of the file: pixels in the layout of `PixelCache`, then the digest.
@@ -51,9 +51,7 @@ def collection_fingerprint(path: Path) -> Fingerprint:
     return sorted(fingerprint)
 
 
-def open_or_build(
-    folder: Path, source: BaseSource, fingerprint: Fingerprint, size_bytes: int, build: Build
-) -> SharedBlock:
+def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Build) -> SharedBlock:
     """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
 
     The folder is created if missing, and pixels of earlier versions of the collection are removed. ``fingerprint`` is
@@ -91,9 +89,7 @@ def open_or_build(
     return block
 
 
-def _build(
-    file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, fingerprint: Fingerprint
-) -> None:
+def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: Images, fingerprint: Fingerprint) -> None:
     partial = file.with_suffix(_PARTIAL)
     partial.unlink(missing_ok=True)  # Left by a killed process: the lock excludes other builders.
     try:
@@ -141,12 +137,12 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
         return None
 
 
-def _refuse_changed(source: BaseSource, fingerprint: Fingerprint) -> None:
+def _refuse_changed(source: Images, fingerprint: Fingerprint) -> None:
     if [*collection_fingerprint(source.path), *_elsewhere(source)] != fingerprint:
         raise FormatError(f"{source.path}: the file changed while it was decoded; create the dataset again")
 
 
-def _elsewhere(source: BaseSource) -> Fingerprint:
+def _elsewhere(source: Images) -> Fingerprint:
     """Return the fingerprint of image files that a table refers to."""
     if source.path.is_dir():
         return []
@@ -154,7 +150,7 @@ def _elsewhere(source: BaseSource) -> Fingerprint:
     return sorted(entry for file in source.stored_files() if file not in own for entry in _files(file, source.path))
 
 
-def _digest(source: BaseSource, fingerprint: Fingerprint) -> bytes:
+def _digest(source: Images, fingerprint: Fingerprint) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
     version = (source.stamp or ())[1:]  # Not the device, whose number may change at a restart.

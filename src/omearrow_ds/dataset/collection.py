@@ -26,7 +26,7 @@ from omearrow_ds.kernels.crops import assemble
 from omearrow_ds.kernels.page_requests import request_files
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
 from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
@@ -79,7 +79,7 @@ class Collection(StoredImages):
 
     def __init__(
         self,
-        source: BaseSource,
+        source: Images,
         axes: SampleAxes,
         options: PreloadOptions,
         *,
@@ -306,7 +306,7 @@ class Collection(StoredImages):
         return samples
 
     @cached_property
-    def _filling_source(self) -> BaseSource | None:
+    def _filling_source(self) -> Images | None:
         """Source that reads images into one reused block of memory; None if images differ or are in memory."""
         is_filled = self._is_read_once and self.plan.is_stored_alike and self.source.fills_out
         return self.source if is_filled else None
@@ -427,7 +427,7 @@ class Collection(StoredImages):
             return None
         if self.crops is not None and not plan.is_scaled_alike:
             return None
-        stacks = self.stacked()
+        stacks = self.mapped_stacks()
         divisors = plan.divisors[:1] if plan.is_scaled_alike else plan.divisors
         return None if stacks is None else DecodedRows(stacks.cut(plan.cuts[0]), divisors, plan.sample_kind[1])
 

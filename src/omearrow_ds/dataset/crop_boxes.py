@@ -16,7 +16,7 @@ from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import crop, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.options import PADS, check_choice
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
 from omearrow_ds.text import count
 
@@ -209,8 +209,8 @@ class CropWindows:
 
 
 def make_crops(
-    source: BaseSource, crop_size: Any, options: CropOptions, settings: ObjectSettings, *, is_float32: bool
-) -> tuple[BaseSource, CropWindows]:
+    source: Images, crop_size: Any, options: CropOptions, settings: ObjectSettings, *, is_float32: bool
+) -> tuple[Images, CropWindows]:
     """Return the crops that options of `omearrow_ds.OMEArrowDataset` select from images, and the source of these.
 
     Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
@@ -237,7 +237,7 @@ def make_crops(
     return source, replace(crops, rows=rows, resize=resize)
 
 
-def _crops_without_objects(source: BaseSource, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
+def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
     """Return the crops in the center of images, at random or on a grid."""
     pad, shapes = chosen.get("pad"), source.shapes
     centered = CropWindows(_centered(shapes, size, pad, str(source.path)), pad or "constant")

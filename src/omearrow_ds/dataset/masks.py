@@ -16,7 +16,7 @@ from omearrow_ds.dataset.collection import Allocate, Array, Collection
 from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.objects import Objects
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -37,7 +37,7 @@ class MaskedSamples:
 
     @classmethod
     def of(
-        cls, images: Collection, source: BaseSource, mask_of: Array, options: PreloadOptions, *, background: bool
+        cls, images: Collection, source: Images, mask_of: Array, options: PreloadOptions, *, background: bool
     ) -> Self:
         """Return masks with the axes of an image's sample, without C if masks have one channel.
 

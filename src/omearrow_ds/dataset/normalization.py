@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.kernels.scaling import Array, Divisor, Scaling
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._pixel_range import HIGH, PixelRange
@@ -50,7 +50,7 @@ class Normalizer:
     ``source`` provides channel names and columns.
     """
 
-    def __init__(self, source: BaseSource, normalize: Any, illumination: Any) -> None:
+    def __init__(self, source: Images, normalize: Any, illumination: Any) -> None:
         self._path = source.path
         self.is_float32 = normalize is not False
         self.by_dtype = normalize is True
@@ -117,7 +117,7 @@ class Normalizer:
             )
 
 
-def _read_factors(source: BaseSource, normalize: Any) -> _Factors:
+def _read_factors(source: Images, normalize: Any) -> _Factors:
     values = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
     stats = values.pop("stats", None)
     if stats is not None:
@@ -156,7 +156,7 @@ def _pair(first: Array, second: Array, names: Sequence[str], normalize: Any, sub
     return first, divisor
 
 
-def _measured_factors(source: BaseSource, stats: Stats, options: dict[str, Any], normalize: Any) -> _Factors:
+def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], normalize: Any) -> _Factors:
     measures = tuple(options.get(name) for name in _PAIRS[1]) if options else _PAIRS[0]
     if set(options) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
         raise _invalid(normalize)
@@ -197,7 +197,7 @@ def _measured_factors(source: BaseSource, stats: Stats, options: dict[str, Any],
     return _Factors(pairs, bool(options), group_of, is_measured=True)
 
 
-def _typed(stats: Stats, source: BaseSource) -> pa.Table:
+def _typed(stats: Stats, source: Images) -> pa.Table:
     """Return the table of statistics with groups cast to the types of the columns: a CSV file has only strings."""
     table = stats.table
     for name in set(stats.by) & set(source.column_names):
@@ -213,7 +213,7 @@ def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
     return f", {dict(zip(stats.by, key, strict=True))}" if key else ""
 
 
-def _groups_of(source: BaseSource, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
+def _groups_of(source: Images, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
     for name in stats.by:
         if name not in source.column_names:
             raise unknown_column(name, source.column_names, source.path, f" for the groups in {stats.path}")
@@ -236,7 +236,7 @@ def _invalid(normalize: Any) -> ArgumentError:
     return ArgumentError(option="normalize", value=normalize, allowed=f"True, False, {forms}, {files}")
 
 
-def _rows_of_functions(source: BaseSource, illumination: Any) -> list[Sequence[Any]]:
+def _rows_of_functions(source: Images, illumination: Any) -> list[Sequence[Any]]:
     """Return paths or arrays of illumination functions per image and channel; a single row applies to all images."""
     named = channel_names(source, range(len(source)))
     if illumination is True:
@@ -268,7 +268,7 @@ def _rows_of_functions(source: BaseSource, illumination: Any) -> list[Sequence[A
     )
 
 
-def _column_for(source: BaseSource, channel: str | None) -> str:
+def _column_for(source: Images, channel: str | None) -> str:
     """Return the column of a channel's illumination function: IllumDNA for the channels DNA and OrigDNA."""
     candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
     column = next((name for name in candidates if name in source.column_names), None)

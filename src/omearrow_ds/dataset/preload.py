@@ -14,7 +14,7 @@ from tqdm import tqdm
 from omearrow_ds.dataset.cache_dir import Fingerprint, collection_fingerprint, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.resources import image_bytes, one_of, pixel_count
-from omearrow_ds.storage.formats._base import BaseSource, Done
+from omearrow_ds.storage.formats._base import Done, Images
 from omearrow_ds.storage.verified import VerifiedSource
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +72,7 @@ class PixelCache:
     @classmethod
     def load(
         cls,
-        source: BaseSource,
+        source: Images,
         folder: Path | None = None,
         fingerprint: Fingerprint | None = None,
         *,
@@ -102,7 +102,7 @@ class PixelCache:
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", bar.done)
             return cache
 
-    def decode(self, source: BaseSource, done: Done | None = None) -> None:
+    def decode(self, source: Images, done: Done | None = None) -> None:
         stack = self.stack()
         source.decode_into(self if stack is None else stack, done)
 
@@ -131,7 +131,7 @@ class PreloadProgressBar(tqdm):  # type: ignore[misc]  # tqdm has no types
     _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
     after_s = 2.0
 
-    def __init__(self, source: BaseSource, progress: bool | None) -> None:
+    def __init__(self, source: Images, progress: bool | None) -> None:
         err = sys.stderr
         is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
         options = {"unit": "image", "leave": False, "delay": self.after_s, "disable": not is_shown}

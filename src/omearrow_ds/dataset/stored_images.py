@@ -23,7 +23,7 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done
+from omearrow_ds.storage.formats._base import Array, Block, Done, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
 STAGES = {"StoredImages._fetch": "read"}
@@ -106,21 +106,21 @@ class PreloadOptions(NamedTuple):
 class StoredImages:
     """Images of an open source, on demand, decoded into memory, or on a device."""
 
-    def __init__(self, source: BaseSource, options: PreloadOptions) -> None:
+    def __init__(self, source: Images, options: PreloadOptions) -> None:
         self.options = options
-        self._source: BaseSource | None = source
+        self._source: Images | None = source
         self._pickled_source = b""  # To open the source in a process that unpickled this.
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
-        self.parted = source.parted
+        self.part_layout = source.part_layout
         self.cache: PixelCache | None = None
         self.on_device: DeviceSamples | None = None
 
     @property
-    def source(self) -> BaseSource:
+    def source(self) -> Images:
         """Source of the images; a process that unpickled the collection opens the source at first use."""
         if self._source is None:
-            source: BaseSource = pickle.loads(self._pickled_source)  # noqa: S301  # Pickled by this class.
+            source: Images = pickle.loads(self._pickled_source)  # noqa: S301  # Pickled by this class.
             # Also for equal shapes: changed images would get the targets of the previous ones.
             if source.stamp != self._stamp:
                 raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
@@ -128,7 +128,7 @@ class StoredImages:
         return self._source
 
     @property
-    def verified_source(self) -> BaseSource:
+    def verified_source(self) -> Images:
         """Source for preloading: with ``verify=None``, images with a stored checksum are verified."""
         return verified_where_stored(self.source) if self.options.verify is None else self.source
 
@@ -175,12 +175,12 @@ class StoredImages:
         """Rule that decides for which batches to request pages or files in advance."""
         return PageRequests()
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         """Return all images if their pixels are preloaded or memory-mapped, otherwise None."""
         if self.on_device is not None:
             return None
         if self.cache is None:
-            stacks = self.source.stacked()
+            stacks = self.source.mapped_stacks()
         else:
             stack = self.cache.stack()
             stacks = None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
@@ -216,7 +216,7 @@ class StoredImages:
         """Return a copy with changed attributes, without computed ones, cached images and pixels on a device."""
         return copy_with(self, self._computed(), **{"on_device": None, **changes})
 
-    def on_demand(self, source: BaseSource | None = None) -> Self:
+    def on_demand(self, source: Images | None = None) -> Self:
         """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
         opened = self.source if source is None else source
         options = self.options._replace(cache_dir=None, progress=False, fingerprint=None)

@@ -24,7 +24,7 @@ from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.storage.checksums import Hasher
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
 from omearrow_ds.storage.manifest import JOBS
 from omearrow_ds.storage.objects import ObjectSettings
@@ -178,7 +178,7 @@ class _Cutting:
 class _Crops:
     """Crops around objects to be written field by field, a `omearrow_ds.storage.planning.Material`."""
 
-    def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
+    def __init__(self, source: Images, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting
         fields = verified_where_stored(source) if cutting.verified else source
         options = cast(CropOptions, {"objects": objects, **cutting.placing})
@@ -224,7 +224,7 @@ def _read_table(store: PartsStore, name: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read_files([name])[0]))
 
 
-def _opened_again(opening: Callable[[], BaseSource], objects: Callable[[], Any], cutting: _Cutting) -> _Crops:
+def _opened_again(opening: Callable[[], Images], objects: Callable[[], Any], cutting: _Cutting) -> _Crops:
     return _Crops(opening(), objects(), cutting)
 
 

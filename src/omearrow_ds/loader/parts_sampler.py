@@ -105,7 +105,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"PartsSampler({len(self)} samples, part by part)"
 
     def __init__(self, dataset: StoredSamples, plan: OrderSpec, ranks: Ranks, *, drop_last: bool = False) -> None:
-        parted = dataset._collection.parted
+        parted = dataset._collection.part_layout
         assert parted is not None
         starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
         super().__init__(

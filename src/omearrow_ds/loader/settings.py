@@ -159,7 +159,7 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str,
     if "sampler" in passed or "batch_sampler" in passed:
         return _given_sampler(passed)
     shuffle = bool(passed.get("shuffle"))
-    if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.parted is not None:
+    if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.part_layout is not None:
         return _of_parts(dataset, batch_size, passed)
     if world_size == 1 or isinstance(dataset, IterableDataset):
         if shuffle and isinstance(dataset, StoredSamples) and not len(dataset):
@@ -205,7 +205,7 @@ def _seed(passed: Mapping[str, Any]) -> int:
 
 
 def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
-    parted = dataset._collection.parted
+    parted = dataset._collection.part_layout
     assert parted is not None
     ranks, shuffle = Ranks.from_environment(*rank_and_world_size()), bool(passed.get("shuffle"))
     is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
@@ -223,7 +223,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[st
 def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
     """Return the setting that explains torch's order for collections in parts below ``Subset`` or ``ConcatDataset``."""
     is_ours = every_part(dataset, lambda _: True)
-    if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.parted is None):
+    if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.part_layout is None):
         return {}
     why = f"{_GIVEN}, by torch: Subset and ConcatDataset hide the parts of a collection; use dataset.split() instead"
     return {"shuffle": Setting(passed["shuffle"], why)}

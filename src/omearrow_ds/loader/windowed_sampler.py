@@ -78,7 +78,7 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
             remedy="leave it out",
         )
     collection = dataset._collection
-    if not dataset.preloaded and not dataset.source.images.stored_as().in_place:
+    if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
         needed, cache_bytes = int(largest.sum()), collection.options.cache_bytes
         if cache_bytes < needed:

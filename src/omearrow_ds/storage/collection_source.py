@@ -13,7 +13,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.formats._regions import Pick, pick_region
@@ -26,7 +26,7 @@ class CollectionSource:
     ``images`` is the internal interface, with which datasets read.
     """
 
-    def __init__(self, images: BaseSource) -> None:
+    def __init__(self, images: Images) -> None:
         self.images = images
         self.path, self.image_ids = images.path, images.image_ids
         self.shapes, self.dtypes = images.shapes, images.dtypes

@@ -16,7 +16,7 @@ import numpy as np
 from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError, OMEArrowDSError
 from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16, PixelRange
 from omearrow_ds.storage.formats._stored import Stored
@@ -175,7 +175,7 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         )
 
 
-def _pixel_range(source: BaseSource) -> PixelRange | None:
+def _pixel_range(source: Images) -> PixelRange | None:
     """Return the pixel range of uint16 images spread over the collection; None for remote or unreadable images."""
     if isinstance(source.path, Url) or next(source.stored_files(), None) is None:
         return None
@@ -208,13 +208,13 @@ def _counted(values: Any) -> dict[Any, int]:
     return dict(Counter(values).most_common())
 
 
-def _channels(source: BaseSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
+def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
     """Return the channels' names if all images have equally many, and the inspected ones agree."""
     numbers = set(source.shapes[:, 1].tolist())
-    found = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
-    if len(numbers) > 1 or len(found) != min(1, len(source)):
+    names = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
+    if len(numbers) > 1 or len(names) != min(1, len(source)):
         return None
-    named = list(found.pop()) if found else []
+    named = list(names.pop()) if names else []
     return named or [None] * sum(numbers)
 
 

@@ -23,7 +23,7 @@ from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, copy_others
+from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     TIFF_SUFFIXES,
@@ -59,10 +59,10 @@ class Fields:
     split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
 
-class FieldSource(Over):
+class FieldSource(ImagesWrapper):
     """Fields of view, each of which is assembled from several image files along T, C and Z."""
 
-    def __init__(self, files: BaseSource, fields: Fields) -> None:
+    def __init__(self, files: Images, fields: Fields) -> None:
         super().__init__(files)
         self._fields = fields
         self.image_ids, self.rows = fields.image_ids, fields.rows
@@ -172,13 +172,13 @@ class FieldSource(Over):
         )
         return {file for file, count in of_fields.items() if count > 1}
 
-    def stems(self, index: int) -> list[str]:
+    def mask_name_stems(self, index: int) -> list[str]:
         files = (self._fields.files[number] for number in self._fields.grids[index].flat)
         stems = (Path(file).stem for file in files if file not in self._shared_files)
         return list(dict.fromkeys([self.image_ids[index], *stems]))
 
-    def stored_as(self) -> Stored:
-        stored = self._source.stored_as()
+    def storage_info(self) -> Stored:
+        stored = self._source.storage_info()
         sizes = sorted({grid.size for grid in self._fields.grids})
         number = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")

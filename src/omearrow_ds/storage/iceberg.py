@@ -9,10 +9,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from omearrow_ds.errors import BackendError, FormatError
+from omearrow_ds.storage.concat_source import Part
 from omearrow_ds.storage.formats._detect import is_hidden, missing
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
-from omearrow_ds.storage.joined import Part
 
 _METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
 _ELSEWHERE = "write.metadata.path"  # Property of tables whose metadata is outside their folder.
@@ -68,7 +68,9 @@ def parts_of_table(metadata: Path) -> list[Part]:
         raise BackendError(f"{metadata}: {problem}; {remedy}") from error
     if not metadata.is_file():
         raise missing(metadata)
-    with refusing(metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)):
+    with translate_errors(
+        metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)
+    ):
         table = StaticTable.from_metadata(str(metadata))
         root = _local(table.metadata.location)
         moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties

@@ -21,9 +21,9 @@ from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats._base import Array, Stamp
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.hashes import file_hash, new_hash
-from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.parts_source import Index
 
 _NUM_STRINGS = 2**16  # Strings converted together when all are iterated.
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
@@ -130,7 +130,7 @@ class StoredIndex:
         if not file.exists():
             raise MissingPathError(f"{file}: does not exist, but parts.json lists it; restore it")
         refuse_special(file)
-        with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
+        with translate_errors(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._hashed and file_hash(file) != self._digest:

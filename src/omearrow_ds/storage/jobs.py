@@ -24,7 +24,7 @@ from tqdm import tqdm
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.parts import Open
+from omearrow_ds.storage.parts_source import Open
 from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
 from omearrow_ds.storage.planning import Material, PartitionOptions, describe_plan, hash_images, read_in_order

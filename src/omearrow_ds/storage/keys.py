@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
 from omearrow_ds.storage.byte_source import LocalFile
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import (
     is_narrow,
     plain_columns,
@@ -131,7 +131,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
     raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
 
 
-def join_column_pairs(source: BaseSource, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
+def join_column_pairs(source: Images, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
     """Return the pairs of columns to join by; each pair is a name in the source and a name in the table."""
     left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
     if on is None:
@@ -174,7 +174,7 @@ class JoinKeys:
     Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages.
     """
 
-    def __init__(self, source: BaseSource, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, source: Images, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
         self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
         self._paths = source.path, joined.name
@@ -259,7 +259,7 @@ def match_rows(keys: Array, requests: Array) -> Array:
     return np.where(requests < 0, -1, rows)
 
 
-def refuse_contradiction(source: BaseSource, joined: InputTable, images: Array, rows: Array) -> None:
+def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows: Array) -> None:
     """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites.
 
     Ids such as ``image-00000`` occur in many collections.

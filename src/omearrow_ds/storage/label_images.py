@@ -11,16 +11,16 @@ from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.resources import one_of
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Over
+from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
 
 
-class LabelSource(Over):
+class LabelSource(ImagesWrapper):
     """Label images that are read as uint8 if stored as bool, and as int32 if stored as int64 or uint64.
 
     Reading raises `DecodeError` for a label that does not fit in int32.
     """
 
-    def __init__(self, source: BaseSource) -> None:
+    def __init__(self, source: Images) -> None:
         super().__init__(source)
         self.dtypes = [LABEL_DTYPES.get(dtype, dtype) for dtype in source.dtypes]
 
@@ -54,12 +54,12 @@ class LabelSource(Over):
         return LabelSource, (self._source,)
 
 
-def with_label_dtypes(source: BaseSource) -> BaseSource:
+def with_label_dtypes(source: Images) -> Images:
     """Return a source of label images with dtypes that torch supports; ``source`` itself if it needs no conversion."""
     return source if _find_wide(source) is None else LabelSource(source)
 
 
-def refuse_label_dtypes(source: BaseSource) -> None:
+def refuse_label_dtypes(source: Images) -> None:
     """Raise `DecodeError` if an image has a dtype that is supported only for label images."""
     index = _find_wide(source)
     if index is not None:
@@ -71,6 +71,6 @@ def refuse_label_dtypes(source: BaseSource) -> None:
         )
 
 
-def _find_wide(source: BaseSource) -> int | None:
+def _find_wide(source: Images) -> int | None:
     dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
     return next((index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES), None)

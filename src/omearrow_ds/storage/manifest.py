@@ -19,13 +19,13 @@ import pyarrow as pa
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.hashes import is_short
 from omearrow_ds.storage.index import StoredIndex
-from omearrow_ds.storage.parts import Open, PartsSource
-from omearrow_ds.storage.placed import Run
+from omearrow_ds.storage.parts_source import Open, PartsSource
+from omearrow_ds.storage.ranged_part_source import Run
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 JOBS, PLAN, REPLACES = "jobs", "jobs/plan.json", "replaces"  # Only while the collection is written.
@@ -111,14 +111,14 @@ class Manifest:
         """Return the contents of ``parts.json`` in a folder; raise `FormatError` if they are invalid or too new."""
         file = folder / MANIFEST
         refuse_special(file)
-        with refusing(file, "the manifest of a collection in parts", MALFORMED):
+        with translate_errors(file, "the manifest of a collection in parts", MALFORMED):
             data = file.read_bytes()
         return cls.parse(data, file)
 
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:
         """Return the contents of ``parts.json`` from its bytes; see `read`."""
-        with refusing(file, "the manifest of a collection in parts", MALFORMED):
+        with translate_errors(file, "the manifest of a collection in parts", MALFORMED):
             record = json.loads(data)
             if record["version"] > _VERSION:
                 raise FormatError(f"{file}: has version {record['version']}, which is too new; update omearrow-ds")
@@ -173,10 +173,10 @@ class PublishedSource(PartsSource):
         return self.path / manifest.index_file
 
     @cached_property
-    def _looked_at(self) -> str:
+    def _tracked_path(self) -> str:
         return f"{self.path}/{MANIFEST}"
 
-    def _opened_part(self, number: int) -> BaseSource:
+    def _opened_part(self, number: int) -> Images:
         self._refuse_replaced()
         source = super()._opened_part(number)
         if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.collection_source import CollectionSource
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import IMAGE_ID, InputTable, JoinKeys, match_rows, refuse_contradiction
@@ -36,7 +36,7 @@ _FIELD, _ANY = "field", "_"
 _NUM_EXAMPLES = 3
 
 
-def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
+def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[Images, Array]:
     """Return the masks of images, and the index of each image's mask as int64, which is -1 for an image without a mask.
 
     ``masks`` is an open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`,
@@ -69,14 +69,14 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
     return opened, mask_of
 
 
-def select_masks(masks: BaseSource, mask_of: Array, condition: str) -> tuple[BaseSource, Array]:
+def select_masks(masks: Images, mask_of: Array, condition: str) -> tuple[Images, Array]:
     """Return a source of only the masks in ``mask_of``, and the new mask index of each image, or -1 without a mask."""
     used = np.unique(mask_of[mask_of >= 0])
     masks = select_rows(masks, used, f"masks of {condition}")
     return masks, np.where(mask_of < 0, -1, np.searchsorted(used, mask_of))
 
 
-def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
+def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, Array]:
     if isinstance(masks, CollectionSource):
         return masks.images, _by_key(source, masks.images, None)
     is_name = isinstance(masks, str | os.PathLike)
@@ -105,7 +105,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     return opened, _by_key(source, opened, on)
 
 
-def _named(source: BaseSource, name: str, opening: OpenOptions) -> tuple[BaseSource, Array] | None:
+def _named(source: Images, name: str, opening: OpenOptions) -> tuple[Images, Array] | None:
     """Return masks that are stored with the images, or in files named by these; None if the name is a path."""
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
@@ -119,7 +119,7 @@ def _named(source: BaseSource, name: str, opening: OpenOptions) -> tuple[BaseSou
     return source.labels(label) if is_stored else None
 
 
-def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
+def _by_key(source: Images, masks: Images, on: Any) -> Array:
     """Return the mask of each image, matched by id, or otherwise by plate, well and site."""
     columns = dict(zip(masks.columns.column_names, masks.columns.columns, strict=True))
     has_ids = on is not None or not set(source.image_ids).isdisjoint(masks.image_ids)
@@ -146,7 +146,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
     return mask_of
 
 
-def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
+def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     """Return the files that are named by images, and the index of each image's file."""
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
@@ -171,7 +171,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     mask_of = np.full(len(source), -1)
     for index in range(len(source)):
         of_image = {field: column[index] for field, column in values.items()}
-        for stem in source.stems(index) if _FIELD in fields_of_template else [""]:
+        for stem in source.mask_name_stems(index) if _FIELD in fields_of_template else [""]:
             matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
                 raise MetadataError(
@@ -185,8 +185,8 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     if not files:
         raise MetadataError(
             f"{folder}: no file matches {path.name!r} for an image of {source.path}{_similar_files(path)}; correct the "
-            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.stems(0)}, other names in braces are "
-            f"columns, and {{_}} is any text (converted collections lack file names)"
+            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.mask_name_stems(0)}, other names in braces "
+            f"are columns, and {{_}} is any text (converted collections lack file names)"
         )
     masked = np.flatnonzero(mask_of >= 0)
     ids = [source.image_ids[index] for index in masked.tolist()]
@@ -203,7 +203,7 @@ def _similar_files(path: Path) -> str:
     return f" (the folder contains e.g. {' and '.join(map(repr, examples))})" if examples else ""
 
 
-def _values(source: BaseSource, name: str, masks: str) -> list[Any]:
+def _values(source: Images, name: str, masks: str) -> list[Any]:
     names = source.column_names
     column = next((known for known in (name, column_of(name)) if known in names), None)
     if column is None:

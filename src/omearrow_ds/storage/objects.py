@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
@@ -159,7 +159,7 @@ class ObjectSettings:
         condition = opening.pop("filter", None)
         return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
 
-    def open(self, source: BaseSource, objects: Any, center: Any, box: Any) -> tuple[BaseSource, Objects]:
+    def open(self, source: Images, objects: Any, center: Any, box: Any) -> tuple[Images, Objects]:
         """Return the source of images, and the objects of a table in these images; see `_locate` for the parameters.
 
         With a filter, these are the objects that it chooses, and the images that contain any of them.
@@ -171,7 +171,7 @@ class ObjectSettings:
         fields, field_of = np.unique(chosen.fields, return_inverse=True)
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
-    def _locate(self, source: BaseSource, objects: Any, center: Any, box: Any) -> Objects:
+    def _locate(self, source: Images, objects: Any, center: Any, box: Any) -> Objects:
         """Return the objects of a table whose images are in a source.
 
         ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default is
@@ -228,7 +228,7 @@ class CropRows(ColumnReader):
 
     def __init__(
         self,
-        source: BaseSource,
+        source: Images,
         own_schema: pa.Schema,
         read_own: Callable[[list[str]], pa.Table],
         fields: Array,
@@ -236,16 +236,16 @@ class CropRows(ColumnReader):
     ) -> None:
         self.path, self._own_schema, self._read_own = source.path, own_schema, read_own
         self._fields, self._name_rows = fields, name_rows
-        self.source: BaseSource | None = source
+        self.source: Images | None = source
         self.objects: Objects | None = None
 
     @classmethod
-    def of_table(cls, source: BaseSource, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> Self:
+    def of_table(cls, source: Images, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> Self:
         """Return the rows of tiles, whose columns are in memory."""
         return cls(source, own.schema, own.select, fields, name_rows)
 
     @classmethod
-    def of_objects(cls, source: BaseSource, objects: Objects) -> Self:
+    def of_objects(cls, source: Images, objects: Objects) -> Self:
         """Return the rows of objects."""
         name_rows = partial(object_ids, objects, source.image_ids)
         rows = cls(source, objects.column_schema, objects.column_table, objects.fields, name_rows)
@@ -282,7 +282,7 @@ class CropRows(ColumnReader):
         return {**state, "source": None}
 
 
-def _refuse_unplaced(source: BaseSource, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
+def _refuse_unplaced(source: Images, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
     """Warn of objects without an image; raise `MetadataError` if no object has one, or image keys are duplicate."""
     equal = first_duplicate(keys.images)
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
@@ -370,7 +370,7 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
 
 
 def _refuse_outside(
-    source: BaseSource, joined: InputTable, names: Sequence[str], positions: Array, fields: Array, rows: Array
+    source: Images, joined: InputTable, names: Sequence[str], positions: Array, fields: Array, rows: Array
 ) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
     sizes, are_boxes = source.shapes[fields][:, 3:], positions.shape[1] > 2

@@ -12,8 +12,9 @@ from typing import TypeGuard
 from urllib.parse import unquote
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.concat_source import ConcatSource, Part, joined
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import (
     OME_ARROW_MANIFEST,
     found_at,
@@ -26,7 +27,6 @@ from omearrow_ds.storage.formats._detect import (
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._others import endings_of, others_in
 from omearrow_ds.storage.iceberg import is_metadata, metadata_of, parts_of_table
-from omearrow_ds.storage.joined import JoinedSource, Part, joined
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count
@@ -192,7 +192,7 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                     yield path, fmt
 
 
-def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
+def open_several(paths: Paths, only: str | None, opening: Callable[..., Images]) -> Images:
     """Open several paths as one collection; see `parts_of` for ``only``, and `parts_of` and `joined` for errors."""
     parts, label = parts_of(paths, only), label_of(paths)
     if isinstance(paths, str | os.PathLike):
@@ -200,7 +200,7 @@ def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSour
     return joined(label, parts, opening, [part.path for part in parts])
 
 
-def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
+def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -> Images:
     """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection.
 
     Raises `FormatError` if the folder is unfinished, or contains no readable collection or several formats.
@@ -221,7 +221,7 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource
     return _with_images(folder, parts, opening)
 
 
-def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource]) -> JoinedSource:
+def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Images]) -> ConcatSource:
     """Open the parts with images; tables without images, such as features, may be stored alongside them."""
     try:
         return joined(path, parts, opening)

@@ -15,11 +15,11 @@ from omearrow_ds.kernels.page_requests import Rows
 from omearrow_ds.kernels.scaling import Array
 from omearrow_ds.kernels.stacks import Guard, ImageAddresses, PageRequests, Stacks, same_strides
 from omearrow_ds.storage.byte_source import STATUS_NS
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 
 
 class Parts(Protocol):
-    """A `omearrow_ds.storage.parts.PartsSource` whose images have one shape and dtype."""
+    """A `omearrow_ds.storage.parts_source.PartsSource` whose images have one shape and dtype."""
 
     starts: Sequence[int]
     shapes: Array
@@ -33,12 +33,12 @@ class Parts(Protocol):
     def opened(self) -> Iterable[int]:
         """Numbers of the parts that are open."""
 
-    def part(self, number: int) -> BaseSource:
+    def part(self, number: int) -> Images:
         """Return a part, which is opened if it is closed."""
 
 
 class _Part(NamedTuple):
-    source: BaseSource
+    source: Images
     stacks: Stacks | None
     guard: Guard | None = None
 
@@ -104,7 +104,7 @@ class PartStacks(Stacks):
         """Open the parts of images, and return the memory addresses; files are checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # Another thread may close a part, and map it at another address.
-            parts = self._looked_at(numbers)
+            parts = self._tracked_path(numbers)
             if self._has_prefixes:
                 self._check_first_use(indices, numbers)
             addresses = self._table[indices]
@@ -121,7 +121,7 @@ class PartStacks(Stacks):
     def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
             with self._looking:
-                self._looked_at(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
+                self._tracked_path(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
         super().prepare(indices, rows)
 
     def _is_cold(self) -> bool:
@@ -145,7 +145,7 @@ class PartStacks(Stacks):
                 stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
         self._is_checked[indices] = True
 
-    def _looked_at(self, numbers: Array) -> dict[int, _Part]:
+    def _tracked_path(self, numbers: Array) -> dict[int, _Part]:
         """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""
         now_ns = monotonic_ns()
         if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
@@ -175,7 +175,7 @@ class PartStacks(Stacks):
         for closed in [closed for closed in self._parts if closed not in opened]:
             del self._parts[closed]
             self._good_ns[closed] = 0
-        stacks = source.stacked()
+        stacks = source.mapped_stacks()
         if stacks is not None:
             stacks = stacks.cut(self._cut)
         if stacks is None or not stacks.has_equal_strides or not same_strides(stacks.like, self.like):

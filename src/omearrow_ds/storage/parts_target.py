@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
 from omearrow_ds.storage.hashes import digest_of, hash_of
 from omearrow_ds.storage.index import write_index
@@ -37,9 +37,9 @@ from omearrow_ds.storage.manifest import (
     Manifest,
     PublishedPart,
 )
-from omearrow_ds.storage.parts import Index, Open
+from omearrow_ds.storage.parts_source import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, path_size
-from omearrow_ds.storage.placed import runs_of
+from omearrow_ds.storage.ranged_part_source import find_byte_runs
 from omearrow_ds.text import count
 
 _FAILED = "failed.csv"
@@ -66,7 +66,7 @@ class PartRecord:
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:
         """Return the record that the bytes of a file contain."""
-        with refusing(file, "the record of a part", MALFORMED):
+        with translate_errors(file, "the record of a part", MALFORMED):
             record = json.loads(data)
             return cls(PublishedPart.parse(record["part"]), record["failed"], record["outline"])
 
@@ -103,7 +103,7 @@ class PartsTarget:
         manifest_data, plan_data = self.store.read_files([MANIFEST, PLAN])
         plan, manifest = None, None
         if plan_data is not None:
-            with refusing(self.path / PLAN, "the plan of a collection in parts", MALFORMED):
+            with translate_errors(self.path / PLAN, "the plan of a collection in parts", MALFORMED):
                 plan = dict(json.loads(plan_data))
         replaced_hash = None if plan is None else plan.pop(REPLACES, None)
         if manifest_data is not None and digest_of(manifest_data) != replaced_hash:
@@ -162,7 +162,7 @@ class PartsTarget:
         """
         with closing(self.open_part(path)) as source:
             name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
-            runs = runs_of(source) if source.format.by_ranges else []
+            runs = find_byte_runs(source) if source.format.by_ranges else []
             part = PublishedPart(name, len(source), path_size(path), runs)
             record = PartRecord(part, failed, source.outline().as_json())
             starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
@@ -241,7 +241,7 @@ class PartsTarget:
         names = [_index_name(part.name) for part in parts]
         tables = []
         for name, data in zip(names, self.store.read_files(names), strict=True):
-            with refusing(self.path / name, "the image index of a part", (pa.ArrowException, *MALFORMED)):
+            with translate_errors(self.path / name, "the image index of a part", (pa.ArrowException, *MALFORMED)):
                 tables.append(pq.ParquetFile(pa.BufferReader(data or b"")).read())
         return pa.concat_tables(tables).combine_chunks()
 

@@ -20,10 +20,10 @@ from omearrow_ds.errors import ColumnError
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.checksums import Hasher
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.index import index_hash
-from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.parts_source import Index
 from omearrow_ds.storage.parts_stores import PartsStore
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target
@@ -39,7 +39,7 @@ class Material(Protocol):
     ``options`` are JSON values that affect the written pixels in addition to the source.
     """
 
-    source: BaseSource
+    source: Images
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
@@ -63,7 +63,7 @@ class SourceImages:
     With ``checksum``, each image gets one: the stored one or, if none is stored, a new one.
     """
 
-    def __init__(self, source: BaseSource, *, checksum: bool) -> None:
+    def __init__(self, source: Images, *, checksum: bool) -> None:
         self.source, self._hasher = source, Hasher() if checksum else None
         self.image_ids, self.shapes, self.dtypes = source.image_ids, source.shapes, source.dtypes
         self.columns, self.checksums = source.columns, source.checksums
@@ -91,16 +91,16 @@ class SourceImages:
         return partial(_open_source_images, opening_of(self.source), checksum=self._hasher is not None)
 
 
-def _open_source_images(open_source: Callable[[], BaseSource], *, checksum: bool) -> Material:
+def _open_source_images(open_source: Callable[[], Images], *, checksum: bool) -> Material:
     return SourceImages(open_source(), checksum=checksum)
 
 
-def opening_of(source: BaseSource) -> Callable[[], BaseSource]:
+def opening_of(source: Images) -> Callable[[], Images]:
     """Return a function that opens ``source`` in another process."""
     return source.opened_by or partial(_itself, source)
 
 
-def _itself(source: BaseSource) -> BaseSource:
+def _itself(source: Images) -> Images:
     return source
 
 
@@ -207,7 +207,7 @@ def hash_images(material: Material) -> str:
     return index_hash(Index([0, len(material.image_ids)], *of_images))
 
 
-def _files_hash(source: BaseSource) -> str:
+def _files_hash(source: Images) -> str:
     """Return the hash of names, sizes and times of a source's files; a missing file has no size and time."""
     digest = new_hash()
     for file in sorted(source.stored_files()):

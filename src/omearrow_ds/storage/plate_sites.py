@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.keys import InputTable, JoinKeys, join_column_pairs, numbers_of
 from omearrow_ds.storage.protocol import On
 
@@ -16,7 +16,7 @@ Pairs = Sequence[tuple[str, str]]
 PLATE, SITE, FIELD = "Metadata_Plate", "Metadata_Site", "Metadata_Field"
 
 
-def choose_pairs(source: BaseSource, joined: InputTable, on: On | None) -> Pairs:
+def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     """Return the columns to join by; raise an error if the table may number the fields of a plate differently.
 
     Sites of plates count from 1, paths of fields often from 0. See `join_column_pairs` for other errors.
@@ -47,7 +47,7 @@ def _is_plate(columns: pa.Table) -> bool:
     return bool(is_numbered.any() and np.isin((sites - numbers_of(columns[FIELD]))[is_numbered], (0, 1)).all())
 
 
-def _refuse_sites(source: BaseSource, joined: InputTable, pairs: Pairs, plate: int) -> None:
+def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) -> None:
     """Raise `MetadataError` if a site is 0 or above the largest of its plate.
 
     The plate is the images (0) or the table (1).
@@ -75,7 +75,7 @@ def _refuse_sites(source: BaseSource, joined: InputTable, pairs: Pairs, plate: i
         )
 
 
-def _refuse_paths(source: BaseSource, joined: InputTable, pairs: Pairs) -> None:
+def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
     """Raise `MetadataError` if only one of images and table has a path 0, since the other one may have sites."""
     others = [pair for pair in pairs if pair[0] != FIELD]
     keys = JoinKeys(source, joined, others)

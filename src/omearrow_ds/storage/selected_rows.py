@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from omearrow_ds.kernels.stacks import SelectedStacks, Stacks
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over, Parted
+from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, PartLayout
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.row_filter import RowFilter
@@ -20,7 +20,7 @@ _BLOCK_BYTES = 2**26
 _FEW = 8  # Whole parts are fetched if at least one of this number of images is selected.
 
 
-class SelectedRows(Over):
+class SelectedRows(ImagesWrapper):
     """Images at some sorted indices of another source, which is closed with this one.
 
     ``reopen`` opens the images again in another process; None selects them from the pickled source. ``condition`` is
@@ -28,7 +28,7 @@ class SelectedRows(Over):
     """
 
     def __init__(
-        self, source: BaseSource, selected: Array, reopen: partial[BaseSource] | None = None, condition: str = ""
+        self, source: Images, selected: Array, reopen: partial[Images] | None = None, condition: str = ""
     ) -> None:
         super().__init__(source)
         self._selected, self._reopen, self._condition = selected, reopen, condition
@@ -53,14 +53,14 @@ class SelectedRows(Over):
         return len(self) * _FEW < len(self._source)
 
     @cached_property
-    def parted(self) -> Parted | None:
-        parted = self._source.parted
+    def part_layout(self) -> PartLayout | None:
+        parted = self._source.part_layout
         if parted is None:
             return None
         starts = np.searchsorted(self._selected, parted.starts).tolist()
         digest = digest_of(parted.digest.encode() + self._selected.tobytes())
         window, mixed = (None, False) if self._is_sparse else (parted.window, parted.mixed)
-        return Parted(starts, digest, window, mixed)
+        return PartLayout(starts, digest, window, mixed)
 
     def prefetch(self, rows: Sequence[int]) -> None:
         self._source.prefetch(self._selected[rows].tolist())
@@ -68,15 +68,15 @@ class SelectedRows(Over):
     def files_of(self, index: int) -> Sequence[str]:
         return self._source.files_of(int(self._selected[index]))
 
-    def labels(self, name: str) -> tuple[BaseSource, Array]:
+    def labels(self, name: str) -> tuple[Images, Array]:
         labels, label_of = self._source.labels(name)
         return labels, label_of[self._selected]
 
     def outline(self) -> Outline:
         return self._source.outline()
 
-    def stacked(self) -> Stacks | None:
-        stacks = self._source.stacked()
+    def mapped_stacks(self) -> Stacks | None:
+        stacks = self._source.mapped_stacks()
         return None if stacks is None else SelectedStacks(stacks, self._selected)
 
     def read_arrays(
@@ -87,8 +87,8 @@ class SelectedRows(Over):
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._selected[index]))
 
-    def stems(self, index: int) -> list[str]:
-        return self._source.stems(int(self._selected[index]))
+    def mask_name_stems(self, index: int) -> list[str]:
+        return self._source.mask_name_stems(int(self._selected[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is not None:
@@ -99,8 +99,8 @@ class SelectedRows(Over):
         if not self._condition:  # Null images have no pixels, so reading all images reads no more.
             yield from self._stream_source()
             return
-        if self.part_fetches is not None and self.parted is not None and not self._is_sparse:
-            self.part_fetches.expect(np.flatnonzero(np.diff(self.parted.starts)).tolist())
+        if self.part_fetches is not None and self.part_layout is not None and not self._is_sparse:
+            self.part_fetches.expect(np.flatnonzero(np.diff(self.part_layout.starts)).tolist())
         yield from super().stream()
 
     def _stream_source(self) -> Iterator[Block]:
@@ -113,11 +113,11 @@ class SelectedRows(Over):
                 num_read += len(run)
 
 
-def filter_rows(source: BaseSource, row_filter: RowFilter) -> BaseSource:
+def filter_rows(source: Images, row_filter: RowFilter) -> Images:
     """Return a source of the images that a filter selects; see `RowFilter.choose` for errors."""
     return select_rows(source, row_filter.choose(source), row_filter.text)
 
 
-def select_rows(source: BaseSource, selected: Array, condition: str) -> BaseSource:
+def select_rows(source: Images, selected: Array, condition: str) -> Images:
     """Return a source of the images at sorted indices; ``condition`` is the text of the filter that selected them."""
     return source if len(selected) == len(source) else SelectedRows(source, selected, condition=condition)

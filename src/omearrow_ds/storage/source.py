@@ -18,19 +18,19 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
 from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
 from omearrow_ds.storage import fields, incoming, listed
-from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.collection_source import CollectionSource
+from omearrow_ds.storage.column_join import with_columns
+from omearrow_ds.storage.concat_source import MixedColumnError, Part, joined
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import found_at, missing
-from omearrow_ds.storage.formats._failures import refuse_odd_name, refusing
+from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import make_parts
-from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.part_cache import PartCache
@@ -41,7 +41,7 @@ from omearrow_ds.storage.planning import Material, SourceImages
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.reach import BucketReader
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.remote_parts import RemoteParts
+from omearrow_ds.storage.remote_parts_source import RemotePartsSource
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
@@ -190,8 +190,8 @@ def open_source(
     are_labels: bool = False,
     skip_errors: bool = False,
     **opening: Unpack[OpenOptions],
-) -> BaseSource:
-    """Open a collection as `open_images` does, and return the internal type `BaseSource`.
+) -> Images:
+    """Open a collection as `open_images` does, and return the internal type `Images`.
 
     Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
@@ -228,7 +228,7 @@ def open_source(
     return source
 
 
-def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]) -> BaseSource:
+def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]) -> Images:
     """Open the collection at one path or several paths.
 
     A column that is text in one text table and numeric in another is read as text in all of them.
@@ -263,12 +263,12 @@ def _urls(path: Any, options: Mapping[str, Any]) -> list[Url] | None:
     return urls_of(path, BucketReader(_storage(options.get("storage"))))
 
 
-def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
+def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, options: Mapping[str, Any]) -> Images:
     """Open several URLs as one collection."""
     label = Url(os.path.commonpath([url.parent for url in urls])) / f"({count(len(urls), 'URL')})"
     parts = [Part(url, str(url).removeprefix(f"{label.parent}/"), {}) for url in urls]
     given_again = path if isinstance(path, str | os.PathLike) else list(urls)
-    return joined(label, parts, partial(_open_one, format_name=format_name, **given), given_again)
+    return joined(label, parts, partial(_open_one, format_name=format_name, **options), given_again)
 
 
 def _absolute(path: Any) -> Any:
@@ -286,7 +286,7 @@ def _open_one(
     look: bool = False,
     skip_errors: bool = False,
     **given: Any,
-) -> BaseSource:
+) -> Images:
     """Open the collection at one path; ``look`` and ``skip_errors`` are as in `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
@@ -302,7 +302,7 @@ def _open_one(
     if isinstance(location, Url) and not is_parts(location):
         return open_url(location, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
     open_listing = partial(_open_fields, location, reach=reach, types=column_types, skip_errors=skip_errors)
-    with refusing(location, "a collection of images", (OSError,)):
+    with translate_errors(location, "a collection of images", (OSError,)):
         if not is_url and not location.exists():
             raise missing(path)
         fields_source = open_listing(of_files) if of_files or is_csv(location) else None
@@ -367,7 +367,7 @@ def _open_fields(
 
 def _open_published(
     location: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
-) -> BaseSource:
+) -> Images:
     """Open a folder of parts written by this package, which have no null images, locally or on a server."""
     given.pop("nulls", None)
     _refuse_options(given, f"the parts of {location} have only one image column")
@@ -382,18 +382,20 @@ def _open_published(
 
 def _open_remote(
     url: Url,
-    opening: partial[BaseSource],
+    opening: partial[Images],
     *,
     storage: Storage | None = None,
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
-) -> RemoteParts:
+) -> RemotePartsSource:
     """Open a collection in parts on a server."""
     reach = BucketReader(_storage(storage))
     are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
     open_ranged = None if are_fetched_whole else partial(open_remote_part, reach=reach, **opening.keywords)
     try:
-        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged)
+        return RemotePartsSource(
+            url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged
+        )
     except MissingPathError:
         target = None if url.scheme in ("http", "https") else parts_target(url, reach.storage)
         if target is None or not target.store.is_begun:
@@ -412,12 +414,12 @@ def _open_stored(
     table: str | None = None,
     look: bool = False,
     skip_errors: bool = False,
-) -> BaseSource:
+) -> Images:
     """Open a collection in one of the formats.
 
     With ``look``, only ids, shapes, dtypes and columns are read. ``skip_errors`` is as in `open_source`.
     """
-    with refusing(location, "a collection of images", (OSError,)):
+    with translate_errors(location, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
         fmt = found_at(location) if named is None and not is_metadata_file(location) else named
         if fmt is None or (location.is_dir() and not fmt.in_folder):
@@ -639,7 +641,7 @@ def convert(
 
 def opened(
     images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
-) -> AbstractContextManager[BaseSource]:
+) -> AbstractContextManager[Images]:
     """Open a path as a source that is closed at exit, or return a context manager that leaves a source open."""
     if is_path(images):
         return closing(open_source(images, skip_errors=skip_errors, **opening))
@@ -696,7 +698,7 @@ def publish(path: StrPath, *, storage: Storage | None = None) -> None:
     parts_target(path, storage).publish()
 
 
-def _open_part(path: Path, engine: str | None = None) -> BaseSource:
+def _open_part(path: Path, engine: str | None = None) -> Images:
     return _open_stored(path, None, engine=engine)
 
 
@@ -708,7 +710,7 @@ def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
         raise ArgumentError(f"{names}: cannot be applied to {kind} that is already open; pass a path instead")
 
 
-def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
+def refuse_over_source(src: Images, dst: StrPath) -> None:
     """Raise `PathExistsError` if writing to ``dst`` would overwrite the source, or add a file to the source folder."""
     url = url_of(dst)
     if url is not None:

@@ -20,7 +20,7 @@ from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.options import refuse_unknown
 from omearrow_ds.storage.collection_source import CollectionSource
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._stored import spread
@@ -153,7 +153,7 @@ class Samples(Protocol):
     """Interface of a dataset or a view: its source, and the image index of each sample."""
 
     @property
-    def source(self) -> BaseSource:
+    def source(self) -> Images:
         """Open source of the images."""
 
     @property
@@ -221,7 +221,7 @@ def stats(
 
 
 def _measured(
-    opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
+    opened: Images, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
     types = {name: opened.column_schema.field(name).type for name in names if name in opened.column_names}
     for name in names:
@@ -267,7 +267,7 @@ def _measured(
     return Stats(opened.path, names, pa.table(columns, schema))
 
 
-def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
+def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
     """Return the channel names of images, read from a few of them; the longest list of names counts."""
     longest: list[str | None] = []
     for position in spread(len(picked)):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 TAB_SUFFIXES = (".tsv", ".txt")
@@ -84,7 +84,7 @@ class TableFile:
         are spelled.
         """
         refuse_special(self.path)
-        with refusing(self._where, "a table", (pa.ArrowException, *MALFORMED)):
+        with translate_errors(self._where, "a table", (pa.ArrowException, *MALFORMED)):
             if not self.is_text:
                 if not self._is_parquet():
                     kinds = ", ".join((*CSV_SUFFIXES, *TAB_SUFFIXES))

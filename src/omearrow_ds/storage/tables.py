@@ -14,8 +14,8 @@ from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Over
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.selected_rows import SelectedRows
@@ -29,25 +29,25 @@ def open_as(
     image_column: str | Sequence[str] | None = None,
     nulls: str = "error",
     **options: Any,
-) -> BaseSource:
+) -> Images:
     """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
     how = {name: value for name, value in options.items() if value not in (None, 0)}
-    with refusing(path, fmt.label, (*source_type.errors, *MALFORMED)):
+    with translate_errors(path, fmt.label, (*source_type.errors, *MALFORMED)):
         if fmt.kind == "table":
             return open_table(source_type, path, image_column, nulls, **how)
-        source: BaseSource = source_type(path, **how)
+        source: Images = source_type(path, **how)
         return source
 
 
 def open_table(
     source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
-) -> BaseSource:
+) -> Images:
     """Open a table of images with ``source_type``, a `TableSource`; see `open_images` for other arguments."""
     sources: list[Any] = []
     for name in _names(image_column):
         sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
         if sources[0].looked is not None:
-            opened: BaseSource = sources[0]
+            opened: Images = sources[0]
             return opened
         how |= sources[0].version
     null = np.logical_or.reduce([source.null for source in sources])
@@ -80,14 +80,14 @@ def _null_images_message(sources: Sequence[TableSource]) -> str:
     )
 
 
-class JoinedColumns(Over):
+class JoinedColumns(ImagesWrapper):
     """Images of several columns of a table; the images of each row are joined along C.
 
     Ids and metadata are those of the first column, channels those of each. If their names are missing or not distinct,
     they are named after their columns. Joined images have no checksums. ``reopen`` opens it again.
     """
 
-    def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:
+    def __init__(self, sources: Sequence[Images], reopen: partial[Images]) -> None:
         super().__init__(sources[0])
         first, self._sources, self._reopen = sources[0], sources, reopen
         if any(source.stamp != first.stamp or len(source) != len(first) for source in sources):
@@ -154,8 +154,8 @@ class JoinedColumns(Over):
             channels = [{**channel, "id": None, "name": name} for channel, name in zip(channels, names, strict=True)]
         return {**first, "channels": channels}
 
-    def stored_as(self) -> Stored:
-        stored = [source.stored_as() for source in self._sources]
+    def storage_info(self) -> Stored:
+        stored = [source.storage_info() for source in self._sources]
         reading = "; ".join(dict.fromkeys(column.reading for column in stored))
         return replace(
             stored[0],
@@ -170,7 +170,7 @@ class JoinedColumns(Over):
             source.close()
 
 
-def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:
+def _refuse_other_kinds(first: Images, other: Images) -> None:
     """Raise `ColumnError` if an image cannot be joined to that of the first column in its row."""
     differ = (first.shapes != other.shapes)[:, [0, 2, 3, 4]].any(axis=1)
     differ |= np.array([one != two for one, two in zip(first.dtypes, other.dtypes, strict=True)], bool)

@@ -13,7 +13,7 @@ from typing import Any
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, MissingPathError
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES, is_hidden
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -35,7 +35,7 @@ def open_url(
     *,
     skip_errors: bool = False,
     **given: Any,
-) -> BaseSource:
+) -> Images:
     """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
@@ -55,7 +55,7 @@ def open_url(
 
 def _open_table_of_files(
     url: Url, options: Mapping[str, Any], reach: BucketReader, types: ColumnTypes, *, skip_errors: bool
-) -> BaseSource:
+) -> Images:
     """Open the fields in a table that lists files; the table is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
@@ -80,14 +80,14 @@ def _refuse_cache(url: Url, reach: BucketReader) -> None:
             )
 
 
-def open_remote_part(part: Path, *, reach: BucketReader, engine: str | None = None) -> BaseSource:
+def open_remote_part(part: Path, *, reach: BucketReader, engine: str | None = None) -> Images:
     """Open one part of a collection in parts; ``part`` is its URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
 def _open_stored(
     url: Url, format_name: str | None, reach: BucketReader, *, skip_errors: bool = False, **options: Any
-) -> BaseSource:
+) -> Images:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
         known = ", ".join(other.name for other in FORMATS if other.by_ranges or other.fetched_whole)

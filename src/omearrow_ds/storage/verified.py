@@ -17,13 +17,13 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
 from omearrow_ds.storage.checksums import KIND, Hasher
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Over, SupportsImages, piece_length
+from omearrow_ds.storage.formats._base import Block, Done, ImageBuffer, Images, ImagesWrapper, images_per_cache_block
 
 Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger data it releases it.
 
 
-class VerifiedSource(Over):
+class VerifiedSource(ImagesWrapper):
     """A source that raises `ChecksumError` for images that do not match their checksums.
 
     Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
@@ -31,7 +31,7 @@ class VerifiedSource(Over):
     rows appended by other programs, are returned unchecked.
     """
 
-    def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
+    def __init__(self, source: Images, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
             msg = (
                 f"{source.path}: the collection has no checksums; write or convert it with checksum=True, or pass "
@@ -66,12 +66,12 @@ class VerifiedSource(Over):
                 )
                 raise ChecksumError(msg)
 
-    def check_all(self, images: SupportsImages, where: str = "", done: Done | None = None) -> None:
+    def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""
-        step = piece_length(self.shapes, self.dtypes)
+        step = images_per_cache_block(self.shapes, self.dtypes)
         for first in range(0, len(self), step):
             part = range(first, min(first + step, len(self)))
-            self._check(part, [images[index] for index in part], where)
+            self._check(part, [images[index] for index in part], subject)
             if done is not None:
                 done(part.start, part.stop)
 
@@ -90,7 +90,7 @@ class VerifiedSource(Over):
             self._check(range(start, start + len(images)), images)
             yield start, images
 
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+    def decode_into(self, images: ImageBuffer, done: Done | None = None) -> None:
         """Decode each image once into ``images[index]``, and verify it while it is in the CPU cache.
 
         Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
@@ -112,8 +112,8 @@ class VerifiedSource(Over):
                     done(first, stop)
 
             self._source.decode_into(images, check)
-            for each in pending:
-                each.result()
+            for check_result in pending:
+                check_result.result()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), gaps=self._gaps), (self._source,)
@@ -122,7 +122,7 @@ class VerifiedSource(Over):
         return f"<verified {self._source!r}>"
 
 
-def verified_where_stored(source: BaseSource) -> BaseSource:
+def verified_where_stored(source: Images) -> Images:
     """Return a source that verifies images that have checksums, or ``source`` itself if no checksums are stored."""
     if source.checksums is None or isinstance(source, VerifiedSource):
         return source

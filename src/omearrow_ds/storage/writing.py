@@ -22,7 +22,7 @@ from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
 from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
-from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
+from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import SUFFIX

@@ -124,14 +124,14 @@ class FormatConformance:
     encoding: ClassVar[Encoding] = "bytes"
 
     @pytest.fixture
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         """Return format and encoding; override the fixture with parameters to test several."""
         return self.format_name, self.encoding
 
     @pytest.fixture
-    def store(self, stored_as: Stored, tmp_path: Path) -> Store:
+    def store(self, storage_info: Stored, tmp_path: Path) -> Store:
         """Return a function that writes images with keywords of `write_images` and returns the path."""
-        name, encoding = stored_as
+        name, encoding = storage_info
         (fmt,) = (fmt for fmt in formats() if fmt.name == name)
 
         def write(images: Iterable[Array], stem: str = "images", **keywords: Any) -> Path:
@@ -141,11 +141,11 @@ class FormatConformance:
 
         return write
 
-    def test_ragged_images_come_back_bit_for_bit(self, store: Store, stored_as: Stored) -> None:
+    def test_ragged_images_come_back_bit_for_bit(self, store: Store, storage_info: Stored) -> None:
         images = images_of(RAGGED)
         source = open_images(store(images))
         assert isinstance(source, ImageSource)
-        assert source.format.name == stored_as[0]
+        assert source.format.name == storage_info[0]
         assert len(source) == len(images)
         assert source.shapes.dtype == np.int64
         assert source.shapes.tolist() == [list(shape) for shape, _ in RAGGED]
@@ -155,14 +155,14 @@ class FormatConformance:
         assert all_same(source.take(range(len(images))), images)
 
     @pytest.mark.parametrize("uniform", [True, False])
-    def test_every_dtype_comes_back_or_is_refused(self, store: Store, stored_as: Stored, uniform: bool) -> None:
+    def test_every_dtype_comes_back_or_is_refused(self, store: Store, storage_info: Stored, uniform: bool) -> None:
         images = images_of([((1, 2, 1, 3, 5), dtype) for dtype in schema.DTYPES])
         for image in images:
             extreme: Any = np.finfo(image.dtype) if image.dtype.kind == "f" else np.iinfo(image.dtype)
             image.flat[:2] = extreme.min, extreme.max
             if image.dtype.kind == "f":
                 image.flat[2:6] = np.nan, -np.inf, -0.0, extreme.smallest_subnormal
-        if stored_as[1] == "list":
+        if storage_info[1] == "list":
             for image in images[2:]:  # The first two are uint8 and uint16.
                 with pytest.raises(ImageError, match=rf"image 1 .*{image.dtype}.*uint8, uint16.*encoding='bytes'"):
                     store([images[0], image])
@@ -291,14 +291,14 @@ class FormatConformance:
         assert all_same(source.take([0, 1]), new)
         assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
-    def test_convert_keeps_everything(self, store: Store, stored_as: Stored, tmp_path: Path) -> None:
+    def test_convert_keeps_everything(self, store: Store, storage_info: Stored, tmp_path: Path) -> None:
         images, ids, columns = images_of(RAGGED[:2]), ["b", "a"], COLUMNS.slice(0, 2)
         path = store(images, columns=columns, metadata=[METADATA | {"channels": []}, None], image_ids=ids)
         convert(path, tmp_path / "between.parquet")
         back = path.with_stem("back")
-        convert(tmp_path / "between.parquet", back, stored_as[0], encoding=stored_as[1])
+        convert(tmp_path / "between.parquet", back, storage_info[0], encoding=storage_info[1])
         before = open_images(path)
-        for after in (open_images(tmp_path / "between.parquet"), open_images(back, stored_as[0])):
+        for after in (open_images(tmp_path / "between.parquet"), open_images(back, storage_info[0])):
             assert all_same(after.take([0, 1]), images)
             assert list(after.image_ids) == ids
             assert after.columns.equals(columns)
@@ -314,13 +314,13 @@ class FormatConformance:
         images = images_of([(shape, "uint8") for shape in shapes])
         assert all_same(open_images(store(images)).take(range(len(images))), images)
 
-    def test_preloaded_and_on_demand_give_the_same(self, store: Store, stored_as: Stored) -> None:
+    def test_preloaded_and_on_demand_give_the_same(self, store: Store, storage_info: Stored) -> None:
         images = images_of([((1, 2, 1, 9, 8), "uint16")] * 20)
         path = store(images, columns={"row": list(range(20))})
         order = [19, 0, 7, 7, -3, 12]
         for chosen in ({"normalize": False}, {"select": {"C": [1]}, "crop_size": (4, 5)}):
             datasets = [
-                OMEArrowDatasetNumpy(path, stored_as[0], preload=preload, target="row", **chosen)
+                OMEArrowDatasetNumpy(path, storage_info[0], preload=preload, target="row", **chosen)
                 for preload in (True, False)
             ]
             samples = [[dataset[index] for index in order] for dataset in datasets]

@@ -54,7 +54,7 @@ class Content:
     moved: tuple[tuple[int, ...], tuple[int, ...]] | None = (
         None  # Axes of the transposition to (T, C, Z, Y, X), then the shape.
     )
-    stored_as: str | None = None  # The dtype in the file, if a writer changes it.
+    storage_info: str | None = None  # The dtype in the file, if a writer changes it.
 
     @property
     def written(self) -> list[Array]:
@@ -64,7 +64,7 @@ class Content:
     @property
     def images(self) -> list[Array]:
         """Images (T, C, Z, Y, X) that readers must return."""
-        images = [image.astype(self.stored_as or image.dtype) for image in self.written]
+        images = [image.astype(self.storage_info or image.dtype) for image in self.written]
         if self.moved is None:
             return images
         order, shape = self.moved

@@ -42,7 +42,7 @@ CYTODATAFRAME = Content(
     ("unnamed",) * 3,
     {"FileName_DNA": (pa.string(), [f"{name}.tiff" for name in _FILES])},
     moved=_MOVED,
-    stored_as="uint16",
+    storage_info="uint16",
 )
 
 

@@ -95,7 +95,7 @@ class SlowStore(arrow.Source):
         for row in range(len(self)):
             yield row, self.read_arrays([row])
 
-    def stacked(self):
+    def mapped_stacks(self):
         return None
 
 
@@ -280,7 +280,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
     file = tmp_path / "stored"
     write_images(images(8), file, name)
     breakdown = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
-    in_place = bool(omearrow_ds.open_images(file, name).images.stacked())
+    in_place = bool(omearrow_ds.open_images(file, name).images.mapped_stacks())
     calls = {row.stage: row.calls for row in breakdown.stages}
     assert calls["normalize"] > 0
     assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0

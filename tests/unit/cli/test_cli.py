@@ -111,7 +111,7 @@ def test_info_says_the_compression_that_was_asked_for(stored, name, compression)
 def test_info_decodes_no_pixel(stored, monkeypatch, name):
     path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
     source_type = get_format(name).module().Source
-    for method in ("read_arrays", "stream", "decode_into", "stacked"):
+    for method in ("read_arrays", "stream", "decode_into", "mapped_stacks"):
         monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))
     assert describe(path).images == 20
 
@@ -243,7 +243,7 @@ def test_convert_stores_checksums(stored, tmp_path, suffix):
     assert "checksums    one per image" in run("info", dst).stdout
     with open_images(dst, verify=True) as source:
         assert all_same(source.take(range(20)), SMOOTH)
-        assert source.images.stored_as() == open_images(dst).images.stored_as()
+        assert source.images.storage_info() == open_images(dst).images.storage_info()
         assert source.images.stamp == open_images(dst).images.stamp
 
 

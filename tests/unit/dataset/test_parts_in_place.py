@@ -12,7 +12,7 @@ import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataset, convert, write_images
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.storage import parts as storage_parts
+from omearrow_ds.storage import parts_source as storage_parts
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.manifest import PARTS
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -56,7 +56,7 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
         for preload in (False, True):
             dataset = OMEArrowDataset(path, preload=preload, **options)
             if not preload:
-                assert isinstance(dataset._collection.stacked(), PartStacks)
+                assert isinstance(dataset._collection.mapped_stacks(), PartStacks)
             for order in ORDERS:
                 actual, want = (collate(batch.__getitems__(order)).numpy() for batch in (dataset, whole))
                 assert actual.tobytes() == want.tobytes()

@@ -17,8 +17,8 @@ from torch.utils.data import ConcatDataset, Subset
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.loader import settings as loader_settings
 from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
-from omearrow_ds.storage.formats._base import Parted
-from omearrow_ds.storage.parts import OPEN_PARTS
+from omearrow_ds.storage.formats._base import PartLayout
+from omearrow_ds.storage.parts_source import OPEN_PARTS
 from omearrow_ds.storage.planning import PartitionOptions
 from tests.support.errors import raises
 from tests.support.parts import publish
@@ -29,7 +29,7 @@ def in_parts(sizes, fields=None):
     """The attributes of a dataset that the sampler reads."""
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     fields = np.arange(starts[-1]) if fields is None else np.array(fields, np.int64)
-    return SimpleNamespace(_collection=SimpleNamespace(parted=Parted(starts, "digest")), fields=fields)
+    return SimpleNamespace(_collection=SimpleNamespace(parted=PartLayout(starts, "digest")), fields=fields)
 
 
 def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consumed=0):

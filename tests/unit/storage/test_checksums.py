@@ -42,7 +42,7 @@ encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 formats = pytest.mark.parametrize("name", NAMES)
 
 
-class Flipped(_base.Over):
+class Flipped(_base.ImagesWrapper):
     """A source with one flipped bit in one image, for every way to read pixels."""
 
     def __init__(self, source, damaged):
@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
         ):
             with raises(ChecksumError, path=path, mentions=("image 3", "'image-00003'")):
                 way()
-        assert source.images.stacked() is None
+        assert source.images.mapped_stacks() is None
         assert np.array_equal(source.read(2), images_of(SMALL)[2])
     assert len(OMEArrowDataset(path, name, verify=False)) == 5
     assert OMEArrowDataset(path, name, preload=False)[3].shape == (2, 12, 10)  # On demand, verification is optional.

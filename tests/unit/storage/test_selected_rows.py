@@ -153,7 +153,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     with open_images(path, filter="label < 3 or label >= 9") as source:
         assert numbers_of(source) == [0, 1, 2, 9, 10, 11]
         assert source.image_ids == ["id-0", "id-1", "id-2", "id-9", "id-10", "id-11"]
-        assert list(source.images.parted.starts) == [0, 3, 3, 6]
+        assert list(source.images.part_layout.starts) == [0, 3, 3, 6]
         assert list(map(number_of, (pixels for _, block in source.images.stream() for pixels in block))) == [
             0,
             1,
@@ -165,7 +165,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     digests = []
     for condition in ("label < 3", "label < 3 and label >= 0", "label != 3"):
         with open_images(path, filter=condition) as source:
-            digests.append(source.images.parted.digest)
+            digests.append(source.images.part_layout.digest)
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -176,12 +176,12 @@ def test_few_images_of_parts_on_a_server_are_fetched_alone(tmp_path):
     with serving(tmp_path) as server:
         with open_images(f"{server.url}/plate.parts", filter="label in (3, 20)") as source:
             assert [number_of(pixels) for _, block in source.images.stream() for pixels in block] == [3, 20]
-            assert source.images.parted.window is None
+            assert source.images.part_layout.window is None
         sent_bytes = sum(sent for path, sent in server.sent_bytes.items() if "/parts/" in path)
         assert sent_bytes < 8 * images[0].nbytes
         with open_images(f"{server.url}/plate.parts", filter="label != 3", part_cache=tmp_path / "cache") as source:
             assert numbers_of(source) == [number for number in range(36) if number != 3]
-            assert source.images.parted.window is not None
+            assert source.images.part_layout.window is not None
         file = next((tmp_path / "plate.parts" / "parts").iterdir())
         with open_images(f"{server.url}/plate.parts/parts/{file.name}", filter="label in (3, 20)") as source:
             assert numbers_of(source) in ([3], [20])

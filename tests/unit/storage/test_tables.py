@@ -123,7 +123,7 @@ def check(opened, images, rows):
         stack = np.zeros((len(images), *images[0].shape), images[0].dtype)
         opened.images.decode_into(stack)
         assert all_same(list(stack), images)
-    stacks = opened.images.stacked()
+    stacks = opened.images.mapped_stacks()
     assert stacks is None or all_same([stacks[index] for index in range(len(stacks))], images)
     assert [opened.columns["field"][index].as_py() - 100 for index in range(len(images))] == list(rows)
 

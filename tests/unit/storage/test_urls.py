@@ -371,7 +371,7 @@ def test_a_file_that_is_fetched_whole_is_fetched_once(server, bucket, opened, tm
     size_bytes = (bucket / f"a.{suffix}").stat().st_size
     server.faults = 0.2
     with opened(f"s3://lab/a.{suffix}", part_cache=tmp_path / "cache") as source:
-        assert source.images.stored_as().reading.startswith("from a fetched copy of the object")
+        assert source.images.storage_info().reading.startswith("from a fetched copy of the object")
         assert source.images.stored_size() == (1, size_bytes, size_bytes)
         check(source, images, [29, 3, 3, -12, 0])
         server.faults = 0.0
@@ -441,7 +441,7 @@ def test_a_stored_image_of_lance_is_one_request_of_its_own_bytes(server, bucket,
             np.testing.assert_array_equal(source.read(index), images[index])
             assert server.requests.total() == 1
             assert server.sent_bytes.total() <= 1.1 * images[index].nbytes + 2**13 * (encoding == "list")
-        assert source.images.stored_as().reading == "by Lance, by row number, from a dataset on a server"
+        assert source.images.storage_info().reading == "by Lance, by row number, from a dataset on a server"
         assert source.images.stored_size()[0] == len(
             [item for item in (bucket / "a.lance").rglob("*") if item.is_file()]
         )
@@ -495,7 +495,7 @@ def test_names_of_buckets_are_no_urls(bucket, opened):
         write_images(images, bucket / name, axes="TCZYX")
         with opened(f"s3://lab/{name}") as source:
             check(source, images, [2, 0])
-            assert source.images.stored_as().compression == "none"
+            assert source.images.storage_info().compression == "none"
 
 
 def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, monkeypatch):

@@ -125,7 +125,7 @@ def find_candidates(
     code, advice = "OMEArrowDataset(path, preload=True, cache_dir=FOLDER)", "Keep decoded pixels in a mapped file"
     trial = Trial("cache_dir", code, code, f"{advice} (cache_dir=)", held_bytes=size, room="disk", note=note)
     yield trial, lambda: replace(plain, dataset=preloaded(demand, folder), num_workers=workers)
-    if demand.source.images.stacked() is None:  # The pixels are not mapped yet.
+    if demand.source.images.mapped_stacks() is None:  # The pixels are not mapped yet.
         command = shlex.join(["omearrow-ds", "convert", "PATH", _CONVERTED, *as_flags(opening)])
         code = f"convert({', '.join(['path', repr(_CONVERTED), *as_keywords(opening)])})"
         trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")

@@ -222,7 +222,7 @@ def _report(
     notes, over_link = _notes(row, rows, rounds, looked), None
     notes += [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
     if link is not None:
-        on_server = source.parted is not None and source.parted.window is not None
+        on_server = source.part_layout is not None and source.part_layout.window is not None
         over_link = RemoteEstimate.choose(link, rows, task, on_server=on_server)
         notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
     if over_link is not None and tile is None:

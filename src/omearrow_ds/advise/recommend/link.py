@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from omearrow_ds.advise.recommend.choices import PlanCost, ReadBudget, plan_table, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.remote_parts import AHEAD
+from omearrow_ds.storage.remote_parts_source import AHEAD
 from omearrow_ds.text import RATES, TIMES, as_rate, as_seconds, count, duration, size
 
 _OPENING = 2  # Number of sequential requests before the first part.

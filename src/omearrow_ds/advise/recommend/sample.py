@@ -18,7 +18,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.crop_boxes import boxes_around_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
 from omearrow_ds.storage.objects import Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
@@ -66,13 +66,13 @@ class Limits:
 class SampleFields:
     """Samples of a source: all its images, or crops around objects."""
 
-    source: BaseSource  # Images that contain objects; all images without a filter.
+    source: Images  # Images that contain objects; all images without a filter.
     objects: Objects | None = None  # One object per sample.
     options: dict[str, Any] = field(default_factory=dict)  # Keywords of a dataset of the source.
 
     @classmethod
     def open(
-        cls, source: BaseSource, crop_size: tuple[int, int] | None, crops: dict[str, Any], of_objects: ObjectSettings
+        cls, source: Images, crop_size: tuple[int, int] | None, crops: dict[str, Any], of_objects: ObjectSettings
     ) -> SampleFields:
         """Open the table of objects that ``crops``, a dict of dataset options, contains.
 
@@ -224,7 +224,7 @@ def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
 
 def _candidates(origin: SampleFields) -> Array:
     """Return images to choose from: those with samples, and of a few evenly spaced parts if these are fetched whole."""
-    parted, candidates = origin.source.parted, np.unique(origin.fields)
+    parted, candidates = origin.source.part_layout, np.unique(origin.fields)
     if parted is None or parted.window is None or len(parted.starts) < 2:
         return candidates
     part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
@@ -233,7 +233,7 @@ def _candidates(origin: SampleFields) -> Array:
     return near if len(near) else candidates
 
 
-def _refuse_small(source: BaseSource, crop_size: tuple[int, int]) -> None:
+def _refuse_small(source: Images, crop_size: tuple[int, int]) -> None:
     """Raise `AxesError` if an image is smaller than a crop."""
     small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
     if len(small):
@@ -251,7 +251,7 @@ def _spread(candidates: Array, number: int) -> Array:
 
 
 def _read(
-    source: BaseSource, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
+    source: Images, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
     """Read images in this order until a limit is reached, each cut to an eighth of the sample size.
 

@@ -32,7 +32,7 @@ from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
@@ -67,7 +67,7 @@ class Subject:
     clock: Clock
 
     @property
-    def source(self) -> BaseSource:
+    def source(self) -> Images:
         return self.sample.origin.source
 
     def timed(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[float, Result]:

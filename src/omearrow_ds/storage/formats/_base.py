@@ -1,4 +1,4 @@
-"""`BaseSource`: the base class of all sources, with the shared ways to read, and pickling by reopening."""
+"""`Images`: what datasets and conversions read; the base class of formats and of compositions of images."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, GuardedOpen, translate_errors
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 
 Array = np.ndarray[Any, Any]
-_TOLD = (
+_COPIED = (
     *("path", "requested_path", "image_ids", "shapes", "dtypes", "rows"),
     *("image_column", "other_image_columns", "variant", "stamp", "part_fetches"),
 )
@@ -47,7 +47,7 @@ Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
 
 
-class Parted(NamedTuple):
+class PartLayout(NamedTuple):
     """First images and fingerprint of the parts of a collection, and properties for shuffling its samples."""
 
     starts: Sequence[int]  # the number of the first image of each part, and of all images
@@ -79,19 +79,18 @@ class PartFetches(Protocol):
         """
 
 
-class SupportsImages(Protocol):
+class ImageBuffer(Protocol):
     """Writable images in memory: an index returns one image as an array (T, C, Z, Y, X)."""
 
     def __getitem__(self, index: Any, /) -> Array: ...
 
 
-class BaseSource(ColumnReader, ABC):
-    """An open collection of images; subclasses define how a format is opened and read.
+class Images(ColumnReader, ABC):
+    """Images of an open collection, as datasets and conversions read them; users have `CollectionSource`.
 
     A subclass sets ``name`` and ``errors`` (exceptions of the format's library), fills ``path``, ``image_ids``,
     ``shapes``, ``dtypes`` and ``columns`` in its constructor, and implements `_read_images` or `read_arrays`, and
-    `metadata`. All other ways to read call these. Members that `omearrow_ds.ImageSource` does not declare are private
-    to this package.
+    `metadata`. The other methods call these. Rows are indices of images, from 0 to the number of images - 1.
 
     Attributes
     ----------
@@ -115,7 +114,7 @@ class BaseSource(ColumnReader, ABC):
 
     name: ClassVar[str]
     errors: ClassVar[tuple[type[Exception], ...]]
-    unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = ()
+    unsupported_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = ()
     path: Path
     image_ids: Sequence[str]
     shapes: Array
@@ -126,7 +125,7 @@ class BaseSource(ColumnReader, ABC):
     other_image_columns: tuple[str, ...] = ()
     variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
-    opened_by: Callable[[], BaseSource] | None = None
+    opened_by: Callable[[], Images] | None = None
     requested_path: Paths | None = None
     fetches: bool = False
     part_fetches: PartFetches | None = None
@@ -142,7 +141,7 @@ class BaseSource(ColumnReader, ABC):
         return self.format.label
 
     @cached_property
-    def _looked_at(self) -> str:
+    def _tracked_path(self) -> str:
         """Path whose status shows whether the collection was replaced."""
         return str(self.path)
 
@@ -166,7 +165,7 @@ class BaseSource(ColumnReader, ABC):
                     f"merge them (with DuckDB: CHECKPOINT), or remove this file"
                 )
                 raise PathExistsError(msg)
-        refuse_types(columns, cls.unheld_types, get_format(cls.name).label, str(path))
+        refuse_types(columns, cls.unsupported_types, get_format(cls.name).label, str(path))
 
     @cached_property
     def rows(self) -> Array:
@@ -179,7 +178,7 @@ class BaseSource(ColumnReader, ABC):
         return len(self)
 
     @property
-    def parted(self) -> Parted | None:
+    def part_layout(self) -> PartLayout | None:
         """Properties of the parts of the collection; None for a single file or folder."""
         return None
 
@@ -197,13 +196,13 @@ class BaseSource(ColumnReader, ABC):
 
     def outline(self) -> Outline:
         """Return the storage layout of the images, and the metadata of a few of them."""
-        return Outline(self.stored_as(), [self.metadata(index) for index in spread(len(self))])
+        return Outline(self.storage_info(), [self.metadata(index) for index in spread(len(self))])
 
     def label_images(self) -> list[str]:
         """Return the names of label images stored with a few images, spread over the collection."""
         return []
 
-    def labels(self, name: str) -> tuple[BaseSource, Array]:
+    def labels(self, name: str) -> tuple[Images, Array]:
         """Return the label images called ``name``, and the index of each image's label image, -1 if missing.
 
         Raises
@@ -217,7 +216,7 @@ class BaseSource(ColumnReader, ABC):
             remedy="pass the path of another collection with the masks",
         )
 
-    def stems(self, index: int) -> list[str]:
+    def mask_name_stems(self, index: int) -> list[str]:
         """Return the names by which other files may refer to an image: its id, and its own files without suffix."""
         return [self.image_ids[index]]
 
@@ -281,7 +280,7 @@ class BaseSource(ColumnReader, ABC):
     @cached_property
     def _in_place(self) -> bool:
         """Whether images are views of a memory-mapped file, so that a region costs only its own pixels."""
-        return self.stored_as().in_place
+        return self.storage_info().in_place
 
     @property
     def fills_out(self) -> bool:
@@ -296,7 +295,7 @@ class BaseSource(ColumnReader, ABC):
         """Return consecutive rows that are cheap to read by one call, for example those of a row group."""
         return split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         """Return all images as views of the memory-mapped file, or None if they cannot be views."""
         return None
 
@@ -305,12 +304,12 @@ class BaseSource(ColumnReader, ABC):
         for group in self.read_groups():
             yield group.start, self.read_arrays(range(group.start, group.stop))
 
-    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+    def decode_into(self, images: ImageBuffer, done: Done | None = None) -> None:
         """Decode each image once into ``images[index]``, which is an array of the image's shape and dtype.
 
         ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
         """
-        step = piece_length(self.shapes, self.dtypes)
+        step = images_per_cache_block(self.shapes, self.dtypes)
         if self.fills_out:
             for first in range(0, len(self), step):
                 rows = range(first, min(first + step, len(self)))
@@ -336,26 +335,26 @@ class BaseSource(ColumnReader, ABC):
         """Return the OME metadata of one image, with every field of ome-arrow."""
 
     @abstractmethod
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
 
     def stored_files(self) -> Iterator[Path]:
         """Yield the files that hold the collection."""
         if self.path.is_dir():
             return files_below([self.path])
-        return iter([self.path, *filter(Path.exists, map(Path, self._told_by))])
+        return iter([self.path, *filter(Path.exists, map(Path, self._tracked_files))])
 
     @abstractmethod
     def close(self) -> None:
         """Close files and connections; a later read opens them again."""
 
-    def _reading(self, path: Path | None = None) -> refusing:
+    def _reading(self, path: Path | None = None) -> translate_errors:
         """Convert errors of the format's library to a `FormatError` that names ``path``, by default the source's."""
-        return refusing(path or self.path, self._label, self.errors, self.failure)
+        return translate_errors(path or self.path, self._label, self.errors, self.failure)
 
-    def _interpreting(self, path: Path | None = None) -> refusing:
+    def _interpreting(self, path: Path | None = None) -> translate_errors:
         """See `_reading`; also convert errors that our own code raises on malformed values."""
-        return refusing(path or self.path, self._label, (*self.errors, *MALFORMED), self.failure)
+        return translate_errors(path or self.path, self._label, (*self.errors, *MALFORMED), self.failure)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error if the library failed for a reason other than a damaged file; None if it may be damaged."""
@@ -366,18 +365,18 @@ class BaseSource(ColumnReader, ABC):
             return replaced
         return None
 
-    def _opening(self) -> Opening:
+    def _opening(self) -> GuardedOpen:
         """Return `_reading` for opening a file by its path; afterwards, the file must be the one opened first.
 
         If the status is the same before and after opening, the opened file has this status, because a replaced file
         does not come back.
         """
-        return Opening(self._reading(), self._refuse_replaced, first=self.stamp is None)
+        return GuardedOpen(self._reading(), self._refuse_replaced, first=self.stamp is None)
 
     def _refuse_replaced(self) -> None:
         """Raise `FormatError` if the file, or a file that defines its collection, has changed since the first call."""
         try:
-            status = os.stat(self._looked_at)  # noqa: PTH116  # at every read: pathlib would double its cost
+            status = os.stat(self._tracked_path)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
             raise MissingPathError(
                 f"{self.path}: was removed since it was opened; restore it, and open it again"
@@ -385,17 +384,17 @@ class BaseSource(ColumnReader, ABC):
         stamp: Stamp = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
             stamp = (*stamp, status.st_size, status.st_mtime_ns)
-        for told_by in self._told_by:
-            stamp += _state_of(told_by)
+        for told_by in self._tracked_files:
+            stamp += _file_fingerprint(told_by)
         if self.stamp is None:
-            for path in (str(self.path), *self._told_by):
+            for path in (str(self.path), *self._tracked_files):
                 refuse_special(path)
             self.stamp = stamp
         if stamp != self.stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     @cached_property
-    def _told_by(self) -> Sequence[str]:
+    def _tracked_files(self) -> Sequence[str]:
         """Paths of further files, existing or not, that define the collection together with its path."""
         return [str(file) for file in self.format.files_beside(self.path)]
 
@@ -410,12 +409,12 @@ class BaseSource(ColumnReader, ABC):
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
 
 
-class Over(BaseSource):
-    """Base class of sources that wrap another source, share its unchanged attributes, and close it."""
+class ImagesWrapper(Images):
+    """Base class of compositions: images made of those of another source, which they close."""
 
-    def __init__(self, source: BaseSource) -> None:
+    def __init__(self, source: Images) -> None:
         self._source = source
-        vars(self).update({name: getattr(source, name) for name in _TOLD})
+        vars(self).update({name: getattr(source, name) for name in _COPIED})
 
     @property
     def fills_out(self) -> bool:
@@ -441,8 +440,8 @@ class Over(BaseSource):
         return self._source.row_count
 
     @property
-    def parted(self) -> Parted | None:
-        return self._source.parted
+    def part_layout(self) -> PartLayout | None:
+        return self._source.part_layout
 
     def files_of(self, index: int) -> Sequence[str]:
         return self._source.files_of(index)
@@ -453,17 +452,17 @@ class Over(BaseSource):
     def label_images(self) -> list[str]:
         return self._source.label_images()
 
-    def labels(self, name: str) -> tuple[BaseSource, Array]:
+    def labels(self, name: str) -> tuple[Images, Array]:
         return self._source.labels(name)
 
-    def stems(self, index: int) -> list[str]:
-        return self._source.stems(index)
+    def mask_name_stems(self, index: int) -> list[str]:
+        return self._source.mask_name_stems(index)
 
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(index)
 
-    def stored_as(self) -> Stored:
-        return self._source.stored_as()
+    def storage_info(self) -> Stored:
+        return self._source.storage_info()
 
     def stored_files(self) -> Iterator[Path]:
         return self._source.stored_files()
@@ -484,7 +483,7 @@ def files_below(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _state_of(path: str) -> Stamp:
+def _file_fingerprint(path: str) -> Stamp:
     """Return a fingerprint of a file, which changes if it is replaced or overwritten; zeros if it is missing."""
     try:
         status = os.stat(path)  # noqa: PTH116  # as above
@@ -493,7 +492,7 @@ def _state_of(path: str) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def is_uniform(source: BaseSource) -> bool:
+def is_uniform(source: Images) -> bool:
     """Return whether all images of a source have one shape and dtype."""
     return len(set(source.dtypes)) <= 1 and bool((source.shapes == source.shapes[:1]).all())
 
@@ -517,7 +516,7 @@ def split_groups(
         yield from (slice(start + part.start, start + part.stop) for part in parts)
 
 
-def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+def group_by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
     """Group sorted indices by part, as pairs of part number and indices; ``starts`` ends with the total number."""
     if len(indices) == 1:  # a sample
         return [(bisect.bisect_right(starts, indices[0]) - 1, indices)]
@@ -530,7 +529,7 @@ def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Se
     return groups
 
 
-def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
+def images_per_cache_block(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
     """Return how many decoded images fit in the CPU cache, assuming that all are as large as the first image."""
     first_bytes = math.prod(shapes[0].tolist()) * dtypes[0].itemsize if len(shapes) else 0
     return max(1, _PIECE_BYTES // max(1, first_bytes))

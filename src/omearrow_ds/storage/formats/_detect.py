@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
-from omearrow_ds.storage.formats._failures import damaged
+from omearrow_ds.storage.formats._error_translation import damaged
 from omearrow_ds.storage.formats._others import endings_of, others_in, refuse_other
 from omearrow_ds.text import count
 

@@ -34,7 +34,7 @@ from omearrow_ds.storage.byte_source import (
     version_fingerprint,
 )
 from omearrow_ds.storage.extents import ExtentReader, ImageChunks, Located, Region, consecutive_planes
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Stamp, files_below
+from omearrow_ds.storage.formats._base import Array, Block, Images, Stamp, files_below
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -43,7 +43,7 @@ from omearrow_ds.storage.formats._detect import (
     is_zarr_node,
     refuse_special,
 )
-from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, GuardedOpen, translate_errors
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
@@ -136,7 +136,7 @@ def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
         yield known.setdefault(shape, shape)
 
 
-class FolderSource(BaseSource):
+class FolderSource(Images):
     """Images stored one per file (or per Zarr node) in a folder, or a single such file.
 
     The folder is on this machine or at a URL: a format opens files by ``_files``. If its images are files, it sets
@@ -154,7 +154,7 @@ class FolderSource(BaseSource):
         If it contains no images, or the files are not those that the sidecar lists.
     """
 
-    unheld_types = (pa.types.is_interval,)  # The sidecar is in Parquet.
+    unsupported_types = (pa.types.is_interval,)  # The sidecar is in Parquet.
     suffixes: ClassVar[tuple[str, ...]] = ()
     _carried: ClassVar[Sequence[str]] = ()  # Further attributes that are pickled.
     _members: list[Member]
@@ -192,7 +192,7 @@ class FolderSource(BaseSource):
             return OpenFolder(self._root)
 
     @cached_property
-    def _looked_at(self) -> str:
+    def _tracked_path(self) -> str:
         """Path of the sidecar, which changes if the folder is replaced or overwritten; the folder if missing."""
         sidecar = self.path / SIDECAR
         return str(sidecar if sidecar.is_file() else self.path)
@@ -200,7 +200,7 @@ class FolderSource(BaseSource):
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         return None if isinstance(self.path, Url) else super().failure(error)
 
-    def _checked_opening(self) -> refusing | Opening:
+    def _checked_opening(self) -> translate_errors | GuardedOpen:
         """Return a context that converts errors; files on servers are checked when they are read, a local path here."""
         return self._reading() if isinstance(self.path, Url) else self._opening()
 
@@ -369,7 +369,7 @@ class FolderSource(BaseSource):
             return False
         if sidecar.is_symlink():
             raise link_refused(sidecar)
-        with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
+        with translate_errors(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
             # Without pyarrow.dataset, which imports pandas.
             with pq.ParquetFile(file) as opened:
                 table = opened.read()

@@ -173,7 +173,7 @@ class PixelPages:
             return None
         return arrays[0]
 
-    def stacked(self, refuse: Callable[[int], object]) -> Stacks | None:
+    def mapped_stacks(self, refuse: Callable[[int], object]) -> Stacks | None:
         """Return all images as views of the file; None if they are compressed, scattered, or differ in shape or dtype.
 
         The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.

@@ -19,7 +19,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -58,7 +58,7 @@ class ParquetSource(TableSource):
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
+    unsupported_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class ParquetSource(TableSource):
         self._bytes.close()
 
     def _read_images(self, rows: Sequence[int]) -> list[Array]:
-        parts = by_part(self._starts, rows)
+        parts = group_by_part(self._starts, rows)
         if not self._chunks:
             return [image for number, of_group in parts for image in self._of_group(number, of_group)]
         in_groups = [(number, [row - self._starts[number] for row in of_group]) for number, of_group in parts]
@@ -271,7 +271,7 @@ class ParquetSource(TableSource):
         file = self._bytes.get() if plain and self._objects is None else None
         return file if isinstance(file, MappedFile) else None
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         mapping = self.mapping
         if not is_uniform(self) or mapping is None:
             return None
@@ -319,9 +319,9 @@ class ParquetSource(TableSource):
         return FormatError(f"{self.path}: {problem}; the file is damaged, restore it")
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
-        for number, rows in by_part(self._starts, indices.tolist()):
-            places = pa.array(np.array(rows) - self._starts[number])
-            yield pa.concat_arrays(self._read_group(number, field)).take(places)
+        for number, rows in group_by_part(self._starts, indices.tolist()):
+            positions = pa.array(np.array(rows) - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(positions)
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class CopiedTable(OnServer):
     def _place(self) -> Path:
         return self._copy.get().path
 
-    def stored_as(self) -> Stored:
-        stored: Stored = super().stored_as()
+    def storage_info(self) -> Stored:
+        stored: Stored = super().storage_info()
         return replace(stored, reading=f"from a fetched copy of the object: {stored.reading}")
 
     def stored_size(self) -> tuple[int, int, int]:

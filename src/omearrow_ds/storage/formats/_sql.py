@@ -17,7 +17,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, MetadataError, OMEArrowDSError
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array, Block
-from omearrow_ds.storage.formats._failures import first_line
+from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
@@ -79,7 +79,7 @@ class SqlSource(TableSource):
     """
 
     errors = (duckdb.Error, pa.ArrowException, OSError)
-    unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
+    unsupported_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
     _row_number: ClassVar[str]
     _selector: str | None = None  # column that selects rows; None until it is known
 

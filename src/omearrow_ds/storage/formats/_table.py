@@ -19,16 +19,16 @@ from omearrow_ds.codec.leaves import among, flags, is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats import CHUNK_PREFIX
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
-from omearrow_ds.storage.formats._failures import MALFORMED, damaged
+from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
 
 
-class TableSource(BaseSource):
+class TableSource(Images):
     """Images in a struct column of a table; subclasses implement how its parts are fetched.
 
     A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether to read the columns
@@ -110,7 +110,7 @@ class TableSource(BaseSource):
 
     @property
     def mapping(self) -> MappedFile | None:
-        """Memory-mapped file that contains the images of `stacked`; None without such images."""
+        """Memory-mapped file that contains the images of `mapped_stacks`; None without such images."""
         return None
 
     @abstractmethod
@@ -125,7 +125,7 @@ class TableSource(BaseSource):
     def _layout(self) -> Stored:
         """Return how the file stores the image structs, without the codec of chunks."""
 
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         stored, codec = self._layout(), self._chunk_codec()
         if codec is None:
             return stored

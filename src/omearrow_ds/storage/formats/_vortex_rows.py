@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, by_part
+from omearrow_ds.storage.formats._base import Array, group_by_part
 from omearrow_ds.storage.formats._table import as_arrays
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Rows:
         import vortex  # noqa: PLC0415  # an optional backend
 
         arrays = []
-        for number, rows in by_part(self.starts, indices):
+        for number, rows in group_by_part(self.starts, indices):
             positions = pa.array([row - self.starts[number] for row in rows], pa.uint64())
             arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(positions)).to_arrow_array())
         return list(map(without_views, arrays))

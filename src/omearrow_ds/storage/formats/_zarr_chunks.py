@@ -33,7 +33,7 @@ from omearrow_ds.resources import pixel_count
 from omearrow_ds.storage.extents import Array, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._codecs import decompress_into
-from omearrow_ds.storage.formats._failures import damaged
+from omearrow_ds.storage.formats._error_translation import damaged
 from omearrow_ds.storage.formats._file_set import FileSet
 
 CHUNK_SHAPE = (1024, 1024)

@@ -19,7 +19,7 @@ from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
-from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform
+from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
@@ -221,7 +221,7 @@ class Source(TableSource):
     def _located(self, indices: Sequence[int]) -> list[Array]:
         """Return images as views of the file, or of the memory of an object that may not have been fetched."""
         images: list[Array] = []
-        for number, rows in by_part(self._starts, indices):
+        for number, rows in group_by_part(self._starts, indices):
             part, start = self._images_of(number), self._starts[number]
             images += [part[row - start] for row in rows]
         return images
@@ -237,7 +237,7 @@ class Source(TableSource):
         if arrays is not None:
             return arrays
         arrays = []
-        for number, rows in by_part(self._starts, indices):
+        for number, rows in group_by_part(self._starts, indices):
             with memory.object.lock:
                 self._fetch_batch(memory, number)
                 arrays += [np.array(image) for image in self._located(rows)]
@@ -256,7 +256,7 @@ class Source(TableSource):
         if memory is None:
             return super()._chunk_codec()
         with memory.object.lock:
-            for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
+            for number, _ in group_by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
                 self._fetch_batch(memory, number)
             return super()._chunk_codec()
 
@@ -285,7 +285,7 @@ class Source(TableSource):
                 return None
         return file.mapping
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         mapping = self.mapping
         if not is_uniform(self) or mapping is None:
             return None
@@ -312,7 +312,7 @@ class Source(TableSource):
         return images
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
-        for number, rows in by_part(self._starts, indices.tolist()):
+        for number, rows in group_by_part(self._starts, indices.tolist()):
             column = self._batch(number).column(self._position).field(field)
             yield column.take(pa.array(np.array(rows) - self._starts[number]))
 

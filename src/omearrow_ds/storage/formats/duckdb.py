@@ -21,7 +21,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, OMEArrowDSError, PathExistsError
 from omearrow_ds.storage.formats import _sql
 from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.formats._failures import first_line
+from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._image_columns import image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 

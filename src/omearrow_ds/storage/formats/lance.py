@@ -25,9 +25,9 @@ from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, Metadata
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, Stamp, by_part, is_uniform
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, Stamp, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
-from omearrow_ds.storage.formats._failures import refusing
+from omearrow_ds.storage.formats._error_translation import translate_errors
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
@@ -103,7 +103,7 @@ class Source(LeafSource):
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
-    unheld_types = (pa.types.is_interval,)
+    unsupported_types = (pa.types.is_interval,)
     _block_bytes = _BLOCK_BYTES
     _has_mark = False  # whether the pixels have the mark that `write` gives them
 
@@ -266,7 +266,7 @@ class Source(LeafSource):
         """Return the version to open; only this one is read later, because others may write further versions."""
         import lance  # noqa: PLC0415  # an optional backend
 
-        with refusing(self.path, self._label, self.errors):
+        with translate_errors(self.path, self._label, self.errors):
             for entry in entries_below(self.path):
                 if not entry.is_file():
                     refuse_special(entry)
@@ -283,14 +283,14 @@ class Source(LeafSource):
             return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
 
     @cached_property
-    def _told_by(self) -> Sequence[str]:
+    def _tracked_files(self) -> Sequence[str]:
         """Paths of the version's manifest, under its two possible names; data files never change their names."""
         names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
         return [f"{self.path}/_versions/{name}.manifest" for name in names]
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
-        return super().failure(error) if any(map(os.path.exists, self._told_by)) else self._gone()
+        return super().failure(error) if any(map(os.path.exists, self._tracked_files)) else self._gone()
 
     def _gone(self) -> FormatError:
         problem = f"version {self._version} was removed since it was opened"
@@ -329,7 +329,7 @@ class Source(LeafSource):
         if self.engine != "pages":
             return super()._read_images(rows)
         images: list[Array] = []
-        for number, in_file in by_part(self._starts, rows):
+        for number, in_file in group_by_part(self._starts, rows):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
             of_file = None if pages is None else pages.images([row - start for row in in_file])
             images += self._one_by_one(pages, in_file, start) if of_file is None else of_file
@@ -348,9 +348,9 @@ class Source(LeafSource):
         pages = self._pages(0) if self.engine == "pages" and len(self._files) == 1 else None
         return None if pages is None else pages.mapping
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         pages = self._pages(0) if is_uniform(self) and self.mapping is not None else None
-        stacks = None if pages is None else pages.stacked(partial(refuse_damaged, self))
+        stacks = None if pages is None else pages.mapped_stacks(partial(refuse_damaged, self))
         return stacks if stacks is not None and len(stacks) == len(self) else None
 
     def read_groups(self) -> Iterable[slice]:
@@ -374,7 +374,7 @@ class Source(LeafSource):
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
             return as_arrays(taken[self._column.name], field)
         arrays = []
-        for number, rows in by_part(self._starts, indices.tolist()):
+        for number, rows in group_by_part(self._starts, indices.tolist()):
             session = self._sessions.get().of_file.get(number) or self._session(number)
             start = self._starts[number]
             with self._reading():
@@ -404,7 +404,7 @@ class RemoteSource(OnServer, Source):
         import lance  # noqa: PLC0415  # an optional backend
 
         def read() -> int:
-            with refusing(self.path, self._label, self.errors, self._unopened):
+            with translate_errors(self.path, self._label, self.errors, self._unopened):
                 return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
 
         return self._again(read)
@@ -425,7 +425,7 @@ class RemoteSource(OnServer, Source):
 
     def _manifest(self) -> tuple[int, str]:
         """Return the size and fingerprint of the version's manifest."""
-        for url in self._told_by:
+        for url in self._tracked_files:
             try:
                 return self._objects.open(url).version
             except MissingPathError:
@@ -463,8 +463,8 @@ class RemoteSource(OnServer, Source):
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         return self._again(partial(super()._fetch, field, indices))
 
-    def stored_as(self) -> Stored:
-        stored = self._again(super().stored_as)
+    def storage_info(self) -> Stored:
+        stored = self._again(super().storage_info)
         return replace(stored, reading="by Lance, by row number, from a dataset on a server")
 
     def stored_size(self) -> tuple[int, int, int]:

@@ -28,9 +28,9 @@ from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
+from omearrow_ds.storage.formats._base import Array, Block, Images, group_by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
@@ -43,7 +43,7 @@ _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
 _PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
-_TOLD = ["image_id", "chunk_id", *_PLACE]  # Columns of a chunk in the index and in its own table.
+_INDEXED = ["image_id", "chunk_id", *_PLACE]  # Columns of a chunk in the index and in its own table.
 _IMAGE_FIELDS = {
     **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
     **{f"size_{axis}": pa.int32() for axis in _AXES},
@@ -229,7 +229,7 @@ class _Grid(NamedTuple):
     owners: Array
 
 
-class Source(BaseSource):
+class Source(Images):
     """Images of an ome-arrow dataset, sliced from memory-mapped Parquet pages or, if that fails, read by pyarrow.
 
     Chunk locations come from the index if it fits the table of chunks, and are compared with that table when a row
@@ -238,7 +238,7 @@ class Source(BaseSource):
 
     name = "ome_arrow"
     errors = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unheld_types = (pa.types.is_interval,)  # the columns are in Parquet
+    unsupported_types = (pa.types.is_interval,)  # the columns are in Parquet
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -271,7 +271,7 @@ class Source(BaseSource):
         file = self.path / OME_ARROW_MANIFEST
         if not file.exists():
             return
-        with refusing(file, "a manifest of ome-arrow", (*self.errors, *MALFORMED), self.failure):
+        with translate_errors(file, "a manifest of ome-arrow", (*self.errors, *MALFORMED), self.failure):
             manifest = json.loads(file.read_text(encoding="utf-8"))
             layout, num_images = manifest["layout"], manifest.get("image_count", count)
         if layout != _LAYOUT or num_images != count:
@@ -281,11 +281,11 @@ class Source(BaseSource):
             raise FormatError(f"{file}: {problem}; restore the folder")
 
     @cached_property
-    def _told_by(self) -> Sequence[str]:
+    def _tracked_files(self) -> Sequence[str]:
         return [f"{self.path}/{name}" for name in _FILES]
 
     def _table(self, name: str) -> pa.Table:
-        with refusing(self.path / name, "a Parquet file", (*self.errors, *MALFORMED), self.failure):
+        with translate_errors(self.path / name, "a Parquet file", (*self.errors, *MALFORMED), self.failure):
             table = pq.ParquetFile(self.path / name).read()
             table.validate(full=True)
         return table
@@ -328,7 +328,7 @@ class Source(BaseSource):
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
-        self._told_leaves = {name: paths.index(name) for name in (*_TOLD, "dtype") if name in paths}
+        self._told_leaves = {name: paths.index(name) for name in (*_INDEXED, "dtype") if name in paths}
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
         self._cut = (
@@ -347,7 +347,7 @@ class Source(BaseSource):
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
         self._grid = _Grid(positions[:, :5], positions[:, 5:], owners)
-        self._told = chunks.select(_TOLD)
+        self._told = chunks.select(_INDEXED)
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
         rows = np.lexsort((*self._grid.starts.T[::-1], owners))
@@ -468,7 +468,7 @@ class Source(BaseSource):
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
         chunks: list[Array] = []
         pages = self._pages.get()
-        parts = by_part(self._starts, rows)
+        parts = group_by_part(self._starts, rows)
         unchecked = [number for number, _ in parts if number in self._unchecked] if self._unchecked else []
         for first in range(0, len(unchecked), _CHECKED_AHEAD):
             self._check_groups(unchecked[first : first + _CHECKED_AHEAD])
@@ -504,20 +504,20 @@ class Source(BaseSource):
         Equal page bytes hold equal values: with one chunk per row group, most pages are equal.
         """
         numbers = [number for number in numbers if number in self._unchecked]
-        if not self._cut or len(self._told_leaves) <= len(_TOLD) or not numbers:
+        if not self._cut or len(self._told_leaves) <= len(_INDEXED) or not numbers:
             return
         try:
-            found = self._values_of(numbers)
+            stored = self._values_of(numbers)
         except self.errors:
             return
         rows = np.concatenate([np.arange(*self._starts[number : number + 2]) for number in numbers])
-        place = np.concatenate([self._grid.starts[rows], self._grid.sizes[rows]], axis=1).T.tolist()
-        told = dict(zip(_PLACE, place, strict=True))
-        told |= {name: self._told[name].take(pa.array(rows)).to_pylist() for name in ("image_id", "chunk_id")}
+        positions = np.concatenate([self._grid.starts[rows], self._grid.sizes[rows]], axis=1).T.tolist()
+        expected = dict(zip(_PLACE, positions, strict=True))
+        expected |= {name: self._told[name].take(pa.array(rows)).to_pylist() for name in ("image_id", "chunk_id")}
         dtypes = [self.dtypes[owner] for owner in self._grid.owners[rows].tolist()]
         names = {dtype: dtype.name for dtype in set(dtypes)}
-        told["dtype"] = [names[dtype] for dtype in dtypes]
-        if found == told:
+        expected["dtype"] = [names[dtype] for dtype in dtypes]
+        if stored == expected:
             self._unchecked.difference_update(numbers)
 
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
@@ -554,8 +554,8 @@ class Source(BaseSource):
         if number not in self._unchecked:
             return
         start, stop = self._starts[number : number + 2]
-        table = self._read_group(number, [*_TOLD, "dtype"])
-        stored = table.select(_TOLD)
+        table = self._read_group(number, [*_INDEXED, "dtype"])
+        stored = table.select(_INDEXED)
         with self._interpreting():
             same = stored.equals(self._told.slice(start, stop - start).cast(stored.schema))
         if not same:
@@ -604,7 +604,7 @@ class Source(BaseSource):
             metadata: dict[str, Any] = pa.scalar(fields, schema.METADATA).as_py()
         return metadata
 
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         file = self._file.get()
         numbers = [] if is_encrypted(self._pages.get().file, file) else range(file.num_row_groups)
         leaves = [file.metadata.row_group(number).column(self._leaf) for number in numbers]

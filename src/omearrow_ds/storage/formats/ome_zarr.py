@@ -27,9 +27,9 @@ from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
 from omearrow_ds.storage.extents import ChunkFiles, Region, size_of
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED
+from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
@@ -142,7 +142,7 @@ class Source(FolderSource):
             return not (path.name == "OME" and not Path(path, "0").exists())
         return _is_image(self._node(path))
 
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         looked_at = spread(len(self))
         codecs, layouts, versions, direct = [], [], [], 0
         for index in looked_at:
@@ -386,7 +386,7 @@ class Source(FolderSource):
                     found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
         return list(found)
 
-    def labels(self, name: str) -> tuple[BaseSource, Array]:
+    def labels(self, name: str) -> tuple[Images, Array]:
         if self.fetches:
             raise ArgumentError(
                 f"label images {name!r} on a server are not supported",

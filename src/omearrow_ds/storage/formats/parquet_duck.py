@@ -59,7 +59,7 @@ class _ByDuckDB(_sql.SqlSource):
 
     def _layout(self) -> Stored:
         with closing(Source(self.path, image_column=self._column.name, with_columns=False)) as pages:
-            stored: Stored = pages.stored_as()
+            stored: Stored = pages.storage_info()
         return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 
@@ -68,7 +68,7 @@ class Source(ParquetSource):
 
     name = "parquet_duck"
     errors = (*ParquetSource.errors, duckdb.Error)
-    unheld_types = _ByDuckDB.unheld_types
+    unsupported_types = _ByDuckDB.unsupported_types
 
     def __new__(cls, path: Path, engine: str | None = None, **how: Any) -> Any:
         """Create a source that DuckDB reads if ``engine`` requests it."""

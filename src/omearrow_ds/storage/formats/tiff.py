@@ -24,7 +24,7 @@ from omearrow_ds.storage.extents import Decode, ImageChunks
 from omearrow_ds.storage.formats import _ome_siblings, _ome_xml
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
-from omearrow_ds.storage.formats._failures import MALFORMED
+from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, write_members
 from omearrow_ds.storage.formats._stored import Stored, spread
 from omearrow_ds.storage.formats._tiff_chunks import locate_chunks
@@ -96,7 +96,7 @@ class Source(FolderSource):
     def _decoders(self) -> dict[int, Decode]:
         return {}
 
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         codecs, layouts = [], []
         for index in spread(len(self)):
             member = self._members[index]

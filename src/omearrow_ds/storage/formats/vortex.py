@@ -21,7 +21,7 @@ from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
@@ -60,7 +60,7 @@ class Source(LeafSource):
 
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
-    unheld_types = (pa.types.is_duration, pa.types.is_interval)
+    unsupported_types = (pa.types.is_duration, pa.types.is_interval)
 
     def __init__(
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
@@ -238,7 +238,7 @@ class Source(LeafSource):
             return super()._read_images(rows) if image is None else image
         pixels = self._pixel_rows(self._column.pixel_field)
         images: list[Array] = []
-        for number, in_part in by_part(pixels.starts, rows):
+        for number, in_part in group_by_part(pixels.starts, rows):
             if mapped:
                 images += [mapped[number][row - pixels.starts[number]] for row in in_part]
                 continue
@@ -260,7 +260,7 @@ class Source(LeafSource):
         for group in self.read_groups():
             yield group.start, super()._read_images(range(group.start, group.stop))
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         arrays = [images for images in self._mapped_images() if isinstance(images, np.ndarray)]
         if not is_uniform(self) or not arrays or len(arrays) < len(self._mapped_images()):
             return None

@@ -21,7 +21,7 @@ def test_a_mapped_file_is_one_array_a_record_batch(tmp_path, stored):
     with pa.ipc.new_file(tmp_path / "parts.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
     with open_images(tmp_path / "parts.arrow") as source:
-        assert [len(stack) for stack in source.images.stacked().arrays] == [7, 7, 7, 7, 7, 5]
+        assert [len(stack) for stack in source.images.mapped_stacks().arrays] == [7, 7, 7, 7, 7, 5]
     dataset = OMEArrowDataset(tmp_path / "parts.arrow", preload=False, normalize=False, axes="CZYX")
     assert all(np.array_equal(dataset[index].numpy(), image[0]) for index, image in enumerate(images))
     batch = dataset.__getitems__([39, 0, 7, 6, 6])
@@ -29,7 +29,7 @@ def test_a_mapped_file_is_one_array_a_record_batch(tmp_path, stored):
 
 
 def test_images_that_differ_are_no_array(stored):
-    assert open_images(stored("arrow", images_of(MIXED))).images.stacked() is None
+    assert open_images(stored("arrow", images_of(MIXED))).images.mapped_stacks() is None
 
 
 def as_stream(source, path):

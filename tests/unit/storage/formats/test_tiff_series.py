@@ -82,7 +82,7 @@ CONTRADICTIONS = {
 contradictions = pytest.mark.parametrize(
     ("description", "num_pages", "numbers"), CONTRADICTIONS.values(), ids=CONTRADICTIONS
 )
-stored_as = pytest.mark.parametrize(
+storage_info = pytest.mark.parametrize(
     "options",
     [{}, {"contiguous": True, "byteorder": ">"}, {"compression": "zlib"}, {"tile": (16, 16)}],
     ids=["plain", "contiguous", "compressed", "tiled"],
@@ -90,7 +90,7 @@ stored_as = pytest.mark.parametrize(
 
 
 @contradictions
-@stored_as
+@storage_info
 def test_find_image_raises_when_the_description_contradicts_the_pages(
     tmp_path, description, num_pages, numbers, options
 ):
@@ -124,7 +124,7 @@ READINGS = {
 
 
 @pytest.mark.parametrize(("description", "num_pages", "lengths"), READINGS.values(), ids=READINGS)
-@stored_as
+@storage_info
 def test_find_image_reads_all_pages_when_one_reading_is_complete(tmp_path, description, num_pages, lengths, options):
     planes = planes_of(num_pages)
     write_pages(tmp_path / "a.tif", planes, description, **options)
@@ -178,7 +178,7 @@ def test_a_reduced_page_is_no_plane_but_another_page_is(tmp_path, first):
         if subfiletype == 1:
             assert same(open_images(tmp_path).read(0)[0, :, 0], planes)
         else:
-            with raises(FormatError, path="a.ome.tif", mentions=["3 pages", "2 are planes"]):
+            with raises(FormatError, path="a.ome.tif", mentions=["3 pages", "2 of them planes"]):
                 open_images(tmp_path)
 
 
@@ -236,19 +236,19 @@ PLACES = [(number % 2, number // 2, 0, 0) for number in range(6)]  # C, Z, T and
 
 
 @pytest.mark.parametrize(
-    ("num_pages", "places", "sizes", "numbers"),
+    ("num_pages", "stored_planes", "sizes", "numbers"),
     [
         (6, PLACES, "T1 C2 Z3", []),
         (6, [PLACES[number] for number in (3, 0, 5, 2, 1, 4)], "T1 C2 Z3", []),
         (5, PLACES[:5], "T1 C2 Z3", [(1, 2, 3, *SIDE), "5 pages"]),
-        (6, PLACES[:4], "T1 C2 Z3", [(1, 2, 3, *SIDE), "6 pages", "4 are planes"]),
+        (6, PLACES[:4], "T1 C2 Z3", [(1, 2, 3, *SIDE), "6 pages", "4 of them planes"]),
         (6, PLACES, "T1 C1 Z3", [(1, 1, 3, *SIDE), "6 pages"]),
     ],
     ids=["complete", "in another order", "stopped early", "index cut short", "other channels"],
 )
-def test_micro_manager_stacks_are_read_by_their_index_or_refused(tmp_path, num_pages, places, sizes, numbers):
+def test_micro_manager_stacks_are_read_by_their_index_or_refused(tmp_path, num_pages, stored_planes, sizes, numbers):
     planes, name = planes_of(num_pages), "a_MMStack_Pos0.ome.tif"
-    write_micro_manager(tmp_path / name, planes, places, "C2 Z3 T1", ome_xml(sizes, "<TiffData/>"))
+    write_micro_manager(tmp_path / name, planes, stored_planes, "C2 Z3 T1", ome_xml(sizes, "<TiffData/>"))
     with tifffile.TiffFile(tmp_path / name) as tif:
         assert tif.series[0].kind == "mmstack"
     if numbers:
@@ -256,7 +256,7 @@ def test_micro_manager_stacks_are_read_by_their_index_or_refused(tmp_path, num_p
             open_images(tmp_path)
         return
     image = open_images(tmp_path).read(0)
-    for plane, (c, z, _, _) in zip(planes, places, strict=True):
+    for plane, (c, z, _, _) in zip(planes, stored_planes, strict=True):
         assert same(image[0, c, z], plane)
 
 

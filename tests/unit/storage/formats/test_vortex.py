@@ -29,14 +29,14 @@ def test_vortex_pixels_without_an_encoding_are_read_where_they_lie(stored):
     noise = list(np.random.default_rng(0).integers(0, 2**16, (30, 1, 2, 1, 20, 20)).astype(np.uint16))
     for encoding in ("bytes", "list"):
         source = open_images(stored("vortex", noise, stem=encoding, encoding=encoding))
-        stacks = source.images.stacked().arrays
+        stacks = source.images.mapped_stacks().arrays
         assert all_same([image for stack in stacks for image in stack], noise)
         assert not stacks[0].flags.writeable
         assert np.shares_memory(source.images.read_arrays([3])[0], stacks[0])
         check(source, noise, [3, 29, 0, 3])
         source.close()
         assert same(stacks[0][7], noise[7])  # The mapping lives as long as arrays that use it.
-    assert open_images(stored("vortex", plain(noise), stem="encoded")).images.stacked() is None
+    assert open_images(stored("vortex", plain(noise), stem="encoded")).images.mapped_stacks() is None
 
 
 def test_vortex_ragged_pixels_without_an_encoding_are_no_stack(stored):
@@ -44,12 +44,12 @@ def test_vortex_ragged_pixels_without_an_encoding_are_no_stack(stored):
     noise = [rng.integers(0, 2**16, (1, 1, 1, 20, 20 + number)).astype(np.uint16) for number in range(9)]
     source = open_images(stored("vortex", noise, encoding="list"))
     assert source.images._mapped_images()
-    assert source.images.stacked() is None
+    assert source.images.mapped_stacks() is None
     check(source, noise, [8, 0, 4])
 
 
 def test_vortex_lists_of_uint8_are_no_view_of_the_file(stored):
     images = list(np.random.default_rng(0).integers(0, 2**8, (9, 1, 1, 1, 20, 20)).astype(np.uint8))
     source = open_images(stored("vortex", images, encoding="list"))
-    assert source.images.stacked() is None
+    assert source.images.mapped_stacks() is None
     check(source, images, [8, 0, 4])

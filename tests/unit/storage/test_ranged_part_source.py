@@ -10,7 +10,7 @@ import pytest
 
 from omearrow_ds import ChecksumError, FormatError, Storage, convert, open_images, write_images
 from omearrow_ds.storage.manifest import MANIFEST, Manifest
-from omearrow_ds.storage.placed import runs_of
+from omearrow_ds.storage.ranged_part_source import find_byte_runs
 from omearrow_ds.storage.source import open_source
 from tests.support.errors import raises
 from tests.support.objects import serving
@@ -170,9 +170,11 @@ def test_dtypes_and_sizes_of_one(made, opened, server, tmp_path, dtype):
 
 def test_images_of_many_sizes_and_odd_pieces_have_no_place(tmp_path):
     write_images([np.zeros((4, 5), np.uint8), np.zeros((4, 6), np.uint8)], tmp_path / "a.arrow")
-    assert runs_of(open_source(tmp_path / "a.arrow")) == []
+    assert find_byte_runs(open_source(tmp_path / "a.arrow")) == []
     write_images([], tmp_path / "none.arrow")
-    assert runs_of(open_source(tmp_path / "none.arrow")) == []
+    assert find_byte_runs(open_source(tmp_path / "none.arrow")) == []
     many = [np.full((8, 8), number, np.uint8) for number in range(200)]
     write_images(many, tmp_path / "b.parquet", rows_per_group=1, columns={"text": ["x" * n for n in range(200)]})
-    assert runs_of(open_source(tmp_path / "b.parquet")) == []  # One run per image is more than the manifest may hold.
+    assert (
+        find_byte_runs(open_source(tmp_path / "b.parquet")) == []
+    )  # One run per image is more than the manifest may hold.

@@ -18,7 +18,16 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Parted, Stamp, by_part, files_below, is_uniform
+from omearrow_ds.storage.formats._base import (
+    Array,
+    Block,
+    Images,
+    PartLayout,
+    Stamp,
+    files_below,
+    group_by_part,
+    is_uniform,
+)
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -26,7 +35,7 @@ from omearrow_ds.storage.part_stacks import PartStacks
 OPEN_PARTS = 28  # Parts open at once: each has a descriptor or two, and a process may have 1,024.
 _VIEWED_PARTS = 8  # With more parts, images are copied: each view keeps a file mapped, and a descriptor, after closing.
 _VIEWED_BYTES = 2**20  # Smaller parts are copied too: a writer holds some 16 MiB of images, from very many of them.
-Open = Callable[[Path], BaseSource]
+Open = Callable[[Path], Images]
 Keep = Callable[[Array], Array]
 
 
@@ -39,7 +48,7 @@ class Index:
     starts
         Index of the first image of each part, followed by the number of images.
     image_ids, shapes, dtypes, columns, checksums, rows
-        See `omearrow_ds.storage.formats._base.BaseSource`. ``rows`` may be None for all images in order, ``columns``
+        See `omearrow_ds.storage.formats._base.Images`. ``rows`` may be None for all images in order, ``columns``
         and ``checksums`` None if read lazily.
     """
 
@@ -52,7 +61,7 @@ class Index:
     rows: Array | None = None
 
 
-class PartsSource(BaseSource):
+class PartsSource(Images):
     """Several collections of one format that are read as one collection.
 
     Parameters
@@ -92,7 +101,7 @@ class PartsSource(BaseSource):
             self.checksums = index.checksums
         if index.rows is not None:
             self.rows = index.rows
-        self._opened: dict[int, BaseSource] = {}  # In LRU order, the most recently used last.
+        self._opened: dict[int, Images] = {}  # In LRU order, the most recently used last.
         if stamps is not None:
             self.stamp = (_digest([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)]),)
             self.variant = (f"{_digest(list(map(str, parts))):x}",)
@@ -102,13 +111,13 @@ class PartsSource(BaseSource):
         return self._format
 
     @cached_property
-    def _told_by(self) -> Sequence[str]:
+    def _tracked_files(self) -> Sequence[str]:
         return []
 
     @cached_property
-    def parted(self) -> Parted:
-        said = repr([[part.name for part in self.parts], list(map(int, self.starts))])
-        return Parted(self.starts, digest_of(said.encode(errors="surrogateescape")))
+    def part_layout(self) -> PartLayout:
+        description = repr([[part.name for part in self.parts], list(map(int, self.starts))])
+        return PartLayout(self.starts, digest_of(description.encode(errors="surrogateescape")))
 
     @property
     def most_open(self) -> int:
@@ -120,7 +129,7 @@ class PartsSource(BaseSource):
         """Numbers of the parts that are open."""
         return list(self._opened)
 
-    def part(self, number: int) -> BaseSource:
+    def part(self, number: int) -> Images:
         """Return a part, which is opened if it is closed; if too many are open, the least recently used one is closed.
 
         Raises
@@ -144,7 +153,7 @@ class PartsSource(BaseSource):
     def _closed(self, number: int) -> None:
         """Do nothing; subclasses release resources of a part that was closed."""
 
-    def _opened_part(self, number: int) -> BaseSource:
+    def _opened_part(self, number: int) -> Images:
         path = self.parts[number]
         source = self._open_number(number)
         images = slice(self.starts[number], self.starts[number + 1])
@@ -161,20 +170,20 @@ class PartsSource(BaseSource):
             )
         return source
 
-    def _open_number(self, number: int) -> BaseSource:
+    def _open_number(self, number: int) -> Images:
         return self._open_part(self._file_of(number))
 
     def _file_of(self, number: int) -> Path:
         """Return the local path of a part."""
         return self.parts[number]
 
-    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int], Keep]]:
+    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
         """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
-        found = by_part(self.starts, indices)
-        keep = np.asarray if len(found) <= _VIEWED_PARTS else np.array
-        for number, here in found:
+        groups = group_by_part(self.starts, indices)
+        keep = np.asarray if len(groups) <= _VIEWED_PARTS else np.array
+        for number, indices_of_part in groups:
             first = self.starts[number]
-            yield self.part(number), [index - first for index in here], keep
+            yield self.part(number), [index - first for index in indices_of_part], keep
 
     def read_arrays(
         self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
@@ -193,9 +202,9 @@ class PartsSource(BaseSource):
     def fills_out(self) -> bool:
         return self.format.in_folder and len(self) > 0 and self.part(0).fills_out
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)
-        if number is None or not is_uniform(self) or self.part(number).stacked() is None:
+        if number is None or not is_uniform(self) or self.part(number).mapped_stacks() is None:
             return None
         return PartStacks(self)
 
@@ -211,7 +220,7 @@ class PartsSource(BaseSource):
             for start, images in self.part(number).stream():
                 yield first + start, list(map(np.array, images)) if is_copied else images
 
-    def _place(self, index: int) -> tuple[BaseSource, int]:
+    def _place(self, index: int) -> tuple[Images, int]:
         ((part, (row,), _),) = self._by_part([index])
         return part, row
 
@@ -219,12 +228,12 @@ class PartsSource(BaseSource):
         part, here = self._place(index)
         return part.metadata(here)
 
-    def stems(self, index: int) -> list[str]:
-        part, here = self._place(index)
-        return list(dict.fromkeys([self.image_ids[index], *part.stems(here)]))
+    def mask_name_stems(self, index: int) -> list[str]:
+        part, row = self._place(index)
+        return list(dict.fromkeys([self.image_ids[index], *part.mask_name_stems(row)]))
 
-    def stored_as(self) -> Stored:
-        stored = self.part(0).stored_as()
+    def storage_info(self) -> Stored:
+        stored = self.part(0).storage_info()
         return replace(stored, chunking=f"{len(self.parts):,} parts, the first: {stored.chunking}")
 
     def stored_files(self) -> Iterator[Path]:

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Stamp
+from omearrow_ds.storage.formats._base import Array, Images, Stamp
 from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
-from omearrow_ds.storage.formats._failures import MALFORMED
+from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
 from omearrow_ds.storage.formats._table import ids_of, named, native
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.parts import Index, Open, PartsSource
+from omearrow_ds.storage.parts_source import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
 
 _IN_THREADS = ("parquet", "parquet_duck", "vortex")  # Their libraries release the GIL while reading.
@@ -68,7 +68,7 @@ class LazyColumns(NamedTuple):
     schema: pa.Schema
     parts: Sequence[Part]
 
-    def read(self, names: Sequence[str], open_part: Callable[[int], BaseSource], path: Path) -> pa.Table:
+    def read(self, names: Sequence[str], open_part: Callable[[int], Images], path: Path) -> pa.Table:
         """Return some columns of all parts; raise `ColumnError` if values of two parts have no common type."""
         joined_schema = pa.schema([self.schema.field(name) for name in names])
         kinds = dict(zip(names, joined_schema.types, strict=True))
@@ -84,7 +84,7 @@ class LazyColumns(NamedTuple):
         return table.combine_chunks()
 
 
-class JoinedSource(PartsSource):
+class ConcatSource(PartsSource):
     """Collections of other software that are read as one collection, which can be reopened from ``paths``.
 
     See `PartsSource` for ``parts``. With ``lazy``, columns are read on request.
@@ -117,12 +117,12 @@ class JoinedSource(PartsSource):
         return list(columns.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedSource, self._arguments
+        return ConcatSource, self._arguments
 
 
 def joined(
-    path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], paths: Paths | None = None
-) -> JoinedSource:
+    path: Path, parts: Sequence[Part], opening: Callable[..., Images], paths: Paths | None = None
+) -> ConcatSource:
     """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``.
 
     ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
@@ -148,7 +148,7 @@ def joined(
     columns = _columns(parts, tables, lengths, path) if lazy is None else None
     index = index_of(known, _distinct_ids(parts, known), columns, rows)
     arguments = (path, first.format, files, index, opening, stamps)
-    return JoinedSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
+    return ConcatSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
 
 
 class PartHeader(NamedTuple):
@@ -162,7 +162,7 @@ class PartHeader(NamedTuple):
     columns: pa.Table
 
 
-def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[PartInfo]:
+def _look_at_all(opening: Callable[..., Images], paths: Sequence[Path]) -> list[PartInfo]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster.
 
     Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened: that
@@ -195,14 +195,14 @@ def read_part_info(opening: Open, path: Path) -> PartInfo:
         return _known_of(source)
 
 
-def _known_of(source: BaseSource) -> PartInfo:
+def _known_of(source: Images) -> PartInfo:
     columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
     checksums = None if source.checksums is None else _owned(source.checksums)
     values = {name: getattr(source, name) for name in PartInfo._fields if name not in ("columns", "checksums")}
     return PartInfo(**values, columns=columns, checksums=checksums)
 
 
-def _look(opening: Callable[..., BaseSource], path: Path) -> PartInfo | PartHeader:
+def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:
     """Return the contents of a collection, or its stored info and columns if it can be inspected without reading."""
     with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
@@ -310,7 +310,7 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
 
 
 def _lazy_columns(
-    parts: Sequence[Part], known: Sequence[PartInfo], opening: Callable[..., BaseSource], path: Path
+    parts: Sequence[Part], known: Sequence[PartInfo], opening: Callable[..., Images], path: Path
 ) -> LazyColumns:
     """Return columns that are read on request; types and keys are checked as by `_columns`."""
     for part, info in zip(parts, known, strict=True):

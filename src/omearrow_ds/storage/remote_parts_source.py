@@ -21,8 +21,8 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import Array, BaseSource, Parted, is_uniform
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._base import Array, Images, PartLayout, is_uniform
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
@@ -30,8 +30,7 @@ from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedSource
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.part_stacks import PartStacks
-from omearrow_ds.storage.parts import OPEN_PARTS, Open
-from omearrow_ds.storage.placed import Placed
+from omearrow_ds.storage.parts_source import OPEN_PARTS, Open
 from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.prefetcher import (
     RANGED_BYTES,
@@ -41,6 +40,7 @@ from omearrow_ds.storage.prefetcher import (
     fetch_part,
     prefetch_part,
 )
+from omearrow_ds.storage.ranged_part_source import RangedPartSource
 from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.verified import VerifiedSource
 
@@ -50,7 +50,7 @@ _MIN_PARTS = 2  # Parts that a cache must have space for: one that is read, one 
 _WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if images were shuffled when parts were made.
 
 
-class RemoteParts(PublishedSource):
+class RemotePartsSource(PublishedSource):
     """A published collection in parts on a server; opening it reads two objects, for any number of parts.
 
     Parameters
@@ -142,14 +142,14 @@ class RemoteParts(PublishedSource):
         return min(OPEN_PARTS, slots - max_ahead), max_ahead
 
     @cached_property
-    def parted(self) -> Parted:
+    def part_layout(self) -> PartLayout:
         layout = self.manifest.made.get("layout", {})
         is_permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
         is_one_group = all(
             pc.count_distinct(self.column(name), "all").as_py() < 2 for name in groups if name in self.column_names
         )
         window = _MIXED_WINDOW if is_permuted else _WINDOW
-        return super().parted._replace(window=window, mixed=is_permuted and is_one_group)
+        return super().part_layout._replace(window=window, mixed=is_permuted and is_one_group)
 
     @property
     def part_fetches(self) -> Self:  # type: ignore[override]  # Read-only.
@@ -168,10 +168,10 @@ class RemoteParts(PublishedSource):
         if self._open_ranged is None:
             self._prefetcher.get().start(part)
 
-    def _open_number(self, number: int) -> BaseSource:
+    def _open_number(self, number: int) -> Images:
         return self._open_by_ranges(number) or super()._open_number(number)
 
-    def _open_by_ranges(self, number: int) -> BaseSource | None:
+    def _open_by_ranges(self, number: int) -> Images | None:
         """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
         part = self.manifest.parts[number]
         if self._open_ranged is None:
@@ -190,7 +190,7 @@ class RemoteParts(PublishedSource):
         self._fetch_whole()
         return None
 
-    def _placed(self, number: int, open_ranged: Open, checksums: pa.ChunkedArray) -> BaseSource:
+    def _placed(self, number: int, open_ranged: Open, checksums: pa.ChunkedArray) -> Images:
         """Return a part whose images are fetched singly; checksums detect images of a replaced object."""
         part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
         known = self.image_ids[images], self.shapes[images], self.dtypes[images], checksums[images]
@@ -199,13 +199,15 @@ class RemoteParts(PublishedSource):
             return self._remote.ranges(f"{PARTS}/{part.name}", ranges, size_bytes=part.size_bytes)[0]
 
         path = self.parts[number]
-        return VerifiedSource(Placed(path, self.format, part.size_bytes, part.places, known, fetch, open_ranged))
+        return VerifiedSource(
+            RangedPartSource(path, self.format, part.size_bytes, part.places, known, fetch, open_ranged)
+        )
 
-    def stacked(self) -> Stacks | None:
+    def mapped_stacks(self) -> Stacks | None:
         if self._open_ranged is not None:
             return None
         if not self.manifest.outline:  # It was made by an older version.
-            return super().stacked()
+            return super().mapped_stacks()
         in_place = len(self) and is_uniform(self) and self.outline().stored.in_place  # Known without fetching a part.
         return PartStacks(self) if in_place else None
 
@@ -228,7 +230,7 @@ class RemoteParts(PublishedSource):
         self._close_oldest()
         return has_open_parts
 
-    def _opened_part(self, number: int) -> BaseSource:
+    def _opened_part(self, number: int) -> Images:
         try:
             with self._reading_alone():
                 return super()._opened_part(number)
@@ -270,7 +272,7 @@ class RemoteParts(PublishedSource):
         if not self.manifest.outline:
             unknown = "unknown until a part is fetched"
             return Outline(Stored(None, unknown, unknown, in_place=False, reading=unknown, looked_at=0), [])
-        with refusing(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
+        with translate_errors(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
             return Outline.of_json(self.manifest.outline)
 
     def _close_parts(self) -> None:
@@ -286,4 +288,4 @@ class RemoteParts(PublishedSource):
             self._pinned_index = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache, self._open_ranged)
+        return RemotePartsSource, (self.path, self._open_part, self._remote.storage, self.cache, self._open_ranged)

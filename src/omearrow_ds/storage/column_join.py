@@ -12,7 +12,7 @@ import pyarrow as pa
 from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
+from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import (
@@ -30,13 +30,13 @@ from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import ColumnTypes
 
 
-class WithColumns(Over):
+class SourceWithColumns(ImagesWrapper):
     """A source with the columns of another source and those of a joined table.
 
     ``added`` has one row per image. Other columns are read from ``unread`` at ``rows``, where null is an absent row.
     """
 
-    def __init__(self, source: BaseSource, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
+    def __init__(self, source: Images, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
         super().__init__(source)
         self._added, self._unread, self._rows = added, unread, rows
         more = () if unread is None else unread.column_schema
@@ -62,8 +62,8 @@ class WithColumns(Over):
     def read_groups(self) -> Iterable[slice]:
         return self._source.read_groups()
 
-    def stacked(self) -> Stacks | None:
-        return self._source.stacked()
+    def mapped_stacks(self) -> Stacks | None:
+        return self._source.mapped_stacks()
 
     def stream(self) -> Iterator[Block]:
         return self._source.stream()
@@ -72,10 +72,10 @@ class WithColumns(Over):
         return self._source.outline()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WithColumns, (self._source, self._added, self._unread, self._rows)
+        return SourceWithColumns, (self._source, self._added, self._unread, self._rows)
 
 
-def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
+def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes) -> Images:
     """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
     joined = read_input_table(
         columns, "columns", types, {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *column_names_of(on)}
@@ -102,7 +102,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
             )
         added = added.drop_columns(name)
     _warn_unmatched(keys, rows)
-    return WithColumns(source, added, joined.unread, row_or_null)
+    return SourceWithColumns(source, added, joined.unread, row_or_null)
 
 
 def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, rows: Array) -> bool:

@@ -32,7 +32,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.recommend.report import unused_path_near
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.parts import OPEN_PARTS
+from omearrow_ds.storage.parts_source import OPEN_PARTS
 from tests.support.errors import raises
 from tests.support.sources import check
 
@@ -80,7 +80,7 @@ def test_ids_stay_where_they_are_distinct(tmp_path: Path) -> None:
     put(tmp_path / "b" / "z.arrow", [2], ["y"])
     source = open_images(tmp_path)
     assert list(source.image_ids) == ["a/y", "b/x/x/y", "b/z/y"]
-    assert source.images.stems(2) == ["b/z/y", "y"]
+    assert source.images.mask_name_stems(2) == ["b/z/y", "y"]
 
 
 def test_keys_of_folders_are_columns_as_pyarrow_has_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omearrow_ds.errors import FormatError, OMEArrowDSError
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
 
 
-class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
+class translate_errors:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
     """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
     A source's ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
@@ -50,12 +50,12 @@ class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parqu
             raise failure or damaged(self._path, self._label, error) from error
 
 
-class Opening:
-    """Context that converts errors like `refusing`, and refuses a file that was replaced after its first opening."""
+class GuardedOpen:
+    """Context that translates errors, and raises one if the file is not the one that was opened first."""
 
     __slots__ = ("_first", "_refuse_replaced", "_refusing")
 
-    def __init__(self, refusing_errors: refusing, refuse_replaced: Callable[[], None], *, first: bool) -> None:
+    def __init__(self, refusing_errors: translate_errors, refuse_replaced: Callable[[], None], *, first: bool) -> None:
         self._refusing, self._refuse_replaced, self._first = refusing_errors, refuse_replaced, first
 
     def __enter__(self) -> None:

@@ -15,7 +15,7 @@ from numpy.lib.array_utils import byte_bounds
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.image_extents import PieceLayout
@@ -45,13 +45,13 @@ class Run(NamedTuple):
     gap: int = 0
 
 
-def runs_of(source: BaseSource) -> list[Run]:
+def find_byte_runs(source: Images) -> list[Run]:
     """Return the offsets of images in a local, uncompressed file; an empty list if images are not stored as in memory.
 
     The list is also empty if a checksum is missing, because fetched bytes could not be verified.
     """
     mapping, checksums = source.mapping if isinstance(source, TableSource) else None, source.checksums
-    stacks = None if mapping is None or checksums is None or checksums.null_count else source.stacked()
+    stacks = None if mapping is None or checksums is None or checksums.null_count else source.mapped_stacks()
     if mapping is None or stacks is None:
         return []
     stacks.prepare(np.arange(len(stacks)))
@@ -88,7 +88,7 @@ def _pieces(image: Array) -> tuple[int, int] | None:
     return math.prod(image.shape[:axes]), gap
 
 
-class Placed(BaseSource):
+class RangedPartSource(Images):
     """Images fetched by byte range from a part that is not opened; callers must verify their checksums.
 
     Parameters
@@ -117,7 +117,7 @@ class Placed(BaseSource):
         runs: Sequence[Run],
         known: tuple[Sequence[str], Array, Sequence[np.dtype[Any]], pa.ChunkedArray],
         fetch: Callable[[Sequence[ByteRange]], list[memoryview]],
-        opening: Callable[[Path], BaseSource],
+        opening: Callable[[Path], Images],
     ) -> None:
         self.path, self.name = path, fmt.name  # type: ignore[misc]  # It has any format.
         self.image_ids, self.shapes, self.dtypes, self.checksums = known
@@ -149,20 +149,20 @@ class Placed(BaseSource):
         )
 
     @cached_property
-    def _whole(self) -> BaseSource:
+    def _whole(self) -> Images:
         return self._open_whole(self.path)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the metadata of an image, read through the opened part."""
         return self._whole.metadata(index)
 
-    def stems(self, index: int) -> list[str]:
+    def mask_name_stems(self, index: int) -> list[str]:
         """Return the names by which other files may refer to an image, read through the opened part."""
-        return self._whole.stems(index)
+        return self._whole.mask_name_stems(index)
 
-    def stored_as(self) -> Stored:
+    def storage_info(self) -> Stored:
         """Return the storage layout of the opened part."""
-        return self._whole.stored_as()
+        return self._whole.storage_info()
 
     def close(self) -> None:
         """Close the part if it is open."""
