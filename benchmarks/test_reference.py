@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import omearrow_ds
 from benchmarks.conftest import Datasets
 from benchmarks.support.data import DataCache
-from benchmarks.support.library import PixelCache, decoded_bytes, get_format
+from benchmarks.support.library import PixelCache, decoded_bytes, get_format, images_of
 from benchmarks.support.paired import Compare, Preloaded, Side, batched, divisor_of, drain, random_indices
 from benchmarks.support.workload import NO_BATCH
 from omearrow_ds import Format, ImageSource, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
@@ -114,7 +114,7 @@ def test_preload(compare: Compare, engine: str | None, opened: ImageSource, imag
     """Decoding every image of an open collection into one block."""
     pixels = np.ones(decoded_bytes(opened.shapes, opened.dtypes), np.uint8)
     memcpy = Side(partial(np.copyto, np.zeros_like(pixels)), repeat(pixels), once=True)
-    ours = Side(PixelCache.load, repeat(opened), once=True)
+    ours = Side(PixelCache.load, repeat(images_of(opened)), once=True)
     compare(ours, memcpy, image_shape, _case(opened, engine))
 
 

@@ -13,7 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.conftest import Datasets
 from benchmarks.support.cold import Cold
 from benchmarks.support.data import DataCache, disk_usage_of, encodings, library_encoding
-from benchmarks.support.library import PixelCache
+from benchmarks.support.library import PixelCache, images_of
 from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format, OMEArrowDataset, open_images, write_images
 
@@ -67,7 +67,7 @@ def test_preload_cold(
     def preload() -> None:
         source: Any = open_images(cold.path, fmt.name)
         with source:
-            PixelCache.load(source)
+            PixelCache.load(images_of(source))
 
     cold.drop()
     benchmark.pedantic(preload, setup=cold.drop, rounds=profile.whole.rounds(trial_s(preload)))

@@ -5,6 +5,7 @@ The gate also runs these files on an older package, so names are imported from t
 
 from contextlib import suppress
 from importlib.util import find_spec
+from typing import Any
 
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.resources import available_cores
@@ -28,7 +29,7 @@ HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `conver
 
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
-__all__ += ["as_after_some_epochs", "read_ahead_bytes", "space_on_disk"]
+__all__ += ["as_after_some_epochs", "images_of", "read_ahead_bytes", "space_on_disk"]
 __all__ += ["Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += [
     "InterleavedRounds",
@@ -40,6 +41,11 @@ __all__ += [
     "recommend",
     "tiles_of",
 ]
+
+
+def images_of(source: Any) -> Any:
+    """Return the images of an open source; in an older package, a source reads them itself."""
+    return getattr(source, "images", source)
 
 
 def as_after_some_epochs() -> None:

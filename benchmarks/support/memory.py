@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import psutil
 
-from benchmarks.support.library import PixelCache, decoded_bytes
+from benchmarks.support.library import PixelCache, decoded_bytes, images_of
 from benchmarks.support.workload import Workload
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
 
@@ -137,7 +137,7 @@ def _forget_peak() -> None:
 
 def _preload(path: Path, format_name: str) -> Callable[[], tuple[Figures, object]]:
     source: Any = open_images(path, format_name)
-    return lambda: ({"decoded_bytes": decoded_bytes(source.shapes, source.dtypes)}, PixelCache.load(source))
+    return lambda: ({"decoded_bytes": decoded_bytes(source.shapes, source.dtypes)}, PixelCache.load(images_of(source)))
 
 
 def _open(path: Path) -> Callable[[], tuple[Figures, object]]:

@@ -424,7 +424,7 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path)
         "data = ds.OMEArrowDataset('a.parquet', preload=False); data[0]\n"
         "reader = data.source.images._reader.get(); data[1]; print(reader is data.source.images._reader.get())\n"
         "ds.write_images([np.zeros((512, 512), np.uint16)] * 4, 'large.arrow', 'arrow')\n"
-        "print(len(PixelCache.load(ds.open_images('large.arrow')).planted))\n"
+        "print(len(PixelCache.load(ds.open_images('large.arrow').images).planted))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
     done = subprocess.run(

@@ -21,7 +21,7 @@ from omearrow_ds.dataset import gather as rows
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
-from omearrow_ds.storage.formats import _parquet, _sql, tiff
+from omearrow_ds.storage.formats import _folder, _parquet, _sql
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -72,7 +72,7 @@ def opened(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch):
     """Disable checks of files and disk reads, which run once per millisecond, not per call."""
-    for module in (byte_source, tiff):
+    for module in (byte_source, _folder):
         monkeypatch.setattr(module, "STATUS_NS", 10**15)
     monkeypatch.setattr(stacks, "_QUERY_NS", 10**15)
 

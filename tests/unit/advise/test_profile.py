@@ -410,7 +410,7 @@ def test_no_clock_stands_in_the_path(name):
     """Some modules read a coarse clock to check whether a file was replaced; none measures."""
     now_and_then = {
         "storage/byte_source.py": ["monotonic_ns"],
-        "storage/formats/tiff.py": ["monotonic_ns"],
+        "storage/formats/_folder.py": ["monotonic_ns"],
     }
     tree = TREES[name if name.endswith(".py") else f"{name}.py"]
     clocks = [module.removeprefix("time.") for module in imports(tree) if module.split(".")[0] == "time"]

@@ -334,7 +334,7 @@ def test_sample_is_limited_in_bytes_and_in_time():
     class Many:
         """A hundred thousand images with a read time of 1 s each."""
 
-        path, parted, columns = "many", None, pa.table({})
+        path, part_layout, columns = "many", None, pa.table({})
         shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
 
         def __len__(self):

@@ -9,7 +9,7 @@ import torch
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, write_images
 from omearrow_ds.storage import byte_source
-from omearrow_ds.storage.formats import tiff
+from omearrow_ds.storage.formats import _folder
 from tests.conftest import needs
 from tests.support.errors import raises
 
@@ -85,7 +85,7 @@ def test_batches_of_workers_are_those_of_the_files(collections, name):
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_truncated_file_is_an_error_when_it_was_cut_after_opening(tmp_path, monkeypatch, name):
     needs("ome_zarr")
-    for module in (byte_source, tiff):
+    for module in (byte_source, _folder):
         monkeypatch.setattr(module, "STATUS_NS", 0)
     path = tmp_path / name
     write_images([pixels_of(index) for index in range(COUNT)], path, name, axes="CYX")

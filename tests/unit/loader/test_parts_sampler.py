@@ -29,7 +29,7 @@ def in_parts(sizes, fields=None):
     """The attributes of a dataset that the sampler reads."""
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     fields = np.arange(starts[-1]) if fields is None else np.array(fields, np.int64)
-    return SimpleNamespace(_collection=SimpleNamespace(parted=PartLayout(starts, "digest")), fields=fields)
+    return SimpleNamespace(_collection=SimpleNamespace(part_layout=PartLayout(starts, "digest")), fields=fields)
 
 
 def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consumed=0):

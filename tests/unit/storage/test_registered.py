@@ -80,7 +80,7 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
 def test_profile_tells_the_stages_that_it_names(installed):
     reading = (
         "    def _read_images(self, *args):\n        return super()._read_images(*args)\n\n"
-        "    def stacked(self):\n        return None\n"
+        "    def mapped_stacks(self):\n        return None\n"
     )
     folder = installed(f"{PAPYRUS}\n{reading}\nSTAGES = {{'Source._read_images': 'decode'}}\n")
     write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.papyrus")

@@ -30,7 +30,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.dataset import preload
-from omearrow_ds.storage import part_cache, prefetcher, remote, remote_parts
+from omearrow_ds.storage import part_cache, prefetcher, remote, remote_parts_source
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
@@ -294,7 +294,7 @@ def test_a_share_without_samples_has_no_parts(url, tmp_path):
 
 
 def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_parts, "AHEAD", 1)
+    monkeypatch.setattr(remote_parts_source, "AHEAD", 1)
     images = list(np.arange(16 * 240, dtype=np.uint16).reshape(16, 1, 2, 1, 12, 10))
     publish(server.folder / "a.parts", images, [1] * 16)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False, batch_size=16)
