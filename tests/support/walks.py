@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -74,12 +75,13 @@ def record_walks(folder: Path) -> dict[str, Walk]:
 
 
 def _record_batch(dataset: OMEArrowDataset, batch_size: int) -> Walk:
-    """Return the shorter walk of two batches of a seeded loader; a batch that waited for the disk requests pages."""
+    """Return the walk of the third batch of a seeded loader, which does not ask whether reads wait for a disk."""
     order = torch.Generator().manual_seed(0)
     loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=0, generator=order)
     batches: Iterator[Any] = iter(loader)
-    next(batches), next(batches)
-    return min(record_walk(lambda: next(batches)) for _ in range(2))
+    with patch("omearrow_ds.kernels.stacks._QUERY_NS", 10**15):
+        next(batches), next(batches)
+        return record_walk(lambda: next(batches))
 
 
 def _write_plate(folder: Path, cells: Path, rng: np.random.Generator) -> None:

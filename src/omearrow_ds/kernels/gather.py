@@ -50,12 +50,11 @@ def gather(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> No
             some = slice(first, first + step)
             scale(images[indices[some]], divisor, out[some])
     else:  # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
-        images: Array | Stacks = stacks if stack is None else stack
-        indices = positions
+        samples: Array | Stacks = stacks if stack is None else stack
         if stack is None and stacks.has_equal_strides:
-            images, indices = stacks.overlaid_array(positions)
-        for index, sample in zip(indices.tolist(), out, strict=True):
-            scale(images[index], divisor, sample)
+            samples, positions = stacks.overlaid_array(positions)
+        for position, scaled in zip(positions.tolist(), out, strict=True):
+            scale(samples[position], divisor, scaled)
 
 
 def _by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
