@@ -20,7 +20,7 @@ from benchmarks.support import library
 from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings, library_encoding
 from benchmarks.support.gated import WORKLOADS, Collections, gated_objects, working_clock
-from benchmarks.support.library import PixelCache
+from benchmarks.support.library import PixelCache, images_of
 from benchmarks.support.memory import CLEAR, held
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
@@ -118,9 +118,9 @@ def test_memory(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -
     def work() -> None:
         CLEAR.write_text("5", encoding="ascii")  # Resets the peak, see proc(5).
         before = held()
-        kept = [PixelCache.load(source) for _ in range(8)]
+        caches = [PixelCache.load(images_of(source)) for _ in range(8)]
         grown.append(held().peak_bytes - before.resident_bytes)
-        kept.clear()
+        caches.clear()
 
     with source:
         _measure(benchmark, work, calls=8)
@@ -306,7 +306,7 @@ def _measure_crops(
 def _measure_preload(benchmark: BenchmarkFixture, path: Path, fmt: Format) -> None:
     source: Any = open_images(path, fmt.name)
     with source:
-        _measure(benchmark, partial(PixelCache.load, source))
+        _measure(benchmark, partial(PixelCache.load, images_of(source)))
 
 
 def _dataset(stored: Collections, name: str, fmt: Format, *, preload: bool) -> OMEArrowDataset:
