@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from tqdm import tqdm
@@ -121,35 +122,52 @@ class PixelCache:
         return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
 
 
-class PreloadProgressBar(tqdm):  # type: ignore[misc]  # tqdm has no types
+class _ThreadlessBar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """Progress bar without a monitor thread, which would be unsafe if the process forks."""
+
+    monitor_interval = 0
+    _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
+
+
+class PreloadProgressBar:
     """Progress bar that appears if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
 
-    It counts images, or bytes if the source downloads them.
+    It counts images, or bytes if the source downloads them. The bar is created when it appears, because that takes as
+    long as decoding some small images.
     """
 
-    monitor_interval = 0  # A monitor thread would be unsafe if the process forks.
-    _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
     after_s = 2.0
 
     def __init__(self, source: Images, progress: bool | None) -> None:
+        self._num_done, self._start_s = 0, monotonic()
+        self._bar: _ThreadlessBar | None = None
         err = sys.stderr
         is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
-        options = {"unit": "image", "leave": False, "delay": self.after_s, "disable": not is_shown}
         is_whole = len(source) == source.row_count  # Otherwise, the number of bytes is unknown.
         self._fetches = source.part_fetches if is_shown and is_whole else None
-        super().__init__(desc=f"preloading {source.path.name}", total=len(source), **options)
-        num_bytes = 0 if self._fetches is None else self._fetches.report(self.update)
-        if num_bytes:
-            self.total, self.unit, self.unit_scale = num_bytes, "B", True
+        num_bytes = 0 if self._fetches is None else self._fetches.report(self._advance)
+        total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
+        self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
         self.done: Done | None = None if num_bytes or not is_shown else self._count_images
 
     def _count_images(self, first: int, stop: int) -> None:
-        self.update(stop - first)
+        self._advance(stop - first)
 
-    def close(self) -> None:
-        if self._fetches is not None and not self.disable:
+    def _advance(self, count: int) -> None:
+        self._num_done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif monotonic() - self._start_s > self.after_s:
+            self._bar = _ThreadlessBar(initial=self._num_done, **self._options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._fetches is not None:
             self._fetches.report(None)
-        super().close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:

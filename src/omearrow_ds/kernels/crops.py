@@ -176,11 +176,13 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
         scale(regions[number], divisor, out[into[number]])
 
 
-def windows_by_loop(stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array) -> bool:
+def windows_by_loop(
+    stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
+) -> bool:
     """Write windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
 
     ``boxes`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
-    ``into`` is its position in ``out``.
+    ``into`` is its position in ``out``, by default in order.
     """
     if not out.flags.aligned:
         return False
@@ -208,7 +210,8 @@ def windows_by_loop(stack: Array, boxes: list[Array], out: Array, divisor: Divis
     loop = None if plan is None else compiled(_windows, plan[1])
     if plan is None or loop is None:
         return False
-    loop(first_of(stack), first_of(out), into, *boxes, plan[0], factors, illumination, pad)
+    rows = np.arange(len(out)) if into is None else into
+    loop(first_of(stack), first_of(out), rows, *boxes, plan[0], factors, illumination, pad)
     return True
 
 

@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from tqdm import tqdm
 
 from omearrow_ds import (
     ArgumentError,
@@ -484,13 +483,7 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     closed.close()
     for expected in (None, True, False):  # Preloading takes less than 2 s.
         assert shown(Terminal(), progress=expected) == ""
-
-    def update_at_once(bar, count):
-        bar.mininterval = 0
-        tqdm.update(bar, count)
-
     monkeypatch.setattr(cache.PreloadProgressBar, "after_s", -1.0)
-    monkeypatch.setattr(cache.PreloadProgressBar, "update", update_at_once)
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
         actual = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
         assert [bool(item) for item in actual] == [of_terminal, of_file, False, False]
