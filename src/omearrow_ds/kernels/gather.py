@@ -56,7 +56,7 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
     """Write all samples by a compiled loop; return False if the loop does not support them, or NumPy is as fast."""
     contiguous = stack.flags.c_contiguous and out.flags.c_contiguous
     if contiguous and isinstance(divisor, np.float32) and divides(stack, out):
-        loop = compiled(_gathered, (f"{stack.dtype.name} r", "int64 r", "float32 w", "float32"))
+        loop = compiled(_gathered, _types_of(stack.dtype))
         if loop is None:
             return False
         outside = loop(stack.reshape(-1), positions, out.reshape(-1), divisor)
@@ -118,6 +118,12 @@ def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divi
                 return False
         done += len(which)
     return done == len(out)
+
+
+@functools.cache
+def _types_of(pixels: np.dtype[Any]) -> tuple[str, ...]:
+    """Return the argument types of `_gathered`; the name of a dtype takes as long as scaling a small image."""
+    return (f"{pixels.name} r", "int64 r", "float32 w", "float32")
 
 
 @functools.cache
