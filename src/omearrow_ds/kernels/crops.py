@@ -126,7 +126,7 @@ def _plan(
     copied: bool,
     aligned: bool,
 ) -> tuple[Array, tuple[str, ...]] | None:
-    """Return sizes, strides and plane offsets in elements for the loop, and its types; None if it does not fit."""
+    """Return sizes, strides and plane offsets in elements, and the types of the loop; None if no loop supports them."""
     if stored not in COMPILED or out_dtype != (stored if copied else FLOAT32):
         return None
     if any(stride % stored.itemsize for stride in strides) or any(
@@ -159,7 +159,7 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
     out, divisor
         See `crops`; a `Scaling` must have the same values for all pixels of a plane.
     """
-    left = [*range(len(regions))]
+    left = list(range(len(regions)))
     if regions and worth(CROP_WEIGHT * out.nbytes):
         addresses, size = np.array([region.__array_interface__["data"][0] for region in regions]), regions[0].itemsize
         alike: dict[tuple[Any, ...], list[int]] = {}  # Regions that one loop can process.

@@ -105,9 +105,9 @@ class PartsSampler(DistributedSampler[Any]):
         return f"PartsSampler({len(self)} samples, part by part)"
 
     def __init__(self, dataset: StoredSamples, plan: OrderSpec, ranks: Ranks, *, drop_last: bool = False) -> None:
-        parted = dataset._collection.part_layout
-        assert parted is not None
-        starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
+        layout = dataset._collection.part_layout
+        assert layout is not None
+        starts, fields = np.asarray(layout.starts, np.int64), dataset.fields
         super().__init__(
             range(len(fields)),  # type: ignore[arg-type]  # Only its length is used.
             ranks.ranks,
@@ -123,10 +123,10 @@ class PartsSampler(DistributedSampler[Any]):
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
         self._part_of = part_of
-        self._fetched = None if parted.window is None or dataset.preloaded else dataset
+        self._fetched = None if layout.window is None or dataset.preloaded else dataset
         if self._fetched is not None:
             _part_fetches(self._fetched).expect([], self._at_once)
-        self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
+        self.digest = hashlib.blake2b(layout.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
     def fetches(self) -> bool:

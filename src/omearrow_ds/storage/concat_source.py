@@ -146,7 +146,15 @@ def joined(
     tables = [info.columns for info in known if info.columns is not None]
     lengths = [len(info.image_ids) for info in known]
     columns = _columns(parts, tables, lengths, path) if lazy is None else None
-    index = index_of(known, _distinct_ids(parts, known), columns, rows)
+    index = Index(
+        list(accumulate(lengths, initial=0)),
+        _distinct_ids(parts, known),
+        np.concatenate([info.shapes for info in known]),
+        list(chain.from_iterable(info.dtypes for info in known)),
+        columns,
+        _checksums(known),
+        rows,
+    )
     arguments = (path, first.format, files, index, opening, stamps)
     return ConcatSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
 
@@ -252,21 +260,6 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])])
 
 
-def index_of(
-    known: Sequence[PartInfo | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
-) -> Index:
-    """Return one image index for several collections, with the ids and columns that are passed."""
-    return Index(
-        list(accumulate((len(info.image_ids) for info in known), initial=0)),
-        image_ids,
-        np.concatenate([info.shapes for info in known]),
-        list(chain.from_iterable(info.dtypes for info in known)),
-        columns,
-        _checksums(known),
-        rows,
-    )
-
-
 def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]:
     """Return the stored ids if distinct; otherwise prefix the part's name, without suffix if that is distinct."""
     stored = list(chain.from_iterable(info.image_ids for info in known))
@@ -277,7 +270,7 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]
     return [f"{name}/{image_id}" for name, info in zip(names, known, strict=True) for image_id in info.image_ids]
 
 
-def _checksums(known: Sequence[PartInfo | Index]) -> pa.ChunkedArray | None:
+def _checksums(known: Sequence[PartInfo]) -> pa.ChunkedArray | None:
     if all(info.checksums is None for info in known):
         return None
     chunks: list[pa.Array] = []

@@ -52,6 +52,16 @@ def profiles(tmp_path):
     return tmp_path / "profiles.parquet"
 
 
+@pytest.fixture
+def requested(monkeypatch):
+    """Return a list that receives the column names of each read of a Parquet or text table."""
+    names_read, read = [], TableFile.read
+    monkeypatch.setattr(
+        TableFile, "read", lambda file, names=None, types=None: names_read.append(names) or read(file, names, types)
+    )
+    return names_read
+
+
 @pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
 def test_columns_of_a_wide_joined_table_are_those_of_the_table_in_memory(plate, profiles):
     names = ["Cells.Feature 79", "number", "Cells.Feature 3", "Metadata_Well"]
@@ -69,12 +79,7 @@ def test_columns_of_a_wide_joined_table_are_those_of_the_table_in_memory(plate, 
 
 
 @pytest.mark.filterwarnings("ignore:.*have no row:UserWarning")
-def test_joining_a_wide_table_reads_only_the_columns_of_target_and_condition(plate, profiles, monkeypatch):
-    requested = []
-    read = TableFile.read
-    monkeypatch.setattr(
-        TableFile, "read", lambda file, names=None, types=None: requested.append(names) or read(file, names, types)
-    )
+def test_joining_a_wide_table_reads_only_the_columns_of_target_and_condition(plate, profiles, requested):
     condition = '"Cells.Feature 5" >= 6 and number < 8'
     dataset = OMEArrowDataset(plate, columns=profiles, filter=condition, target="Cells.Feature 2", axes="YX")
     assert [int(image.max() * 65535 + 0.5) for image, _ in dataset] == [2, 3, 4, 5, 6, 7]
@@ -219,12 +224,7 @@ def test_crops_of_a_wide_table_of_objects_are_those_of_the_table_in_memory(plate
         assert source.columns.equals(expected.columns)
 
 
-def test_crops_read_only_the_requested_columns_of_a_wide_table_of_objects(plate, cells, monkeypatch):
-    requested = []
-    read = TableFile.read
-    monkeypatch.setattr(
-        TableFile, "read", lambda file, names=None, types=None: requested.append(names) or read(file, names, types)
-    )
+def test_crops_read_only_the_requested_columns_of_a_wide_table_of_objects(plate, cells, requested):
     condition = '"Cells_Feature 5" > 6'
     dataset = OMEArrowDataset(
         plate, objects=cells, crop_size=(3, 3), pad="constant", filter=condition, target="Cells_Feature 2", axes="YX"

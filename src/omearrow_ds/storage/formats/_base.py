@@ -384,8 +384,8 @@ class Images(ColumnReader, ABC):
         stamp: Stamp = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
             stamp = (*stamp, status.st_size, status.st_mtime_ns)
-        for told_by in self._tracked_files:
-            stamp += _file_fingerprint(told_by)
+        for file in self._tracked_files:
+            stamp += _file_fingerprint(file)
         if self.stamp is None:
             for path in (str(self.path), *self._tracked_files):
                 refuse_special(path)

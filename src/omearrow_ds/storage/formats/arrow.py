@@ -104,8 +104,8 @@ class Source(TableSource):
             file_schema = self._file.get().columns.schema
             self._places = {name: index for index, name in enumerate(file_schema.names)}
             others = self._choose(file_schema, image_column, with_columns=with_columns)
-            self._look = look and is_narrow(others)
             at_once = others if is_narrow(others) else []
+            self._look = look and len(at_once) == len(others)
             if len(at_once) + 1 < len(file_schema):
                 self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
                 self._file.close()
