@@ -15,11 +15,11 @@ from omearrow_ds.kernels.scaling import Array
 
 Rows = tuple[Array, int]  # (n,) int64, the first row of a window in each image, and its height, also beyond edges.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
-_GAP_BYTES = mmap.PAGESIZE
+GAP_BYTES = mmap.PAGESIZE
 
 
 def request(addresses: Array, like: Array, rows: Rows | None) -> None:
-    """Request the pages of images, in ranges that are merged across gaps of up to one page.
+    """Request the pages of images.
 
     ``addresses`` (n,) int64 are the first bytes of the images. ``like`` is an array (m, ...) with their shape and
     strides, of any axes, or (m, T, C, Z, Y, X) if only ``rows`` are requested.
@@ -28,16 +28,25 @@ def request(addresses: Array, like: Array, rows: Rows | None) -> None:
         tops, num_rows = rows
         first_rows = np.clip(tops, 0, max(like.shape[4] - num_rows, 0))
         addresses, like = addresses + first_rows * like.strides[4], like[:, :, :, :, :num_rows]
+    offsets, span_bytes = byte_ranges(like)
+    starts = (addresses[:, None] + offsets).ravel()
+    request_ranges(starts, np.full(len(starts), span_bytes))
+
+
+def byte_ranges(like: Array) -> tuple[Array, int]:
+    """Return the offsets of the byte ranges of an image of ``like`` (m, ...), and the length of each range in bytes.
+
+    Ranges are merged across gaps of up to one page.
+    """
     offsets, span_bytes = np.zeros(1, np.int64), like.itemsize
     axes = zip(like.shape[1:], like.strides[1:], strict=True)
     for length, stride in sorted(axes, key=lambda axis: abs(axis[1])):
-        if len(offsets) > 1 or abs(stride) > span_bytes + _GAP_BYTES:
+        if len(offsets) > 1 or abs(stride) > span_bytes + GAP_BYTES:
             offsets = (offsets[:, None] + stride * np.arange(length)).ravel()
         else:
             span_bytes += (length - 1) * abs(stride)
             offsets += min((length - 1) * stride, 0)
-    starts = (addresses[:, None] + offsets).ravel()
-    request_ranges(starts, np.full(len(starts), span_bytes))
+    return offsets, span_bytes
 
 
 def request_ranges(starts: Array, num_bytes: Array) -> None:

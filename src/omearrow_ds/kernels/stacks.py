@@ -6,6 +6,7 @@ import bisect
 import ctypes
 import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns
@@ -13,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omearrow_ds.kernels.page_requests import Rows, is_resident, request, request_ranges
+from omearrow_ds.kernels.page_requests import GAP_BYTES, Rows, byte_ranges, is_resident, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
 _NUM_BATCHES = 16
+_NUM_RECENT = 16  # Requests whose images are not requested again: one loader requests at most a few batches ahead.
 _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 
 
@@ -86,6 +88,15 @@ class Prefixes:
         starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
         request_ranges(starts.ravel(), np.full(starts.size, len(self._expected[0])))
 
+    def page_range(self, like: Array) -> tuple[int, int] | None:
+        """Return offset and length of the bytes of an image and before its chunks; None if they are several ranges."""
+        offsets, span_bytes = byte_ranges(like)
+        first, stop = int(offsets[0]), int(offsets[0]) + span_bytes
+        start = min(first, int(self._distances.min(initial=first)))
+        last = int(self._distances.max(initial=start)) + len(self._expected[0])
+        is_one = len(offsets) == 1 and first - start <= GAP_BYTES and last <= stop
+        return (start, stop - start) if is_one else None
+
     def check(self, indices: Iterable[int]) -> None:
         """Compare the bytes before the chunks of images that were not checked before."""
         expected = self._expected
@@ -145,6 +156,7 @@ class Stacks:
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self.num_images = self._starts[-1]
         self._origins: dict[int, tuple[Array, int]] = {}
+        self._recent: deque[list[int]] = deque(maxlen=_NUM_RECENT)
 
     def __len__(self) -> int:
         return self.num_images
@@ -186,10 +198,25 @@ class Stacks:
         return not is_resident(_address(image) + middle)
 
     def request(self, indices: Array, rows: Rows | None = None) -> None:
-        """Request the pages of images, or of rows of images (T, C, Z, Y, X)."""
-        request(self.addresses[indices], self.like, rows)
+        """Request the pages of images, or of rows of images (T, C, Z, Y, X), unless they were requested recently."""
+        if rows is not None:
+            request(self.addresses[indices], self.like, rows)
+        else:
+            recent = set().union(*self._recent)
+            indices = np.array([index for index in indices.tolist() if index not in recent], np.int64)
+            self._recent.append(indices.tolist())
+            if self._page_range is not None:
+                first, num_bytes = self._page_range
+                request_ranges(self.addresses[indices] + first, np.full(len(indices), num_bytes))
+                return
+            request(self.addresses[indices], self.like, None)
         if self.prefixes is not None:
             self.prefixes.request(indices)
+
+    @functools.cached_property
+    def _page_range(self) -> tuple[int, int] | None:
+        """Offset and length of the only byte range of an image, if this contains the bytes before its chunks."""
+        return None if self.prefixes is None else self.prefixes.page_range(self.like)
 
     def located(self, indices: Array) -> ImageAddresses:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 from omearrow_ds.kernels import page_requests
-from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.kernels.page_requests import byte_ranges
+from omearrow_ds.kernels.stacks import Prefixes, Stacks
 from tests.conftest import needs
 from tests.support.page_requests import address_of, covers, set_reads, watch_requests
 
@@ -63,6 +64,46 @@ def test_requests_cover_each_byte_of_the_images_in_small_pieces(array, data):
 
 
 @settings(deadline=None)
+@given(strided(), st.data())
+def test_requests_cover_the_bytes_before_each_chunk(array, data):
+    first, span_bytes = (int(value) for value in (byte_ranges(array)[0].min(), array[0].nbytes))
+    near = st.integers(first - 40, first + span_bytes)
+    distances = data.draw(st.lists(st.one_of(near, st.integers(-3 * PAGE, 3 * PAGE)), min_size=1, max_size=4))
+    num_bytes = data.draw(st.integers(1, 40))
+    prefixes = Prefixes(np.zeros(0), np.array(distances), np.zeros((len(distances), num_bytes), "uint8"), pytest.fail)
+    stacks = Stacks([array], prefixes=prefixes)
+    prefixes._addresses, prefixes.is_checked = stacks.addresses, np.zeros(len(array), bool)
+    with pytest.MonkeyPatch.context() as patch:
+        ranges = watch_requests(patch)
+        stacks.request(np.arange(len(array)))
+    for index, address in enumerate(stacks.addresses.tolist()):
+        for distance in distances:
+            assert covers(ranges, address + distance)
+            assert covers(ranges, address + distance + num_bytes - 1)
+        assert all(
+            covers(ranges, address_of(row)) for plane in np.ndindex(array.shape[1:4]) for row in array[index][plane]
+        )
+
+
+def test_one_request_is_made_for_an_image_of_several_pages_of_parquet(stored, monkeypatch):
+    with open_images(stored("parquet")) as source:
+        stacks = source.images.mapped_stacks()
+        requested = watch_requests(monkeypatch)
+        stacks.request(np.arange(COUNT))
+    assert len(requested) == COUNT  # An image is less than 128 kB.
+
+
+def test_images_are_not_requested_again_until_16_requests_later(requested):
+    images = Stacks([np.zeros((64, 10, 10), "uint16")], is_mapped=True)
+    counts = []
+    for number in range(18):
+        images.request(np.array([0, number + 1]))
+        counts.append(len(requested))
+        requested.clear()
+    assert counts == [2, *[1] * 16, 2]
+
+
+@settings(deadline=None)
 @given(strided(), st.integers(-80, 80), st.integers(1, 90))
 def test_requests_for_rows_cover_those_inside_of_the_image(array, top, num_rows):
     with pytest.MonkeyPatch.context() as patch:
@@ -85,13 +126,13 @@ def test_requests_are_for_no_more_than_the_pages_of_whole_images(requested):
 @pytest.mark.parametrize("is_cold", [False, True])
 def test_pages_are_requested_for_16_batches_after_reads_and_of_cold_files(requested, reads, is_cold):
     reads.is_resident = not is_cold
-    images = Stacks([np.zeros((64, 10, 10), "uint16")], is_mapped=True)
+    images = Stacks([np.zeros((80, 10, 10), "uint16")], is_mapped=True)
     batches = []
     for number in range(40):
         reads.time_ns += MS
         reads.ru_majflt += number == 20
         reads.ru_inblock += number == 38
-        images.prepare(np.arange(2))
+        images.prepare(np.array([2 * number, 2 * number + 1]))
         batches.append(len(requested))
         requested.clear()
     assert [number for number, count in enumerate(batches) if count] == [*range(16 * is_cold), *range(20, 36), 38, 39]
