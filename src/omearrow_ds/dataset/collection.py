@@ -291,13 +291,14 @@ class Collection(StoredImages):
         if self._is_read_once and self.page_requests.is_needed():
             self.request_ahead(positions)
         source = self._filling_source if samples.nbytes >= _BLOCK_BYTES else None
-        images = self._distinct(positions) if source is None else {}
+        all_images = None if source is not None or self._decodes_in_threads else self._distinct(positions)
         worth(samples.nbytes)
 
         def fill(share: slice) -> None:
             # Fresh memory for all images of a batch causes page faults, which take longer than reading large images.
             shape = tuple(self.shapes[0].tolist())
             block = [] if source is None else [new_image(shape, self.dtypes[0], str(self.path))]
+            images = self._distinct(positions[share]) if all_images is None and source is None else all_images or {}
             for position, sample in zip(positions[share], samples[share], strict=True):
                 image = images[position] if source is None else source.read_arrays([position], out=block)[0]
                 scale(plan.cuts[position](image), plan.divisors[position], sample)
@@ -310,6 +311,12 @@ class Collection(StoredImages):
         """Source that reads images into one reused block of memory; None if images differ or are in memory."""
         is_filled = self._is_read_once and self.plan.is_stored_alike and self.source.fills_out
         return self.source if is_filled else None
+
+    @cached_property
+    def _decodes_in_threads(self) -> bool:
+        """Whether threads decode the images of a large batch faster than one."""
+        source = self.source
+        return self._is_read_once and source.format.decodes_in_threads and not source.fetches
 
     def _scaled(self, image: Array, position: int) -> Array:
         view = self.plan.cuts[position](image)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tifffile
@@ -62,6 +64,27 @@ def test_a_batch_holds_each_image_in_its_place_when_some_occur_twice(collections
         torch.set_num_threads(known)
     expected = np.stack([pixels_of(index) for index in INDICES]) / np.float32(65535)
     np.testing.assert_array_equal(batch, expected.astype("float32"))
+
+
+@pytest.mark.parametrize(("compression", "threads"), [("zstd", 1), ("zstd", 2), ("none", 2)])
+def test_threads_decode_parts_of_a_batch_of_compressed_parquet(tmp_path, monkeypatch, compression, threads):
+    path = tmp_path / "images.parquet"
+    write_images([pixels_of(index) for index in range(COUNT)], path, axes="CYX", compression=compression)
+    dataset = OMEArrowDataset(path, preload=False, axes="CYX")
+    source, names = dataset._collection.source, []
+    read_arrays = source.read_arrays
+
+    def read(rows, *rest):
+        names.append(threading.current_thread().name)
+        return read_arrays(rows, *rest)
+
+    monkeypatch.setattr(source, "read_arrays", read)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    samples = dataset.__getitems__(INDICES)
+    expected = np.stack([pixels_of(index) for index in INDICES]) / np.float32(65535)
+    np.testing.assert_array_equal(np.stack([np.asarray(sample) for sample in samples]), expected.astype("float32"))
+    assert len(names) == (threads if compression == "zstd" else 0)
+    assert all(("omearrow_ds-batch" in name) == (threads > 1) for name in names)
 
 
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr", "plate"])
