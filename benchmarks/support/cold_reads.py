@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.support.cold import drop, files_of, read_bytes, why_not
 from benchmarks.support.library import read_ahead_bytes
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shape", type=int, nargs=3, default=[5, 96, 96], metavar=("C", "Y", "X"))
     parser.add_argument("--formats", nargs="+", default=_FORMATS, metavar="NAME")
     parser.add_argument("--batches", type=int, default=20, help="after the first one (default: 20)")
+    parser.add_argument("--model-ms", type=float, default=0, help="simulated time of a model per batch, not counted")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
     options = parser.parse_args(arguments)
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in range(options.rounds):
             for name, path in paths.items():
                 drop(files_of(path))
-                results[name].append(_in_process(path, seed, options.batches))
+                results[name].append(_in_process(path, seed, options.batches, options.model_ms))
             floors.append(
                 _floor_s(_largest(first), 2 * int(np.prod(options.shape)), options.batches * _BATCH_SIZE, seed)
             )
@@ -72,8 +74,8 @@ def _images(count: int, shape: list[int]) -> Iterator[np.ndarray[Any, Any]]:
         yield generator.integers(0, 2**16, shape, dtype=np.uint16)
 
 
-def _in_process(path: Path, seed: int, num_batches: int) -> dict[str, float]:
-    command = [sys.executable, "-c", _PROGRAM, str(path), str(seed), str(num_batches)]
+def _in_process(path: Path, seed: int, num_batches: int, model_ms: float) -> dict[str, float]:
+    command = [sys.executable, "-c", _PROGRAM, str(path), str(seed), str(num_batches), str(model_ms)]
     output = subprocess.check_output(command, text=True)  # noqa: S603
     result: dict[str, float] = json.loads(output)
     return result
@@ -83,21 +85,28 @@ _PROGRAM = """
 import json, sys
 from pathlib import Path
 from benchmarks.support.cold_reads import read
-print(json.dumps(read(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+print(json.dumps(read(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))))
 """
 
 
-def read(path: Path, seed: int, num_batches: int) -> dict[str, float]:
-    """Return seconds, and bytes read from the disk, of opening, of the first batch and of the next batches."""
+def read(path: Path, seed: int, num_batches: int, model_ms: float) -> dict[str, float]:
+    """Return seconds, and bytes read from the disk, of opening, of the first batch and of the next batches.
+
+    After each batch, the process is busy for ``model_ms``, which is not counted.
+    """
     bounds = [(perf_counter(), read_bytes())]
     dataset = OMEArrowDataset(path, preload=False)
     bounds.append((perf_counter(), read_bytes()))
-    indices = np.random.default_rng(seed).permutation(len(dataset))[: (1 + num_batches) * _BATCH_SIZE]
-    batches = iter(OMEArrowDataLoader(dataset, _BATCH_SIZE, num_workers=0, sampler=indices.tolist()))
+    torch.manual_seed(seed)
+    loader = OMEArrowDataLoader(dataset, _BATCH_SIZE, shuffle=True, num_workers=0)
+    batches = itertools.islice(loader, 1 + num_batches)
     image_bytes = 2 * next(batches)[0].numel()
     bounds.append((perf_counter(), read_bytes()))
-    count = sum(len(batch) for batch in batches)
-    bounds.append((perf_counter(), read_bytes()))
+    count, busy_s = 0, _work(model_ms)
+    for batch in batches:
+        count += len(batch)
+        busy_s += _work(model_ms)
+    bounds.append((perf_counter() - busy_s, read_bytes()))
     steps = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(bounds)]
     (open_s, open_bytes), (first_s, first_bytes), (next_s, next_bytes) = steps
     return {
@@ -108,6 +117,14 @@ def read(path: Path, seed: int, num_batches: int) -> dict[str, float]:
         "us_per_image": next_s / count * 1e6,
         "read_per_needed": next_bytes / (count * image_bytes),
     }
+
+
+def _work(model_ms: float) -> float:
+    """Keep this thread busy, and return the elapsed seconds."""
+    start = perf_counter()
+    while perf_counter() < start + model_ms / 1000:
+        pass
+    return perf_counter() - start
 
 
 def _largest(path: Path) -> Path:
