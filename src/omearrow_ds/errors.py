@@ -43,7 +43,7 @@ class OMEArrowDSError(Exception):
     column : str or None
         Name of the column at fault.
     option : str or None
-        Name of the argument at fault.
+        Name of the argument or environment variable at fault.
     value : Any
         Value of the argument; ``...`` if it is missing, or if the error comes from another process.
     problem, allowed, remedy : str
@@ -74,23 +74,15 @@ class OMEArrowDSError(Exception):
 
         ``show_option`` formats an option and its value, and ``show_text`` the other texts.
         """
-        is_named = self.path is None or self.problem.startswith(self.path)
-        subjects = [] if is_named else [str(self.path)]
-        subjects += [] if self.option is None else [show_option(self.option, self.value)]
-        problems = [show_text(self.problem)] if self.problem else []
-        problems += [f"expected {show_text(self.allowed)}"] if self.allowed else []
-        message = ": ".join([*subjects, ", ".join(problems)] if problems else subjects)
+        path = None if self.path is not None and self.problem.startswith(self.path) else self.path
+        option = None if self.option is None else show_option(self.option, self.value)
+        allowed = self.allowed and f"expected {show_text(self.allowed)}"
+        problem = ", ".join(filter(None, (show_text(self.problem), allowed)))
+        message = ": ".join(filter(None, (path, option, problem)))
         return f"{message}; {show_text(self.remedy)}" if self.remedy else message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {**vars(self), "path": self.path, "value": ...})
-
-
-def _rebuild(error: type[OMEArrowDSError], message: str, fields: dict[str, Any]) -> OMEArrowDSError:
-    rebuilt = error(message)
-    for name, value in fields.items():
-        setattr(rebuilt, name, value)
-    return rebuilt
+        return type(self), (str(self),), {**vars(self), "path": self.path, "value": ...}
 
 
 def show_keyword(option: str, value: Any) -> str:

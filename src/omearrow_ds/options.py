@@ -116,6 +116,18 @@ def check_choice(name: str, value: Any, choices: Sequence[Any], also: str = "") 
         raise ArgumentError(option=name, value=value, allowed=f"one of {', '.join(map(repr, choices))}{also}")
 
 
+def check_names(name: str, value: Any, allowed: str, count: int | None = None, **fields: Any) -> list[str]:
+    """Return one name or a sequence of distinct names as a list, or raise `ArgumentError` with ``fields``.
+
+    With ``count``, that number of names is required. Sets are refused, because their order differs between processes.
+    """
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    are_strings = bool(names) and all(isinstance(item, str) for item in names)
+    if not are_strings or len(set(names)) < len(names) or count not in (None, len(names)):
+        raise ArgumentError(option=name, value=value, allowed=allowed, **fields)
+    return names
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptionRecord:
     """Base class of records with checked values; ``chosen`` are those that differ from their defaults."""

@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import click
@@ -66,9 +66,8 @@ def in_one_line() -> Iterator[None]:
             raise
 
 
-def _show_warning(message: Warning | str, *where: Any, **also: Any) -> None:
+def _show_warning(message: Warning | str, *_location: Any, **_source: Any) -> None:
     """Write a warning to stderr without file and line number."""
-    del where, also
     click.echo(f"warning: {_show_text(_flags(), str(message))}", err=True)
 
 
@@ -151,10 +150,10 @@ def _show_text(flags: Mapping[str, str], message: str) -> str:
 def _flags() -> dict[str, str]:
     """Return the flags and arguments of the running command by parameter name."""
     context = click.get_current_context(silent=True)
-    command = None if context is None else context.command
-    if context is not None and isinstance(command, click.Group):
+    command = context and context.command
+    if context and isinstance(command, click.Group):
         command = command.get_command(context, context.invoked_subcommand or "")
-    params = [] if command is None else command.params
+    params = command.params if command else []
     return {str(p.name): max(p.opts, key=len) if isinstance(p, click.Option) else p.human_readable_name for p in params}
 
 
@@ -173,7 +172,6 @@ class Stops(ExitStack):
         super().__init__()
         self._last_s = -_SAME_STOP_S
         self._times_put_off = 0
-        self._report_dropped = sys.unraisablehook
 
     def __enter__(self) -> Self:
         for number in _STOP_SIGNALS:
@@ -221,31 +219,20 @@ def _is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-class calling:  # noqa: N801  # Reads as a phrase: with calling("transform flips:flip"):
-    """Context that shows errors of a user function in one line, preceded by a traceback if ``show_traceback`` is true.
+@contextmanager
+def calling(function: str, *, show_traceback: bool = False) -> Iterator[None]:
+    """Show errors of a user function in one line, preceded by a traceback if ``show_traceback`` is true.
 
     Errors of this package pass unchanged, as they are already clear.
     """
-
-    def __init__(self, what: str, *, show_traceback: bool = False) -> None:
-        self._what = what
-        self._show_traceback = show_traceback
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, _OWN):
-            return
-        if self._show_traceback:
-            sys.excepthook(type(error), error, trace)
-        told = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
-        hint = "" if self._show_traceback else " (--traceback shows where)"
-        raise Failure(f"{self._what} raised {told}{hint}") from error
-
-
-def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--traceback``, passed as ``show_traceback``, to a command that runs user functions."""
-    text = "Where your own function raises an error, show where."
-    return click.option("--traceback", "show_traceback", is_flag=True, help=text)(command)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, _OWN):
+            if show_traceback:
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # Without this function.
+                sys.excepthook(type(error), error, error.__traceback__)
+            summary = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
+            hint = "" if show_traceback else " (--traceback shows where)"
+            raise Failure(f"{function} raised {summary}{hint}") from error
+        raise

@@ -60,7 +60,9 @@ def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
 @flags(SampleSettings, *_PROFILED)
 @flags(ProfileSettings, "model", "optimizer", "device", "shuffle", "seconds", "epochs", "trials", "work_dir")
 @json_option
-@failures.traceback_option
+@click.option(
+    "--traceback", "show_traceback", is_flag=True, help="Where your own function raises an error, show where."
+)
 def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) -> None:
     """Measure the time of an epoch by stage, and report which setting to try first.
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.options import check_names
 from omearrow_ds.storage.formats._columns import ColumnReader, all_types, unknown_column
 from omearrow_ds.text import nearest
 
@@ -46,7 +47,8 @@ class Targets:
         nulls: bool = False,
     ) -> None:
         self.text = reprlib.repr(target)
-        names = [] if callable(target) else [target] if isinstance(target, str) else _names(target)
+        allowed = "a column name, a list of distinct column names, or a callable that takes a row"
+        names = [] if callable(target) else check_names("target", target, allowed)
         chosen = {} if classes is None else _chosen_classes(classes, target, names, encode_targets=encode_targets)
         self._of = {
             name: _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls) for name in names
@@ -96,14 +98,6 @@ class _Column(NamedTuple):
     copy: Callable[[Any], Any] | None
     classes: tuple[str, ...] | None
     present: np.ndarray[Any, np.dtype[np.bool_]] | None = None
-
-
-def _names(target: Any) -> list[str]:
-    names = list(target) if isinstance(target, Sequence) else []
-    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        allowed = "a column name, a list of distinct column names, or a callable that takes a row"
-        raise ArgumentError(option="target", value=target, allowed=allowed)
-    return names
 
 
 def _chosen_classes(

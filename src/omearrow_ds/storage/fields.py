@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
+from omearrow_ds.options import check_names
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
@@ -180,7 +181,7 @@ class FieldSource(ImagesWrapper):
     def storage_info(self) -> Stored:
         stored = self._source.storage_info()
         sizes = sorted({grid.size for grid in self._fields.grids})
-        number = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        number = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
         return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,8 +212,12 @@ def open_pattern(
         by_index = _by_index(path, parsed, named="channel" in names)
         names += [] if "channel" in names else ["channel"]
     if channels is not None and "channel" not in names:
-        text = f"pattern={compiled.text!r} does not contain {{channel}}"
-        raise ArgumentError(text, option="channels", value=channels, remedy="add {channel} to the pattern")
+        raise ArgumentError(
+            f"pattern={compiled.text!r} does not contain {{channel}}",
+            option="channels",
+            value=channels,
+            remedy="add {channel} to the pattern",
+        )
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
@@ -465,15 +470,13 @@ def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
     """Look up each name of ``channels`` in ``known``; raise `ArgumentError` for unknown or repeated names."""
-    error = partial(ArgumentError, path=path, option="channels", value=channels)
-    existing = f"of {', '.join(map(repr, known))}"
-    names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
-    if not names or not all(isinstance(name, str) for name in names):  # Sets are refused: their order varies per run.
-        raise error(allowed=f"a sequence of names {existing}")
-    unknown = [name for name in names if name not in known]
-    if unknown or len(set(names)) < len(names):
-        problem = f"no channel {unknown[0]!r}" if unknown else "names are not distinct"
-        raise error(problem, remedy=f"pass distinct names {existing}")
+    allowed = f"distinct names of {', '.join(map(repr, known))}"
+    names = check_names("channels", channels, allowed, path=path)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"no channel {unknown!r}", path=path, option="channels", value=channels, remedy=f"pass {allowed}"
+        )
     return [known[name] for name in names]
 
 

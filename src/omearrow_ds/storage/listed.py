@@ -22,10 +22,9 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.listed_files import (
     ChannelColumns,
     FilePathResolver,
-    Folders,
     ListedFile,
     channels_of,
-    is_listing,
+    identify_below,
     refuse_doubled,
 )
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
@@ -36,7 +35,7 @@ _INTERPRETED = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadat
 
 
 def lists_files(path: Path) -> bool:
-    return any(map(is_listing, TableFile(path).names))
+    return bool(channels_of(TableFile(path).names))
 
 
 def open_fields(
@@ -50,34 +49,21 @@ def open_fields(
 ) -> fields.FieldSource:
     """Open images of several TIFF files each: those that a ``pattern`` matches, or that a table lists.
 
-    Files at URLs are read by ``objects``; a table at a URL is read from its local ``copy``.
+    Files at URLs are read by ``objects``; a table at a URL is read from its local ``copy``. The table has a column
+    ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel. Rows with equal files, series and pages, such as
+    the cells of one field, are one image. Columns ``Metadata_*`` with one value per field are columns of the images.
     """
     channels, incomplete, root = options.get("channels"), options.get("incomplete", "error"), options.get("root")
-    if "pattern" not in options:
-        return _open_listed(path, channels, incomplete, root, objects, types, copy, skip_errors=skip_errors)
-    if root is not None:
-        problem = "applies only to tables that list files, not to pattern="
-        raise ArgumentError(problem, option="root", value=root, remedy="leave it out")
-    read_by = objects if isinstance(path, Url) else None
-    return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
-
-
-def _open_listed(
-    path: Path,
-    channels: Sequence[str] | None,
-    incomplete: str,
-    root: str | os.PathLike[str] | None,
-    objects: Objects,
-    types: ColumnTypes,
-    copy: Path | None,
-    *,
-    skip_errors: bool,
-) -> fields.FieldSource:
-    """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
-
-    Rows with equal files, series and pages, such as the cells of one field, are one image. Columns ``Metadata_*`` with
-    one value per field are columns of the images.
-    """
+    if "pattern" in options:
+        if root is not None:
+            raise ArgumentError(
+                "applies only to tables that list files, not to pattern=",
+                option="root",
+                value=root,
+                remedy="leave it out",
+            )
+        read_by = objects if isinstance(path, Url) else None
+        return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
     if not isinstance(root, str | os.PathLike | None):
         raise ArgumentError(option="root", value=root, allowed="the path of a folder")
     listing = TableFile(path if copy is None else copy, path)
@@ -108,7 +94,7 @@ def _open_listed(
     metadata |= {
         f"FileName_{name}": pa.array(resolver.functions(table.take(first), listed[name])) for name in functions
     }
-    identity = Folders(path.parent).identity
+    identity = identify_below(path.parent)
     identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
     complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))

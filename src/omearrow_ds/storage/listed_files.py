@@ -40,10 +40,6 @@ class ListedFile(NamedTuple):
     page: int | None = None
 
 
-def is_listing(name: str) -> bool:
-    return _FILE.fullmatch(name) is not None
-
-
 def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
     """Return the file columns of each channel in table order; a column of file names is preferred to one of URLs."""
     matches = [match for match in map(_FILE.fullmatch, names) if match is not None]
@@ -80,27 +76,26 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
     return [numbers[value] for value in values]
 
 
-class Folders:
-    """Cache of the local folders of listed files, each of which is read once; relative paths start from ``base``."""
+def identify_below(base: Path) -> Callable[[str], Hashable]:
+    """Return a function of a file path whose result is equal for all paths to the same file, even through links.
 
-    def __init__(self, base: Path) -> None:
-        self._base = os.fspath(base)
-        self._read = functools.cache(_read_folder)
+    For a missing local file, it returns None. The existence of a file at a URL is checked only when the file is read.
+    Relative paths start from ``base``. Each folder is read once.
+    """
+    base_folder, read_folder = os.fspath(base), functools.cache(_read_folder)
 
-    def identity(self, file: str) -> Hashable:
-        """Return a value that is equal for all paths to the same file, even through links; None if it is missing.
-
-        The existence of a file at a URL is checked only when the file is read.
-        """
+    def identity(file: str) -> Hashable:
         url = url_of(file) if ":" in file else None
         if url is not None:
             return unquote(str(url)) if url.scheme in ("http", "https") else str(url)
-        folder, _, name = (file if file.startswith("/") else f"{self._base}/{file}").rpartition("/")
-        state, links = self._read(folder)
+        folder, _, name = (file if file.startswith("/") else f"{base_folder}/{file}").rpartition("/")
+        state, links = read_folder(folder)
         is_link = links.get(name)
         if is_link:
-            return self.identity(os.path.realpath(f"{folder}/{name}"))
+            return identity(os.path.realpath(f"{folder}/{name}"))
         return None if is_link is None else (state, name)
+
+    return identity
 
 
 def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
@@ -188,7 +183,10 @@ class FilePathResolver:
 
     def _allowed_file(self, kind: str, folder: str, name: str) -> str:
         """Return the path of a file, or a normalized URL, if the table may list it."""
-        if self._root is not None and not self._is_below(name if kind == "URL" else folder):
+        location = name if kind == "URL" else folder
+        if self._root is not None and (
+            url_of(location) is None or not f"{location}/".startswith(f"{self._root.rstrip('/')}/")
+        ):
             file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
         else:
             file = _listed_path(kind, folder, name)
@@ -205,9 +203,6 @@ class FilePathResolver:
                 f"root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
             )
         return file if url is None else str(url)
-
-    def _is_below(self, location: str) -> bool:
-        return url_of(location) is not None and f"{location}/".startswith(f"{str(self._root).rstrip('/')}/")
 
 
 def _join(folder: str, name: str) -> str:

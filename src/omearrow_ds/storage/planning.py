@@ -106,7 +106,7 @@ def _itself(source: Images) -> Images:
 
 def read_in_order(material: Material, indices: Array) -> Iterator[codec.Image]:
     """Yield images in the order of distinct indices; unsorted ones are read in sorted groups and held in memory."""
-    if bool((np.diff(indices) > 0).all()):
+    if (np.diff(indices) > 0).all():
         yield from material.images(indices)
         return
     for group in _split_indices(material, indices):
@@ -156,7 +156,7 @@ class PartitionOptions:
         grouping = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
         codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in grouping]
         if not codes or not len(columns):
-            return [np.arange(len(material.image_ids))] if len(material.image_ids) else []
+            return [np.arange(len(material.image_ids))]
         _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[group.reshape(-1)]
         order = np.argsort(rank, kind="stable")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.options import check_names
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
@@ -44,7 +45,9 @@ def open_table(
 ) -> Images:
     """Open a table of images with ``source_type``, a `TableSource`; see `open_images` for other arguments."""
     sources: list[Any] = []
-    for name in _names(image_column):
+    allowed = "a column name, several distinct names, or None"
+    names = None if image_column is None else check_names("image_column", image_column, allowed, remedy="correct it")
+    for name in names or (None,):
         sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
         if sources[0].looked is not None:
             opened: Images = sources[0]
@@ -58,16 +61,6 @@ def open_table(
         rows = np.flatnonzero(~null)
         sources = [SelectedRows(source, rows, reopen) for source in sources]
     return sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
-
-
-def _names(image_column: Any) -> Sequence[str | None]:
-    if image_column is None or isinstance(image_column, str):
-        return [image_column]
-    names = list(image_column) if isinstance(image_column, Sequence) else []
-    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        msg = f"image_column={image_column!r}: expected a column name, several distinct names, or None; correct it"
-        raise ArgumentError(msg)
-    return names
 
 
 def _null_images_message(sources: Sequence[TableSource]) -> str:
