@@ -23,12 +23,17 @@ from omearrow_ds import (
     OMEArrowDataset,
     OMEArrowDSError,
     WriteError,
+    convert,
     errors,
     open_images,
+    profile_dataset,
+    stats,
+    write_crops,
     write_images,
 )
 from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._error_translation import translate_errors
+from omearrow_ds.storage.stats import check_output
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.raw_tables import store_table
@@ -77,6 +82,46 @@ def test_path_is_set_when_an_error_passes_a_reader(tmp_path):
         open_images(path)
     assert caught.value.path == str(path)
     assert str(caught.value).count(str(path)) == 1
+
+
+WRONG_CALLS = {
+    "path": lambda path, new: open_images(5),
+    "src": lambda path, new: convert(5, new),
+    "fields": lambda path, new: write_crops(5, pa.table({"y": [1], "x": [1]}), new / "crops.arrow", crop_size=(2, 2)),
+    "data": lambda path, new: profile_dataset(5),
+    "verify": lambda path, new: open_images(path, verify=True),
+    "image_column": lambda path, new: open_images(path, image_column=["a", "a"]),
+    "level": lambda path, new: convert(open_images(path), new, level=0),
+    "format": lambda path, new: convert(path, "s3://bucket/new.parts", "ome_zarr"),
+    "part_cache": lambda path, new: open_images("http://localhost/plate.parts", part_cache=new / "cache"),
+    "target": lambda path, new: OMEArrowDataset(path, target=["well", "well"]),
+}
+
+
+@pytest.mark.parametrize("option", WRONG_CALLS)
+def test_option_is_set_when_an_argument_is_invalid(tmp_path, option):
+    path, new = tmp_path / "images.parquet", tmp_path / "new"
+    write_images([np.zeros((4, 5), np.uint8)], path, checksum=False)
+    new.mkdir()
+    (new / "parts.json").touch()
+    with raises(ArgumentError, option=option, remedy=False) as caught:
+        WRONG_CALLS[option](path, new)
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: write_images([np.zeros((4, 5), np.uint8)], folder / "new.parts"),
+        lambda folder: stats(5),
+        lambda folder: check_output(folder / "stats.txt", overwrite=False),
+    ],
+    ids=["parts of write_images", "number for stats", "suffix of statistics"],
+)
+def test_option_is_path_when_the_first_argument_is_invalid(tmp_path, call):
+    with raises(ArgumentError, option="path") as caught:
+        call(tmp_path)
+    assert caught.value.option == "path"
 
 
 def test_column_is_set_when_a_column_does_not_exist(tmp_path):

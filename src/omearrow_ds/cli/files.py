@@ -131,7 +131,7 @@ def _kinds(numbers: Mapping[str, int]) -> str:
 
 def _channels(facts: Description) -> str:
     numbers = sorted({shape[1] for shape in facts.shapes})
-    number = " to ".join(str(bound) for bound in dict.fromkeys([numbers[0], numbers[-1]])) if numbers else "0"
+    number = " to ".join(map(str, dict.fromkeys([numbers[0], numbers[-1]]))) if numbers else "0"
     if facts.channels is None:
         unknown = "names unknown until a part is fetched"
         return f"{number}, {unknown if facts.stored.looked_at == 0 else 'not the same in all images'}"
@@ -256,7 +256,8 @@ def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **opt
       omearrow-ds stats plates/ --pattern "{plate}/{well}_{site}_{channel}.tif" --by Metadata_Plate --out stats.parquet
     """
     if out is not None:
-        check_output(out, overwrite=overwrite)
+        with failures.naming(path="--out"):
+            check_output(out, overwrite=overwrite)
     table = measure(path, progress=not as_json and sys.stderr.isatty(), **options)
     if out is not None:
         table.write(out, overwrite=overwrite)

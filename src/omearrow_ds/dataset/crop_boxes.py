@@ -247,7 +247,8 @@ def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[s
         return replace(centered, ranges=np.maximum(shapes[:, 3:] - size, 0) + 1)
     tiles = _grid_boxes(shapes, size, chosen.get("overlap", 0), pad)
     columns = pa.table({"crop_y": tiles.boxes.tops, "crop_x": tiles.boxes.lefts})
-    rows = CropRows.of_table(source, columns, tiles.boxes.fields, partial(_tile_ids, tiles.boxes, source.image_ids))
+    name_tiles = partial(_tile_ids, tiles.boxes, source.image_ids)
+    rows = CropRows(source, columns.schema, columns.select, tiles.boxes.fields, name_tiles)
     return replace(tiles, rows=rows)
 
 

@@ -215,7 +215,7 @@ def _target(out: StrPath, *, overwrite: bool) -> Path:
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
-        raise ArgumentError(f"{pictures.path}: the collection is empty; pass a collection with images")
+        raise ArgumentError("the collection is empty", path=pictures.path, remedy="pass a collection with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
     thumbnails = [item for row in grid for item in row]

@@ -131,7 +131,7 @@ def write_crops(
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
-    with opened(fields, opening, skip_errors=settings.skips_errors) as source:
+    with opened("fields", fields, opening, skip_errors=settings.skips_errors) as source:
         refuse_over_source(source, dst)
         material = _Crops(source, objects, cutting)
         if material.crops.num_dropped:

@@ -333,7 +333,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """Properties of the loader that a state must match."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
-            raise ArgumentError("state_dict: iterable datasets have no order to resume; use a dataset with __getitem__")
+            raise ArgumentError(
+                "an iterable dataset has no order to resume", option="dataset", remedy="use a dataset with __getitem__"
+            )
         identity = {"samples": len(self.dataset), "batch_size": size, "ranks": rank_and_world_size()[1]}  # type: ignore[arg-type]
         filters = getattr(unwrap(self.dataset)[0], "_filters", ())
         identity |= {"filter": " and ".join(f"({condition})" for condition in filters)} if filters else {}

@@ -54,9 +54,10 @@ class Ranks(NamedTuple):
         per_host, hosts, world_size = (int(text) if text.isdigit() else 0 for text in texts)
         if per_host and hosts and world_size == ranks != hosts * per_host:
             raise ArgumentError(
-                f"LOCAL_WORLD_SIZE={per_host}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not equally "
-                f"distributed; start the same number of ranks on each host, or remove LOCAL_WORLD_SIZE from the "
-                f"environment"
+                f"{count(ranks, 'rank')} on {count(hosts, 'host')} are not equally distributed",
+                option="LOCAL_WORLD_SIZE",
+                value=per_host,
+                remedy="start the same number of ranks on each host, or remove LOCAL_WORLD_SIZE from the environment",
             )
         return cls(rank, ranks, ranks // per_host if per_host and ranks % per_host == 0 else 1)
 

@@ -58,6 +58,8 @@ class BucketStore(ObjectStore):
             raise ArgumentError(
                 f"parts of {fmt.label} are folders, which object stores cannot store",
                 path=self.path,
+                option="format",
+                value=fmt.name,
                 remedy=f"pass one of {names}",
             )
         self.begin(overwrite=overwrite)

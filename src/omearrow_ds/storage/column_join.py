@@ -84,9 +84,11 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
     keys = JoinKeys(source, joined, pairs)
     equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        ids = f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}"
         raise MetadataError(
-            f"{joined.name}: {ids}, compared as numbers with column {pairs[0][1]!r}; pass the ids as strings"
+            f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}, compared as "
+            f"numbers with column {pairs[0][1]!r}",
+            **joined.subject,
+            remedy="pass the ids as strings",
         )
     keys.refuse_duplicate_rows("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     rows = match_rows(keys.rows, keys.images)
@@ -96,9 +98,10 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
     for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
         if name == IMAGE_ID or not _agree(source.column(name), added[name], rows):
             raise MetadataError(
-                f"{joined.name}: values of column {name!r} differ from those in {source.path}; rename or drop the "
-                f"column, or pass it in on=",
+                f"values of column {name!r} differ from those in {source.path}",
+                **joined.subject,
                 column=name,
+                remedy="rename or drop the column, or pass it in on=",
             )
         added = added.drop_columns(name)
     _warn_unmatched(keys, rows)

@@ -103,7 +103,9 @@ class Description:
             "checksums": self.checksums,
             "labels": list(self.labels),
             "image_column": list(self.image_column) if self.chosen else None,
-            "image_columns": [_as_json(column) for column in self.image_columns],
+            "image_columns": [
+                {**vars(column), **_kinds(column.shapes, column.dtypes)} for column in self.image_columns
+            ],
             "looks_like": self.looks_like and dict(zip(_LAID_OUT, self.looks_like, strict=True)),
             "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict(),
         }
@@ -145,10 +147,10 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
             disk_files, disk_bytes, allocated_bytes = source.stored_size()
         except FileNotFoundError as error:
             raise MissingPathError(
-                f"{error.filename}: does not exist, but {source.path} needs it; restore it"
+                f"does not exist, but {source.path} needs it", path=error.filename, remedy="restore it"
             ) from error
         except OSError as error:
-            raise FormatError(f"{source.path}: changed while it was read: {error}; try again") from error
+            raise FormatError(f"changed while it was read: {error}", path=source.path, remedy="try again") from error
         outline = source.outline()
         return Description(
             str(source.path),
@@ -197,11 +199,6 @@ def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> 
         "shapes": [{"shape": list(shape), "images": number} for shape, number in shapes.items()],
         "dtypes": [{"dtype": name, "images": number} for name, number in dtypes.items()],
     }
-
-
-def _as_json(column: ImagesOf) -> dict[str, Any]:
-    of_kinds = _kinds(column.shapes, column.dtypes)
-    return {"name": column.name, "images": column.images, "nulls": column.nulls, **of_kinds, "problem": column.problem}
 
 
 def _counted(values: Any) -> dict[Any, int]:

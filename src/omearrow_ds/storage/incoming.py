@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,25 +37,27 @@ def describe(
     Raises `ImageError` if an image is not an array, or its rank does not match ``axes``; `MetadataError` if the number
     of ids or metadata differs from that of images, or metadata does not fit its image.
     """
+    error = partial(MetadataError, path=subject)
     if isinstance(metadata, Mapping):
-        raise MetadataError(f"{subject}: metadata is one dict, expected a sequence; pass one dict per image")
+        raise error("metadata is one dict, expected a sequence", remedy="pass one dict per image")
     records = None if metadata is None else iter(metadata)
     fleeting = type(images) not in _HELD
     count = 0
     for index, image in enumerate(images):
         name = f"{subject}: image {index}"
-        _refuse_other(image, name)
+        _refuse_other(image, index, subject)
         pixels = to_tczyx(image, axes, name)
         if image_ids is not None and index >= len(image_ids):
-            raise MetadataError(
-                f"{subject}: image_ids has {len(image_ids)} entries, expected one per image; pass one id per image"
+            raise error(
+                f"image_ids has {len(image_ids)} entries, expected one per image",
+                remedy="pass one id per image",
             )
         image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
         try:
             record = None if records is None else next(records)
         except StopIteration:
-            raise MetadataError(
-                f"{subject}: metadata has {index} entries, expected one per image; pass one dict per image"
+            raise error(
+                f"metadata has {index} entries, expected one per image", remedy="pass one dict per image"
             ) from None
         values = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
@@ -63,53 +66,58 @@ def describe(
         yield codec.Image(native, image_id, values, checksum, fleeting)
         count += 1
     if image_ids is not None and len(image_ids) != count:
-        raise MetadataError(
-            f"{subject}: image_ids has {len(image_ids)} entries, expected {count}; pass one id per image"
-        )
+        raise error(f"image_ids has {len(image_ids)} entries, expected {count}", remedy="pass one id per image")
     if records is not None and next(records, None) is not None:
-        raise MetadataError(f"{subject}: metadata has more than {count} entries; pass one dict per image")
+        raise error(f"metadata has more than {count} entries", remedy="pass one dict per image")
 
 
-def _refuse_other(image: Array, name: str) -> None:
+def _refuse_other(image: Array, index: int, subject: str) -> None:
     """Raise `ImageError` unless ``image`` is a plain numeric array: a mask or unit would be lost."""
     kind = type(image)
     if kind in _ARRAYS:
         return
+    problem, remedy = f"image {index} is a {kind.__name__}, expected a numpy array", "convert it"
     if isinstance(image, np.ma.MaskedArray):
+        problem = f"image {index} is a masked array, and its mask cannot be stored"
         remedy = "pass image.filled(0), and store the mask as another image"
-        raise ImageError(f"{name} is a masked array, and its mask cannot be stored; {remedy}")
-    if isinstance(image, np.ndarray):
+    elif isinstance(image, np.ndarray):
         remedy = "pass numpy.asarray(image) to store only its numbers"
-        raise ImageError(f"{name} is a {kind.__name__}, expected a numpy array; {remedy}")
-    raise ImageError(f"{name} is a {kind.__name__}, expected a numpy array; convert it")
+    raise ImageError(problem, path=subject, image=index, remedy=remedy)
 
 
 def checked(images: Iterator[codec.Image], encoding: str, num_rows: int | None, subject: str) -> Iterator[codec.Image]:
     """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
-    problem = f"{subject}: columns have {num_rows} rows, expected"
+    error = partial(MetadataError, path=subject, remedy="pass one row per image")
     count = 0
     for image in images:
         codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
         count += 1
         if num_rows is not None and count > num_rows:
-            raise MetadataError(f"{problem} one per image; pass one row per image")
+            raise error(f"columns have {num_rows} rows, expected one per image")
         yield image
     if num_rows not in (None, count):
-        raise MetadataError(f"{problem} {count}; pass one row per image")
+        raise error(f"columns have {num_rows} rows, expected {count}")
 
 
 def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
     """Return the image ids as a list; raise `MetadataError` unless all are distinct, non-empty Unicode strings."""
     if isinstance(image_ids, str):
         raise MetadataError(
-            f"{subject}: image_ids is the string {image_ids!r}, expected a sequence; pass one string per image"
+            f"image_ids is the string {image_ids!r}, expected a sequence",
+            path=subject,
+            remedy="pass one string per image",
         )
     ids = list(image_ids)
     previous = set()
     for index, image_id in enumerate(ids):
         if not isinstance(image_id, str) or not image_id or image_id in previous or not is_unicode(image_id):
-            problem = "expected distinct, non-empty Unicode strings"
-            raise MetadataError(f"{subject}: image_ids has {image_id!r} for image {index}, {problem}; correct this id")
+            raise MetadataError(
+                f"image_ids has {image_id!r} for image {index}",
+                path=subject,
+                image=index,
+                allowed="distinct, non-empty Unicode strings",
+                remedy="correct this id",
+            )
         previous.add(image_id)
     return ids
 
@@ -123,7 +131,7 @@ def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
         table.validate(full=True)  # Otherwise a format could store invalid data, and report it as damage later.
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MetadataError(
-            f"{subject}: columns cannot be converted to an Arrow table: {error}; correct them"
+            f"columns cannot be converted to an Arrow table: {error}", path=subject, remedy="correct them"
         ) from error
     refuse_extensions(table.schema, subject)
     table = plain_columns(table, subject)
@@ -133,9 +141,12 @@ def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
 def refuse_names(names: Sequence[str], subject: str) -> None:
     """Raise `MetadataError` if column names are empty, duplicate or reserved."""
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
-        reserved = ", ".join(map(repr, _TAKEN))
-        expected = f"expected distinct, non-empty names other than {reserved}"
-        raise MetadataError(f"{subject}: columns have the names {names}, {expected}; rename columns")
+        raise MetadataError(
+            f"columns have the names {names}",
+            path=subject,
+            allowed=f"distinct, non-empty names other than {', '.join(map(repr, _TAKEN))}",
+            remedy="rename columns",
+        )
 
 
 def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table:
@@ -146,8 +157,12 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table
             masked = (row for row, value in enumerate(values) if isinstance(value, np.ma.MaskedArray) and value.ndim)
             row = next(masked, None)
             if row is not None:
-                remedy = "pass its .tolist(), with None for masked values"
-                raise MetadataError(f"{subject}: column {name!r}: row {row} is a masked array; {remedy}", column=name)
+                raise MetadataError(
+                    f"column {name!r}: row {row} is a masked array",
+                    path=subject,
+                    column=name,
+                    remedy="pass its .tolist(), with None for masked values",
+                )
         copied = getattr(values, "copy", None)  # Arrays and series have this method.
         owned[name] = values if copied is None else copied()
     return pa.table(owned)

@@ -13,7 +13,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,7 +138,7 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
 
 def _write_here(writer: PartWriter, numbers: Sequence[int]) -> Iterator[PartRecord]:
     for number in numbers:
-        with _PartErrors(writer.parts, number, len(writer.plan)):
+        with _naming_part(writer.parts, number, len(writer.plan)):
             yield writer.write_part(number)
 
 
@@ -149,10 +149,10 @@ def _write_with_executor(
     futures: dict[Future[PartRecord], int] = {}
     try:
         for number in numbers:
-            with _PartErrors(parts, number, total):
+            with _naming_part(parts, number, total):
                 futures[executor.submit(_write_in_worker, pickled, number)] = number
         for future in as_completed(futures):
-            with _PartErrors(parts, futures[future], total):
+            with _naming_part(parts, futures[future], total):
                 yield future.result()
     finally:
         for future in futures:
@@ -160,31 +160,33 @@ def _write_with_executor(
                 future.cancel()
 
 
-class _PartErrors:
-    """Context that adds the number of the part to any exception that ends its job."""
-
-    def __init__(self, parts: PartsTarget, number: int, total: int) -> None:
-        self._parts, self._part = parts, f"part {number + 1} of {total}"
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        path, remedy = self._parts.path, "repeat the command to write the missing parts"
+@contextmanager
+def _naming_part(parts: PartsTarget, number: int, total: int) -> Iterator[None]:
+    """Add the number of the part to any exception that ends its job."""
+    path, part, remedy = parts.path, f"part {number + 1} of {total}", "repeat the command to write the missing parts"
+    try:
+        yield
+    except BaseException as error:
         if isinstance(error, BrokenExecutor | CancelledError):
             raise WriteError(
-                f"{path}: the executor lost its workers ({type(error).__name__}), e.g. because memory ran out; repeat "
-                f"the command with fewer workers to write the missing parts, or start again with a smaller part_bytes="
+                f"the executor lost its workers ({type(error).__name__}), e.g. because memory ran out",
+                path=path,
+                remedy="repeat the command with fewer workers to write the missing parts, or start again with a "
+                "smaller part_bytes=",
             ) from error
-        if isinstance(error, FileNotFoundError | WriteError) and not self._parts.store.is_begun:
+        if isinstance(error, FileNotFoundError | WriteError) and not parts.store.is_begun:
             raise PathExistsError(
-                f"{path}: another process published or removed the collection; choose another path"
+                "another process published or removed the collection", path=path, remedy="choose another path"
             ) from error
         if isinstance(error, OMEArrowDSError):
             hint = ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
-            raise type(error)(f"{path}: {self._part}: {error}; {remedy}{hint}") from error
+            raise type(error)(
+                f"{part}: {error}", path=path, image=error.image, column=error.column, remedy=f"{remedy}{hint}"
+            ) from error
         if isinstance(error, Exception):  # It is from the executor or the system.
             cause = f"{type(error).__name__}: {error}"
-            raise WriteError(f"{path}: {self._part} could not be written: {cause}; {remedy}") from error
+            raise WriteError(f"{part} could not be written: {cause}", path=path, remedy=remedy) from error
+        raise
 
 
 def return_memory() -> None:

@@ -61,6 +61,11 @@ class InputTable(NamedTuple):
     is_text: bool = False  # Whether it is a file of text.
     unread: UnreadColumns | None = None  # Other columns.
 
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Field of errors about the table: its path, or the option that passed it."""
+        return {"path": self.name} if "/" in self.name else {"option": self.name.removesuffix("=")}
+
     def column_schema(self, read: pa.Schema) -> pa.Schema:
         """Return all columns in the order of the table; ``read`` are those that are not unread."""
         if self.unread is None:
@@ -93,7 +98,9 @@ def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Colle
         table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
         stored = table.schema
     if len(set(stored.names)) < len(stored):
-        raise MetadataError(f"{name}: two columns have the same name; rename one")
+        raise MetadataError(
+            f"{name}: two columns have the same name; rename one", path=None if file is None else file.path
+        )
     refuse_extensions(stored, name)
     renamed = {column: plain for plain, column in described(stored.names).items()}
     unread = None
@@ -103,8 +110,7 @@ def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Colle
         unread = UnreadColumns(wide, fingerprint, plain_schema(later, name))
         table = wide.read([column for column in stored.names if column in at_once])
     plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
-    is_text = file is not None and file.is_text
-    return InputTable(plain, name, renamed, stored.metadata or {}, is_text, unread)
+    return InputTable(plain, name, renamed, stored.metadata or {}, file is not None and file.is_text, unread)
 
 
 def column_names_of(on: On | None) -> list[str]:
@@ -125,10 +131,15 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
             return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise MetadataError(
-            f"{option}=: cannot be converted to an Arrow table: {error}; pass columns of equal length, each of one type"
+            f"cannot be converted to an Arrow table: {error}",
+            option=option,
+            remedy="pass columns of equal length, each of one type",
         ) from error
-    allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
-    raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
+    raise ArgumentError(
+        f"has the type {type(frame).__name__}",
+        option=option,
+        allowed="a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file",
+    )
 
 
 def join_column_pairs(source: Images, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
@@ -139,16 +150,20 @@ def join_column_pairs(source: Images, joined: InputTable, on: On | None) -> list
         common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
         if not common:
             raise ColumnError(
-                f"{joined.name}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the "
-                f"table has {right_names[:20]}, the images have {left_names}; pass on= with a common name, or "
-                f"on={{NAME_IN_SOURCE: NAME_IN_TABLE}}"
+                f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the table has "
+                f"{right_names[:20]}, the images have {left_names}",
+                **joined.subject,
+                remedy="pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
             )
         return [(name, name) for name in common]
     names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        allowed = "one or several column names, or a mapping from names in the source to names in the table"
-        raise ArgumentError(option="on", value=on, allowed=allowed)
+        raise ArgumentError(
+            option="on",
+            value=on,
+            allowed="one or several column names, or a mapping from names in the source to names in the table",
+        )
     if not isinstance(names, Mapping):
         pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
     pairs = [(left, right if right in right_names else renamed.get(right, right)) for left, right in pairs]
@@ -177,7 +192,7 @@ class JoinKeys:
     def __init__(self, source: Images, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
         self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
-        self._paths = source.path, joined.name
+        self._source_path, self._joined = source.path, joined
         num_images = len(source)
         keys = np.zeros(num_images + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
@@ -186,7 +201,10 @@ class JoinKeys:
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 raise ColumnError(
-                    f"{joined.name}: column {right!r} cannot be joined with {left!r}; pass strings, numbers or times"
+                    f"column {right!r} cannot be joined with {left!r}",
+                    **joined.subject,
+                    column=right,
+                    remedy="pass strings, numbers or times",
                 )
             normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
             codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
@@ -201,8 +219,9 @@ class JoinKeys:
         twice = first_duplicate(self.rows)
         if twice is not None:
             raise MetadataError(
-                f"{self._paths[1]}: {noun}s {twice[0]} and {twice[1]} have the same {self.names}, "
-                f"{self.describe(twice[1], row=True)}; {remedy}"
+                f"{noun}s {twice[0]} and {twice[1]} have the same {self.names}, {self.describe(twice[1], row=True)}",
+                **self._joined.subject,
+                remedy=remedy,
             )
 
     def no_match(self, noun: str) -> MetadataError:
@@ -212,12 +231,14 @@ class JoinKeys:
             for is_row, keys in enumerate((self.images, self.rows))
         )
         return MetadataError(
-            f"{self._paths[1]}: no {noun} matches an image of {self._paths[0]} by {self.names}: images have "
-            f"{of_images}, {noun}s have {of_rows}; pass on= with columns that have equal values"
+            f"no {noun} matches an image of {self._source_path} by {self.names}: images have {of_images}, {noun}s have "
+            f"{of_rows}",
+            **self._joined.subject,
+            remedy="pass on= with columns that have equal values",
         )
 
     def warn(self, problem: str) -> None:
-        warnings.warn(f"{self._paths[1]}, joined by {self.names}: {problem}", UserWarning, stacklevel=3)
+        warnings.warn(f"{self._joined.name}, joined by {self.names}: {problem}", UserWarning, stacklevel=3)
 
     def describe(self, index: int, *, row: bool | int) -> str:
         return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
@@ -271,9 +292,10 @@ def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows
         if differs.any():
             image, row = int(images[differs][0]), int(rows[differs][0])
             raise MetadataError(
-                f"{joined.name}: row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but "
-                f"{name} is {keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the "
-                f"image; pass on= with columns that identify the image"
+                f"row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but {name} is "
+                f"{keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the image",
+                **joined.subject,
+                remedy="pass on= with columns that identify the image",
             )
 
 

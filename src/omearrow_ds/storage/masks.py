@@ -54,17 +54,21 @@ def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: 
         remedy = "add masks" + ("" if len(without) == len(mask_of) else ", or pass nulls='skip' to skip these images")
         ids = ", ".join(map(repr, opened.image_ids[:_NUM_EXAMPLES]))
         raise MetadataError(
-            f"{opened.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} "
-            f"(masks: {ids}, ...); {remedy}"
+            f"{len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} (masks: {ids}, "
+            f"...)",
+            path=opened.path,
+            remedy=remedy,
         )
     differs = (mask_of >= 0) & (opened.shapes[mask_of] != source.shapes)[:, 3:].any(axis=1)
     if differs.any():
         index, mask = int(differs.argmax()), int(mask_of[differs.argmax()])
         sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
         raise MetadataError(
-            f"{opened.path}: mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image "
-            f"{source.image_ids[index]!r} of {source.path} has {sizes[1]} pixels; pass masks of the same size as their "
-            f"images"
+            f"mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image {source.image_ids[index]!r} of "
+            f"{source.path} has {sizes[1]} pixels",
+            path=opened.path,
+            image=mask,
+            remedy="pass masks of the same size as their images",
         )
     return opened, mask_of
 
@@ -150,8 +154,10 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     """Return the files that are named by images, and the index of each image's file."""
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
-        remedy = "copy their folder, or pass the URL of a collection of masks"
-        raise error("is a URL, but names with braces apply only to local files", remedy=remedy)
+        raise error(
+            "is a URL, but names with braces apply only to local files",
+            remedy="copy their folder, or pass the URL of a collection of masks",
+        )
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):

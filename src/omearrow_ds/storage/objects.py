@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
+from omearrow_ds.options import check_names
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.keys import (
@@ -110,8 +111,7 @@ class Objects:
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
-        values = self.table[name].cast(pa.float64(), safe=False).to_numpy()
-        return name, values
+        return name, self.table[name].cast(pa.float64(), safe=False).to_numpy()
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,10 @@ class ObjectSettings:
         unknown = np.flatnonzero((fields >= 0) & ~is_known)
         if len(unknown) and not self.skip_nulls:
             raise MetadataError(
-                f"{joined.name}: {', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the "
-                f"first in row {unknown[0]}; pass nulls='skip' to skip them"
+                f"{', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the first in row "
+                f"{unknown[0]}",
+                **joined.subject,
+                remedy="pass nulls='skip' to skip them",
             )
         rows = np.flatnonzero((fields >= 0) & is_known)
         positions, fields = positions[rows], fields[rows]
@@ -238,11 +240,6 @@ class CropRows(ColumnReader):
         self._fields, self._name_rows = fields, name_rows
         self.source: Images | None = source
         self.objects: Objects | None = None
-
-    @classmethod
-    def of_table(cls, source: Images, own: pa.Table, fields: Array, name_rows: Callable[[], list[str]]) -> Self:
-        """Return the rows of tiles, whose columns are in memory."""
-        return cls(source, own.schema, own.select, fields, name_rows)
 
     @classmethod
     def of_objects(cls, source: Images, objects: Objects) -> Self:
@@ -287,9 +284,10 @@ def _refuse_unplaced(source: Images, joined: InputTable, keys: JoinKeys, fields:
     equal = first_duplicate(keys.images)
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
         raise MetadataError(
-            f"{joined.name}: images {equal[0]} and {equal[1]} of {source.path} have the same {keys.names}, "
-            f"{keys.describe(equal[0], row=False)}, so objects could belong to both; pass on= with columns that "
-            f"distinguish the images"
+            f"images {equal[0]} and {equal[1]} of {source.path} have the same {keys.names}, "
+            f"{keys.describe(equal[0], row=False)}, so objects could belong to both",
+            **joined.subject,
+            remedy="pass on= with columns that distinguish the images",
         )
     without = np.flatnonzero(fields < 0)
     if not len(without):
@@ -305,10 +303,7 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
     table, number = joined.table, len(columns.known[0])
     chosen = next((known for known in columns.known if set(known) <= set(table.column_names)), ())
     if names is not None:
-        chosen = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
-        if len(chosen) != number or not all(isinstance(name, str) for name in chosen) or len(set(chosen)) < number:
-            allowed = f"the names of {number} columns, {columns.axes}"
-            raise ArgumentError(option=columns.option, value=names, allowed=allowed)
+        chosen = tuple(check_names(columns.option, names, f"the names of {number} columns, {columns.axes}", number))
     if chosen:
         chosen = tuple(joined.renamed.get(name, name) if name not in table.column_names else name for name in chosen)
         return chosen, np.stack([_numbers(joined, name) for name in chosen], axis=1)
@@ -319,8 +314,9 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
         axes = _axes_of(joined, points[0].shape[1])
         return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
     raise ColumnError(
-        f"{joined.name}: found no columns with known names for {columns.axes}, such as {columns.example}; pass "
-        f"{columns.option}= with {number} of the names {table.column_names[:40]}"
+        f"found no columns with known names for {columns.axes}, such as {columns.example}",
+        **joined.subject,
+        remedy=f"pass {columns.option}= with {number} of the names {table.column_names[:40]}",
     )
 
 
@@ -332,9 +328,10 @@ def _numbers(joined: InputTable, name: str) -> Array:
         column = parse_as("float", column, joined.name, name)
     if not _is_number(column.type):
         raise ColumnError(
-            f"{joined.name}: column {name!r} is of type {column.type}, expected numbers in pixels; cast it, or choose "
-            f"another column",
+            f"column {name!r} is of type {column.type}, expected numbers in pixels",
+            **joined.subject,
             column=name,
+            remedy="cast it, or choose another column",
         )
     numbers: Array = column.cast(pa.float64()).to_numpy()
     return numbers
@@ -360,12 +357,14 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
     if not {"y", "x"} <= set(axes):
         raise MetadataError(
-            f"{joined.name}: points have the axes {axes}, expected y and x; pass center= with two columns"
+            f"points have the axes {axes}, expected y and x", **joined.subject, remedy="pass center= with two columns"
         )
     y, x = axes.index("y"), axes.index("x")
     units = shapes.get("units", ["pixel"] * len(axes))
     if {units[y], units[x]} != {"pixel"}:
-        raise MetadataError(f"{joined.name}: points are in {units[y]}, expected pixels; pass center= in pixels")
+        raise MetadataError(
+            f"points are in {units[y]}, expected pixels", **joined.subject, remedy="pass center= in pixels"
+        )
     return y, x
 
 
@@ -383,10 +382,11 @@ def _refuse_outside(
     subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
     raise MetadataError(
-        f"{joined.name}: {count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, first in "
-        f"row {rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image "
-        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; pass columns in this order and in "
-        f"pixels of this image"
+        f"{count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, first in row "
+        f"{rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image "
+        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels",
+        **joined.subject,
+        remedy="pass columns in this order and in pixels of this image",
     )
 
 

@@ -102,7 +102,10 @@ class PartCache:
         try:
             if (path.parent / MANIFEST).exists():
                 raise ArgumentError(
-                    f"{path}: contains the parts of a collection, which a cache could remove; pass another folder"
+                    "contains the parts of a collection, which a cache could remove",
+                    option="part_cache",
+                    value=path,
+                    remedy="pass another folder",
                 )
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:

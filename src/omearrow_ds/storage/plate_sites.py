@@ -66,12 +66,13 @@ def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) 
     unfit = is_shared & ((numbers[other] == 0) | (numbers[other] > largest[plates[other]]))
     if unfit.any():
         index = int(unfit.argmax())
-        subject = f"{joined.name}: row {index}" if other else f"{source.path}: image {index}"
+        subject = joined.subject if other else {"path": source.path, "image": index}
         field = {FIELD: column} if other else {SITE: FIELD}
         raise MetadataError(
-            f"{subject} has site {numbers[other][index]:g}, but sites of its plate are 1 to "
-            f"{largest[plates[other]][index]:g}; for field paths (often counted from 0), pass "
-            f"on={ {**dict(others), **field} }"
+            f"{'row' if other else 'image'} {index} has site {numbers[other][index]:g}, but sites of its plate are 1 "
+            f"to {largest[plates[other]][index]:g}",
+            **subject,
+            remedy=f"for field paths (often counted from 0), pass on={ {**dict(others), **field} }",
         )
 
 
@@ -84,6 +85,7 @@ def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
     if (paths == 0).any() != (numbers == 0).any() and len(numbers):
         path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
         raise MetadataError(
-            f"{joined.name}: {FIELD!r} is ambiguous: it may contain field paths of {source.path} or sites counted from "
-            f"1; pass on={path} for paths, or on={site} for sites"
+            f"{FIELD!r} is ambiguous: it may contain field paths of {source.path} or sites counted from 1",
+            **joined.subject,
+            remedy=f"pass on={path} for paths, or on={site} for sites",
         )

@@ -184,7 +184,9 @@ class ObjectStore:
         return parts, fetched[0][1]
 
     def _changed(self, name: str) -> FormatError:
-        return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
+        return FormatError(
+            "was replaced or changed since it was opened", path=f"{self.url}/{name}", remedy="open it again"
+        )
 
     def listed(self, prefix: str) -> dict[str, ObjectVersion]:
         """Return the version of each object below a prefix, by object name relative to the prefix."""
@@ -231,7 +233,9 @@ class ObjectStore:
             current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
                 raise FormatError(
-                    f"{subject}: has {current.size_bytes:,} bytes, expected {size_bytes:,}; restore the file"
+                    f"has {current.size_bytes:,} bytes, expected {size_bytes:,}",
+                    path=subject,
+                    remedy="restore the file",
                 )
             if version not in (None, current):
                 raise self._changed(name)
@@ -273,7 +277,7 @@ class ObjectStore:
                 raise
             except FileNotFoundError:
                 self._has_answered = True
-                raise MissingPathError(f"{deadline.subject}: {self._missing}") from None
+                raise MissingPathError(self._missing, path=deadline.subject) from None
             except BaseError as error:
                 problem = self.refuse_final(deadline.subject, error)
             else:
@@ -285,10 +289,8 @@ class ObjectStore:
 
     def _timeout_s(self, deadline: RetryDeadline) -> int:
         """Return the read timeout of this try in seconds."""
-        index, first_s = (
-            max(0, deadline.num_silent_tries - 1),
-            _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S,
-        )
+        index = max(0, deadline.num_silent_tries - 1)
+        first_s = _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
         is_slow = self._slowest_s > _SOONER_S[0] or index >= len(first_s)
         timeout_s = READ_S if is_slow else min(first_s[index], READ_S)
         return max(1, min(timeout_s, int(_SILENT_S - deadline.silent_s)))
@@ -297,30 +299,30 @@ class ObjectStore:
         """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
-        kind, cause = type(error).__name__, _describe_error(error)
+        kind, cause, answer = type(error).__name__, _describe_error(error), str(error).lower()
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
             identity, remedy = self._identity()
-            raise StorageError(f"{subject}: the server refuses access with {identity} ({cause}); {remedy}") from None
-        if "redirect" in str(error).lower() or 300 <= number < 400:
+            problem = f"the server refuses access with {identity} ({cause}); {remedy}"
+        elif "redirect" in answer or 300 <= number < 400:
+            problem = "the bucket is in another region; pass storage=Storage(region=)"
             if self.url.scheme in ("http", "https"):
-                raise StorageError(f"{subject}: the server redirects in a loop; pass the final URL") from None
-            raise StorageError(f"{subject}: the bucket is in another region; pass storage=Storage(region=)") from None
-        if number == _BEYOND:
+                problem = "the server redirects in a loop; pass the final URL"
+        elif number == _BEYOND:
             raise FormatError(
-                f"{subject}: the requested bytes do not exist: the object is empty or incomplete; restore it"
+                "the requested bytes do not exist: the object is empty or incomplete; restore it", path=subject
             ) from None
-        if any(problem in str(error).lower() for problem in ("non-partial", "range request not supported")):
-            raise StorageError(
-                f"{subject}: the server does not support byte ranges; pass part_cache=, or copy it to this machine"
-            ) from None
-        if 400 <= number < 500 and number not in _PASSING:
-            raise StorageError(f"{subject}: the server refuses the request: {cause}") from None
-        if number == 501 or kind == "NotSupportedError":
-            raise StorageError(f"{subject}: the server does not support the request: {cause}") from None
-        self._has_answered = self._has_answered or status is not None
-        self._refuse_unheard(subject, cause)
-        return cause
+        elif "non-partial" in answer or "range request not supported" in answer:
+            problem = "the server does not support byte ranges; pass part_cache=, or copy it to this machine"
+        elif 400 <= number < 500 and number not in _PASSING:
+            problem = f"the server refuses the request: {cause}"
+        elif number == 501 or kind == "NotSupportedError":
+            problem = f"the server does not support the request: {cause}"
+        else:
+            self._has_answered = self._has_answered or status is not None
+            self._refuse_unheard(subject, cause)
+            return cause
+        raise StorageError(problem, path=subject) from None
 
     def _refuse_unheard(self, subject: str, cause: str) -> None:
         """Raise `StorageError` if a server that never answered has been unknown or refused connections for a while."""
@@ -338,7 +340,7 @@ class ObjectStore:
         else:
             server = f"{self.url.scheme}://{self.url.parts[1]}"
             remedy = "check the host name, and whether the server is running"
-        raise StorageError(f"{subject}: {server} cannot be reached ({cause}); {remedy}") from None
+        raise StorageError(f"{server} cannot be reached ({cause})", path=subject, remedy=remedy) from None
 
     def _identity(self) -> tuple[str, str]:
         """Return the identity of requests for errors, and how to use another one."""
@@ -402,8 +404,9 @@ class RetryDeadline:
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
-                f"{self.subject}: {silent} for {silent_s:.0f} s in {self.num_tries} tries: {problem}; check the "
-                f"server and the network, and repeat the command to continue"
+                f"{silent} for {silent_s:.0f} s in {self.num_tries} tries: {problem}",
+                path=self.subject,
+                remedy="check the server and the network, and repeat the command to continue",
             )
         time.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -512,7 +515,8 @@ def _provider(name: str, profile: Mapping[str, str]) -> Any:
         if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & profile.keys():
             return None
         raise BackendError(f"profile {name!r} of ~/.aws uses a role or login, which needs boto3; run pip install boto3")
-    return partial(_keys, dict(profile))
+    keys = {"access_key_id": profile["aws_access_key_id"], "secret_access_key": profile["aws_secret_access_key"]}
+    return lambda: {**keys, "token": profile.get("aws_session_token"), "expires_at": None}
 
 
 def keys_of(provider: Any) -> dict[str, str]:
@@ -520,8 +524,3 @@ def keys_of(provider: Any) -> dict[str, str]:
     keys = provider()
     names = {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "token": "session_token"}
     return {aws_name: keys[name] for name, aws_name in names.items() if keys.get(name)}
-
-
-def _keys(profile: Mapping[str, str]) -> dict[str, Any]:
-    keys = {"access_key_id": profile["aws_access_key_id"], "secret_access_key": profile["aws_secret_access_key"]}
-    return {**keys, "token": profile.get("aws_session_token"), "expires_at": None}

@@ -248,7 +248,12 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
     if isinstance(path, str | os.PathLike):
         return _open_one(path, format_name, **options)
     refuse_open_table(path)
-    raise ArgumentError(f"{path!r}: expected a path; pass the path of a collection, a list of paths, or a glob pattern")
+    raise ArgumentError(
+        option="path",
+        value=path,
+        allowed="the path of a collection, a list of paths, or a glob pattern",
+        remedy="pass one of these",
+    )
 
 
 def _is_url(path: Any) -> bool:
@@ -360,8 +365,9 @@ def _open_fields(
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
-        remedy = f"leave it out{hint}"
-        raise ArgumentError(f"applies only to {needed}", path=path, option=name, value=value, remedy=remedy)
+        raise ArgumentError(
+            f"applies only to {needed}", path=path, option=name, value=value, remedy=f"leave it out{hint}"
+        )
     return None
 
 
@@ -537,7 +543,10 @@ def write_images(
     table = incoming.as_table(columns, subject)
     if is_parts(path):
         raise ArgumentError(
-            "images cannot be written as parts", path=path, remedy="write one file, and convert it to parts"
+            "images cannot be written as parts",
+            option="path",
+            value=path,
+            remedy="write one file, and convert it to parts",
         )
     target = Target.choose(path, format, settings)
     write(described, target, table, total, progress=progress)
@@ -625,7 +634,7 @@ def convert(
     refuse_unknown(opening, OpenOptions.__annotations__, convert)
     if is_path(src):
         fields.warn_of_layout(src, opening)
-    with opened(src, opening, skip_errors=settings.skips_errors) as source:
+    with opened("src", src, opening, skip_errors=settings.skips_errors) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))
             problem = f"{source.path}: only images of {source.image_column[0]!r} are converted, not of {left}"
@@ -640,15 +649,20 @@ def convert(
 
 
 def opened(
-    images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
+    option: str, images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
 ) -> AbstractContextManager[Images]:
-    """Open a path as a source that is closed at exit, or return a context manager that leaves a source open."""
+    """Open a path as a source that is closed at exit, or return a context manager that leaves a source open.
+
+    ``option`` is the argument of ``images`` in the public function.
+    """
     if is_path(images):
         return closing(open_source(images, skip_errors=skip_errors, **opening))
     refuse_opening_again(opening, "a source")
     if not isinstance(images, CollectionSource):
         refuse_open_table(images)
-        raise ArgumentError(f"{images!r}: expected a path or a source of open_images; pass one of these")
+        raise ArgumentError(
+            option=option, value=images, allowed="a path or a source of open_images", remedy="pass one of these"
+        )
     return nullcontext(images.images)
 
 
@@ -705,9 +719,10 @@ def _open_part(path: Path, engine: str | None = None) -> Images:
 def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
     """Raise `ArgumentError` if options of `open_images` are passed with an object that is already open."""
     refuse_unknown(opening, OpenOptions.__annotations__, kind)
-    if opening:
-        names = ", ".join(f"{name}=" for name in opening)
-        raise ArgumentError(f"{names}: cannot be applied to {kind} that is already open; pass a path instead")
+    for name, value in opening.items():
+        raise ArgumentError(
+            f"cannot be applied to {kind} that is already open", option=name, value=value, remedy="pass a path instead"
+        )
 
 
 def refuse_over_source(src: Images, dst: StrPath) -> None:

@@ -89,7 +89,9 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics as a dictionary that `json.dumps` accepts, with NaN and infinity as None."""
-        rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
+        rows = self.table.to_pylist()
+        for row in rows:
+            row |= {name: None for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
         return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class Stats:
 
 
 def _names(by: Any) -> tuple[str, ...]:
-    names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
+    names = tuple(by or ()) if isinstance(by, Sequence | None) and not isinstance(by, str) else (by,)
     if len({*map(str, names), *_SCHEMA.names}) < len(names) + len(_SCHEMA):
         raise ArgumentError(
             "names must differ from each other and from the measures", option="by", value=by, remedy="rename the column"
@@ -143,10 +145,6 @@ def _names(by: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise ArgumentError(option="by", value=by, allowed="the name of a column, or several")
     return names
-
-
-def _in_json(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Samples(Protocol):
@@ -216,7 +214,9 @@ def stats(
     picked = getattr(path, "fields", None)
     picked = None if picked is None else np.unique(picked).tolist()
     if not isinstance(source, CollectionSource):
-        raise ArgumentError(f"{path!r:.200}: expected a path, an open source or a dataset; pass one of these")
+        raise ArgumentError(
+            option="path", value=path, allowed="a path, an open source or a dataset", remedy="pass one of these"
+        )
     return _measured(source.images, picked, _names(by), verify=True, progress=progress)
 
 
@@ -229,12 +229,14 @@ def _measured(
             raise unknown_column(name, opened.column_names, opened.path)
         if pa.types.is_nested(types[name]):
             raise ColumnError(
-                f"{opened.path}: column {name!r} is of type {types[name]}; pass a column of strings, numbers or times",
+                f"column {name!r} is of type {types[name]}",
+                path=opened.path,
                 column=name,
+                remedy="pass a column of strings, numbers or times",
             )
     indices = range(len(opened)) if of_dataset is None else of_dataset
     if not len(indices):
-        raise FormatError(f"{opened.path}: has no images to measure; pass a collection with images")
+        raise FormatError("has no images to measure", path=opened.path, remedy="pass a collection with images")
     source = verified_where_stored(opened) if verify else opened
     images = (image for _, images in source.stream() for image in images)
     if of_dataset is not None:
@@ -251,9 +253,10 @@ def _measured(
             expected, values = channels[channel]
             if kind != expected:
                 raise FormatError(
-                    f"{opened.path}: image {index} is {image.dtype}, but previous images have another dtype; measure "
-                    f"them separately, with by=",
+                    f"image {index} is {image.dtype}, but previous images have another dtype",
+                    path=opened.path,
                     image=index,
+                    remedy="measure them separately, with by=",
                 )
             values.add(image[:, channel])
     labels = [*channel_names(opened, indices), *[None] * max(map(len, groups.values()))]
@@ -275,8 +278,10 @@ def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
         longest, shorter = (names, longest) if len(names) > len(longest) else (longest, names)
         if longest[: len(shorter)] != shorter:
             raise FormatError(
-                f"{source.path}: image {picked[position]} has the channels {names} but a previous image has {longest}; "
-                f"measure images with different channels separately"
+                f"image {picked[position]} has the channels {names} but a previous image has {longest}",
+                path=source.path,
+                image=picked[position],
+                remedy="measure images with different channels separately",
             )
     return longest
 
@@ -284,7 +289,9 @@ def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise an error if statistics cannot be written to ``path``, because of its suffix or because it exists."""
     if path.suffix not in (".parquet", ".csv", ".json"):
-        raise ArgumentError("unknown suffix", path=path, allowed=".parquet, .csv or .json", remedy="rename it")
+        raise ArgumentError(
+            option="path", value=path, allowed="a path that ends in .parquet, .csv or .json", remedy="rename it"
+        )
     check_target(path, overwrite=overwrite)
 
 

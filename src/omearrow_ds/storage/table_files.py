@@ -168,8 +168,9 @@ class ColumnTypes(dict[str, str]):
         for name, kind in (types or {}).items():
             if not isinstance(name, str) or kind not in TYPES:
                 close = "".join(f"{match!r}, or " for match in difflib.get_close_matches(str(kind), TYPES, 1))
-                remedy = f"pass {close}one of {', '.join(map(repr, TYPES))}"
-                raise error(f"{kind!r} is not a type", value=name, remedy=remedy)
+                raise error(
+                    f"{kind!r} is not a type", value=name, remedy=f"pass {close}one of {', '.join(map(repr, TYPES))}"
+                )
         super().__init__(types or {})
         self.names = set[str]()
 
@@ -262,7 +263,9 @@ def parse_as(kind: str, column: pa.ChunkedArray, table: str, name: str) -> pa.Ch
         return numbers.cast(pa.int64())
     raise FormatError(
         f"{table}: column {name!r} has {column[row].as_py()!r} in row {row}, expected {_EXPECTED[kind]}; correct it, "
-        f"or drop the row"
+        f"or drop the row",
+        path=table,
+        column=name,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,19 @@ def open_url(
     **given: Any,
 ) -> Images:
     """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
+    open_table = partial(_open_table_of_files, url, of_files, reach, types, skip_errors=skip_errors)
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
         if "pattern" in of_files:
             return listed.open_fields(url, of_files, reach, types, skip_errors=skip_errors)
-        return _open_table_of_files(url, of_files, reach, types, skip_errors=skip_errors)
+        return open_table()
     try:
         return _open_stored(url, format_name, reach, skip_errors=skip_errors, **given)
     except ColumnError as error:
         if isinstance(error, ImageColumnError) or "image_column" in given:
             raise
         try:
-            return _open_table_of_files(url, of_files, reach, types, skip_errors=skip_errors)
+            return open_table()
         except ArgumentError:
             raise error from None
 
@@ -61,11 +63,9 @@ def _open_table_of_files(
         copy = Path(folder, url.name)
         copy.write_bytes(reach.read(str(url)))
         if not listed.lists_files(copy):
-            names = ", ".join(f"{name}=" for name in options)
+            option, value = next(iter(options.items()), (None, ...))
             raise ArgumentError(
-                f"lists no TIFF files, but {names or 'opening a CSV file'} requires them",
-                path=url,
-                remedy="pass another table",
+                "the table lists no TIFF files", path=url, option=option, value=value, remedy="pass another table"
             )
         return listed.open_fields(url, options, reach, types, copy, skip_errors=skip_errors)
 
@@ -152,7 +152,7 @@ def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
     urls = [url_of(path) for path in paths]
     known = [url for url in urls if url is not None]
     if known and len(known) < len(urls):
-        raise ArgumentError(f"{paths!r}: expected only URLs or only local paths; copy the other files")
+        raise ArgumentError(f"{paths!r}: expected only URLs or only local paths", remedy="copy the other files")
     return known or None
 
 

@@ -33,11 +33,13 @@ class VerifiedSource(ImagesWrapper):
 
     def __init__(self, source: Images, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
-            msg = (
-                f"{source.path}: the collection has no checksums; write or convert it with checksum=True, or pass "
-                f"verify=False"
+            raise ArgumentError(
+                "the collection has no checksums",
+                path=source.path,
+                option="verify",
+                value=True,
+                remedy="write or convert it with checksum=True, or pass verify=False",
             )
-            raise ArgumentError(msg)
         super().__init__(source)
         self._gaps, self._hasher = gaps, Hasher()
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
@@ -50,8 +52,12 @@ class VerifiedSource(ImagesWrapper):
             index = pc.index(odd, True).as_py()
             checksum = known[index]
             problem = "no checksum" if checksum is None else f"a checksum of an unknown kind, {checksum[:40]!r}"
-            remedy = "restore it, update omearrow-ds, or pass verify=False to read it unverified"
-            raise FormatError(f"{self.path}: image {index} has {problem}; {remedy}", image=index)
+            raise FormatError(
+                f"image {index} has {problem}",
+                path=self.path,
+                image=index,
+                remedy="restore it, update omearrow-ds, or pass verify=False to read it unverified",
+            )
         return known
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
@@ -59,12 +65,13 @@ class VerifiedSource(ImagesWrapper):
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
             if known is not None and self._hasher.checksum(image) != known:
-                msg = (
-                    f"{subject or self.path}: image {index} ({self.image_ids[index]!r}) differs from the original: "
-                    f"pixels, shape or dtype do not match its checksum in column {schema.CHECKSUM_COLUMN!r}; restore "
-                    f"it from a copy"
+                raise ChecksumError(
+                    f"image {index} ({self.image_ids[index]!r}) differs from the original: pixels, shape or dtype do "
+                    f"not match its checksum in column {schema.CHECKSUM_COLUMN!r}",
+                    path=subject or self.path,
+                    image=index,
+                    remedy="restore it from a copy",
                 )
-                raise ChecksumError(msg)
 
     def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""

@@ -62,11 +62,13 @@ class Layout:
         if compression is not None and compression not in known:
             names = ", ".join(map(repr, known))
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
-            allowed = f"one of {names} for {fmt.label}{of_encoding}"
-            raise ArgumentError(option="compression", value=compression, allowed=allowed)
+            raise ArgumentError(
+                option="compression", value=compression, allowed=f"one of {names} for {fmt.label}{of_encoding}"
+            )
         if rows_per_group is not None and not fmt.grouped:
-            problem = f"not supported by {fmt.label}"
-            raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
+            raise ArgumentError(
+                f"not supported by {fmt.label}", option="rows_per_group", value=rows_per_group, remedy="leave it out"
+            )
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
@@ -150,13 +152,17 @@ class Target:
 def _check_executor(executor: Executor | None) -> None:
     """Raise `ArgumentError` if parts cannot be written by this executor."""
     if not isinstance(executor, Executor | None):
-        allowed = "a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client"
-        raise ArgumentError(option="executor", value=executor, allowed=allowed)
+        raise ArgumentError(
+            option="executor",
+            value=executor,
+            allowed="a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client",
+        )
     context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
     if context is not None and context.get_start_method() == "fork":
         raise ArgumentError(
-            "executor: a pool of forked processes hangs with libraries that start threads (Lance, DuckDB); "
-            "create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+            "a pool of forked processes hangs with libraries that start threads (Lance, DuckDB)",
+            option="executor",
+            remedy="create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))",
         )
 
 
@@ -173,8 +179,10 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
     """Raise `ArgumentError` for a URL without parts, and for ``storage`` without a URL."""
     if isinstance(target, Url) and not is_parts(target):
         raise ArgumentError(
-            f"{target}: a single file cannot be written to a URL; convert to {target.with_suffix(SUFFIX)}, a "
-            f"collection in parts, or to a local file, and copy that file"
+            "a single file cannot be written to a URL",
+            path=target,
+            remedy=f"convert to {target.with_suffix(SUFFIX)}, a collection in parts, or to a local file, and copy that "
+            f"file",
         )
     if not isinstance(storage, Storage | None):
         raise ArgumentError(

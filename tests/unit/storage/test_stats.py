@@ -194,6 +194,8 @@ def test_the_command_writes_what_is_read_again(stored, tmp_path, suffix):
     assert (done.exit_code, "exists" in done.stderr) == (1, True)
     done = CliRunner().invoke(main, [*words, "--overwrite", "--json"])
     assert json.loads(done.stdout) == expected.as_dict() | {"filter": None}
+    done = CliRunner().invoke(main, [*words[:-1], str(tmp_path / "stats.txt")])
+    assert done.stderr.startswith(f"error: --out '{tmp_path / 'stats.txt'}': expected a path that ends in .parquet")
 
 
 def test_what_cannot_be_measured(stored, tmp_path):

@@ -389,7 +389,7 @@ def test_checksums_are_of_our_column_alone(tmp_path):
         opened = open_images(tmp_path / "more.parquet", image_column=image_column)
         assert opened.images.checksums is None
         assert opened.columns.column_names == ["field"]
-        with raises(ArgumentError, option="checksum", path=tmp_path / "more.parquet", mentions="verify=False"):
+        with raises(ArgumentError, option="verify", path=tmp_path / "more.parquet", mentions="verify=False"):
             open_images(tmp_path / "more.parquet", image_column=image_column, verify=True)
     record = table["ome_image"][1].as_py()
     nulled = pa.array([table["ome_image"][0].as_py(), None, record], table["ome_image"].type)

@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from omearrow_ds.advise.profile.loop import Loop
 from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gains, median_ratio, mostly_agree
@@ -26,6 +25,7 @@ from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, MemoryLimitError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import available_cores, preload_limit_bytes
+from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import convert, open_source, refuse_opening_again
 from omearrow_ds.text import as_flags, as_keywords, duration
@@ -191,9 +191,10 @@ def open_samples(
             raise ArgumentError("does not apply to a dataset", option=option, remedy="pass it only with a path")
         refuse_opening_again(opening, "a dataset")
         preload = data.preloaded if preload is None else preload
-    elif isinstance(data, Dataset):
-        remedy = "pass a path or a dataset of this package"
-        raise ArgumentError(f"has the type {type(data).__name__}", option="data", remedy=remedy)
+    elif not is_path(data):
+        raise ArgumentError(
+            f"has the type {type(data).__name__}", option="data", remedy="pass a path or a dataset of this package"
+        )
     chosen: dict[str, Any] = {**options.chosen, **opening, "preload": False, "progress": False}
     for _ in range(2):
         start = perf_counter()
