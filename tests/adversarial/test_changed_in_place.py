@@ -221,7 +221,7 @@ def test_the_log_of_a_database_is_part_of_what_it_is(numbered, tmp_path):
         lambda: curate(path, *MOVED, f"UPDATE {TABLE} SET number = number WHERE number = 5"),
         lambda: curate(path, "CHECKPOINT", merge=True),
     ]
-    stamps, pickled, files = [], [], []
+    fingerprints, pickled, files = [], [], []
     for stage in stages:
         stage()
         dataset = on_demand(path)
@@ -231,11 +231,11 @@ def test_the_log_of_a_database_is_part_of_what_it_is(numbered, tmp_path):
         for late in pickled[-1:]:
             with raises(FormatError, path=path):
                 pickle.loads(late)[0]
-        stamps.append(dataset.source.images.stamp)
+        fingerprints.append(dataset.source.images.guard.fingerprint)
         files.append(len(list(dataset.source.images.stored_files())))
         pickled.append(pickle.dumps(dataset))
         dataset.source.close()
-    assert len(set(stamps)) == len(stages)
+    assert len(set(fingerprints)) == len(stages)
     assert files == [1, 2, 2, 1]
 
 

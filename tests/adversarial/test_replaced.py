@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from tests.support.errors import find_problems, raises
 from tests.support.strategies import NAMES, all_same, image_of, same
 
@@ -86,7 +86,7 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
     compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # Compressed files are not read in place.
     path = stored(name, OLD, compression=compression)
     source = open_images(path, name, engine=engine)
-    look, looked = Images._refuse_replaced, []
+    look, looked = FileGuard.refuse_changed, []
 
     def look_and_replace(self):
         look(self)
@@ -94,7 +94,7 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
         if len(looked) == checks:
             write_images(NEW, path, name, overwrite=True, compression=compression)
 
-    monkeypatch.setattr(Images, "_refuse_replaced", look_and_replace)
+    monkeypatch.setattr(FileGuard, "refuse_changed", look_and_replace)
     try:
         status = READS[how](source)
     except FormatError as error:

@@ -37,7 +37,7 @@ class Source(FolderSource):
 
     def _describe(self, file, listed=None):
         path = self._at(file)
-        with self._reading(path):
+        with self.guard.reading(path):
             opened = self._files.open(path)
             header = io.BytesIO(opened.read_ranges([(0, min(opened.size_bytes, MAX_HEADER_BYTES))])[0])
             version = np.lib.format.read_magic(header)

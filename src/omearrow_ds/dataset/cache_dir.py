@@ -153,7 +153,7 @@ def _elsewhere(source: Images) -> Fingerprint:
 def _digest(source: Images, fingerprint: Fingerprint) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
-    version = (source.stamp or ())[1:]  # Not the device, whose number may change at a restart.
+    version = (source.guard.fingerprint or ())[1:]  # Not the device, whose number may change at a restart.
     identity = [_VERSION, sys.byteorder, source.format.name, str(path), fingerprint, version]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
     picked = [source.image_column, source.variant, source.rows.tolist()]

@@ -110,7 +110,7 @@ class StoredImages:
         self.options = options
         self._source: Images | None = source
         self._pickled_source = b""  # To open the source in a process that unpickled this.
-        self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
+        self.path, self.format_name, self._fingerprint = source.path, source.format.name, source.guard.fingerprint
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
         self.part_layout = source.part_layout
         self.cache: PixelCache | None = None
@@ -122,7 +122,7 @@ class StoredImages:
         if self._source is None:
             source: Images = pickle.loads(self._pickled_source)  # noqa: S301  # Pickled by this class.
             # Also for equal shapes: changed images would get the targets of the previous ones.
-            if source.stamp != self._stamp:
+            if source.guard.fingerprint != self._fingerprint:
                 raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
             self._source = source
         return self._source
@@ -226,7 +226,7 @@ class StoredImages:
             path=opened.path,
             _source=None,
             _pickled_source=pickle.dumps(opened),
-            _stamp=opened.stamp,
+            _fingerprint=opened.guard.fingerprint,
         )
 
     def preloaded(self, folder: Path | None, *, progress: bool) -> Self:

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, Images, Stamp
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._error_translation import MALFORMED
+from omearrow_ds.storage.formats._file_guard import Fingerprint
 from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
 from omearrow_ds.storage.formats._table import ids_of, named, native
 from omearrow_ds.storage.formats._urls import Url
@@ -59,7 +60,7 @@ class PartInfo(NamedTuple):
     row_count: int
     image_column: tuple[str, ...]
     other_image_columns: tuple[str, ...]
-    stamp: Stamp | None
+    fingerprint: Fingerprint | None
 
 
 class LazyColumns(NamedTuple):
@@ -139,7 +140,7 @@ def joined(
             names = f"{first.image_column} in {parts[0].path}, {info.image_column} in {part.path}"
             raise ColumnError(f"{path}: image columns differ ({names}); pass image_column=, or rename one")
     others = dict.fromkeys(chain.from_iterable(info.other_image_columns for info in known))
-    files, stamps = [part.path for part in parts], [info.stamp for info in known]
+    files, fingerprints = [part.path for part in parts], [info.fingerprint for info in known]
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
     rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
     lazy = _lazy_columns(parts, known, opening, path) if any(info.columns is None for info in known) else None
@@ -155,7 +156,7 @@ def joined(
         _checksums(known),
         rows,
     )
-    arguments = (path, first.format, files, index, opening, stamps)
+    arguments = (path, first.format, files, index, opening, fingerprints)
     return ConcatSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
 
 
@@ -165,7 +166,7 @@ class PartHeader(NamedTuple):
     format: Format
     image_column: tuple[str, ...]
     other_image_columns: tuple[str, ...]
-    stamp: Stamp | None
+    fingerprint: Fingerprint | None
     info: pa.Table
     columns: pa.Table
 
@@ -206,8 +207,8 @@ def read_part_info(opening: Open, path: Path) -> PartInfo:
 def _known_of(source: Images) -> PartInfo:
     columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
     checksums = None if source.checksums is None else _owned(source.checksums)
-    values = {name: getattr(source, name) for name in PartInfo._fields if name not in ("columns", "checksums")}
-    return PartInfo(**values, columns=columns, checksums=checksums)
+    own = {"columns": columns, "checksums": checksums, "fingerprint": source.guard.fingerprint}
+    return PartInfo(**own, **{name: getattr(source, name) for name in PartInfo._fields if name not in own})
 
 
 def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:
@@ -217,7 +218,7 @@ def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:
         if looked is None:
             return _known_of(source)
         info, columns = looked
-        about = source.format, source.image_column, source.other_image_columns, source.stamp
+        about = source.format, source.image_column, source.other_image_columns, source.guard.fingerprint
         return PartHeader(*about, info, _all_owned(columns))
 
 
@@ -247,7 +248,7 @@ def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHead
             count,
             header.image_column,
             header.other_image_columns,
-            header.stamp,
+            header.fingerprint,
         )
 
 

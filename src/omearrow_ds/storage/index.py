@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError
-from omearrow_ds.storage.formats._base import Array, Stamp
+from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._file_guard import Fingerprint
 from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.parts_source import Index
 
@@ -88,7 +89,7 @@ class StoredIndex:
 
     def __init__(self, file: Path, digest: str, images: Sequence[int]) -> None:
         self._file, self._digest, self._images = file, digest, images
-        self._hashed: Stamp | None = None
+        self._hashed: Fingerprint | None = None
 
     def read(self) -> Index:
         """Return the image index without columns and checksums, which are read lazily because they are large."""
@@ -132,10 +133,10 @@ class StoredIndex:
         refuse_special(file)
         with translate_errors(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
-            stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            if stamp != self._hashed and file_hash(file) != self._digest:
+            fingerprint = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            if fingerprint != self._hashed and file_hash(file) != self._digest:
                 raise FormatError(f"{file}: differs from the file that parts.json lists; restore it")
-            self._hashed = stamp
+            self._hashed = fingerprint
             with pq.ParquetFile(file, pre_buffer=False) as opened:
                 yield opened
         pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.

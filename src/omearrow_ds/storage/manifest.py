@@ -22,6 +22,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.hashes import is_short
 from omearrow_ds.storage.index import StoredIndex
 from omearrow_ds.storage.parts_source import Open, PartsSource
@@ -139,13 +140,13 @@ class PublishedSource(PartsSource):
     """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts."""
 
     def __init__(self, path: Path, opening: Open) -> None:
-        self.path = path
-        self._refuse_replaced()
+        self.path, self.guard = path, FileGuard(path, tracked=path / MANIFEST)
+        self.guard.refuse_changed()
         manifest = self._manifest_of()
         images = [part.images for part in manifest.parts]
         self._stored_index = StoredIndex(self._index_of(manifest), manifest.index, images)
         index = self._stored_index.read()
-        self._refuse_replaced()
+        self.guard.refuse_changed()
         files = [path / PARTS / part.name for part in manifest.parts]
         super().__init__(path, get_format(manifest.format), files, index, opening)
         self.manifest = manifest
@@ -153,16 +154,16 @@ class PublishedSource(PartsSource):
 
     @cached_property
     def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # Read lazily.
-        self._refuse_replaced()
+        self.guard.refuse_changed()
         return self._stored_index.checksums()
 
     @cached_property
     def column_schema(self) -> pa.Schema:
-        self._refuse_replaced()
+        self.guard.refuse_changed()
         return self._stored_index.column_schema
 
     def _read_columns(self, names: list[str]) -> pa.Table:
-        self._refuse_replaced()
+        self.guard.refuse_changed()
         return self._stored_index.columns(names)
 
     def _manifest_of(self) -> Manifest:
@@ -172,12 +173,8 @@ class PublishedSource(PartsSource):
         """Return the local path of ``index.parquet``."""
         return self.path / manifest.index_file
 
-    @cached_property
-    def _tracked_path(self) -> str:
-        return f"{self.path}/{MANIFEST}"
-
     def _opened_part(self, number: int) -> Images:
-        self._refuse_replaced()
+        self.guard.refuse_changed()
         source = super()._opened_part(number)
         if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:
             source.close()

@@ -23,11 +23,11 @@ from omearrow_ds.storage.formats._base import (
     Block,
     Images,
     PartLayout,
-    Stamp,
     files_below,
     group_by_part,
     is_uniform,
 )
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -76,7 +76,7 @@ class PartsSource(Images):
         Image index of the collections.
     opening
         Picklable function that opens a collection.
-    stamps
+    fingerprints
         State of each when ``index`` was built; None if changes are detected otherwise.
     """
 
@@ -89,10 +89,10 @@ class PartsSource(Images):
         parts: Sequence[Path],
         index: Index,
         opening: Open,
-        stamps: Sequence[Stamp | None] | None = None,
+        fingerprints: Sequence[Fingerprint | None] | None = None,
     ) -> None:
-        self.path, self._format, self.parts, self._open_part, self._stamps = path, fmt, parts, opening, stamps
-        self._index = index
+        self.path, self._format, self.parts, self._open_part = path, fmt, parts, opening
+        self._index, self._fingerprints = index, fingerprints
         self.starts = index.starts
         self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
         if index.columns is not None:
@@ -102,17 +102,14 @@ class PartsSource(Images):
         if index.rows is not None:
             self.rows = index.rows
         self._opened: dict[int, Images] = {}  # In LRU order, the most recently used last.
-        if stamps is not None:
-            self.stamp = (_digest([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)]),)
+        if fingerprints is not None:
+            self.guard = FileGuard(path)
+            self.guard.fingerprint = (_digest([*zip(map(str, parts), fingerprints, strict=True)]),)
             self.variant = (f"{_digest(list(map(str, parts))):x}",)
 
     @property
     def format(self) -> Format:
         return self._format
-
-    @cached_property
-    def _tracked_files(self) -> Sequence[str]:
-        return []
 
     @cached_property
     def part_layout(self) -> PartLayout:
@@ -157,10 +154,10 @@ class PartsSource(Images):
         path = self.parts[number]
         source = self._open_number(number)
         images = slice(self.starts[number], self.starts[number + 1])
-        known = None if self._stamps is None else self._stamps[number]
+        known = None if self._fingerprints is None else self._fingerprints[number]
         if (
             source.format != self._format
-            or (known is not None and source.stamp != known)
+            or (known is not None and source.guard.fingerprint != known)
             or not np.array_equal(source.shapes, self.shapes[images])
             or list(source.dtypes) != list(self.dtypes[images])
         ):
@@ -245,7 +242,7 @@ class PartsSource(Images):
             self._close_oldest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._stamps)
+        return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._fingerprints)
 
     def __repr__(self) -> str:
         return (

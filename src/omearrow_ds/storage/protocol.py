@@ -250,6 +250,11 @@ class FormatModule(Protocol):
         Class that opens a collection, ``Source(path)``. It is a subclass of ``TableSource`` or ``FolderSource``, which
         declare the methods that a format must implement. It has ``name``, that of the format, and ``errors``, the
         exceptions that its library raises for unreadable data.
+    UNSUPPORTED_TYPES
+        Optional. Tests for Arrow types that the format cannot store in columns, by default ``(pa.types.is_interval,)``.
+    refuse_target
+        Optional. Raises an error if the format cannot be stored at a path or cannot hold columns:
+        ``refuse_target(path, schema)``.
     STAGES
         Optional. Functions that ``profile`` reports as separate stages of an epoch, for instance
         ``{"Source._read_images": "read+decode"}``; without it all of reading is ``"read"``.

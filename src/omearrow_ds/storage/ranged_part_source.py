@@ -16,6 +16,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.image_extents import PieceLayout
@@ -119,7 +120,8 @@ class RangedPartSource(Images):
         fetch: Callable[[Sequence[ByteRange]], list[memoryview]],
         opening: Callable[[Path], Images],
     ) -> None:
-        self.path, self.name = path, fmt.name  # type: ignore[misc]  # It has any format.
+        self.path, self.guard = path, FileGuard(path)
+        self.name = fmt.name  # type: ignore[misc]  # It has any format.
         self.image_ids, self.shapes, self.dtypes, self.checksums = known
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 

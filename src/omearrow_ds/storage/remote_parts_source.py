@@ -94,13 +94,10 @@ class RemotePartsSource(PublishedSource):
         max_running = min(self._max_ahead, _MAX_LARGE) if is_large else self._max_ahead
         return Prefetcher("omearrow-ds-fetch", self._max_ahead, max_running, has_results=False)
 
-    def _refuse_replaced(self) -> None:
-        """Do nothing: a source keeps its manifest, and the hash of a part detects changes."""
-
     def _manifest_of(self) -> Manifest:
         data = bytes(self._remote.read(MANIFEST))
         digest, self._manifest_bytes = digest_of(data), len(data)
-        self.stamp, self.variant = (0, int(digest, 16)), (digest,)
+        self.guard.fingerprint, self.variant = (0, int(digest, 16)), (digest,)
         return Manifest.parse(data, self.path / MANIFEST)
 
     def _index_of(self, manifest: Manifest) -> Path:

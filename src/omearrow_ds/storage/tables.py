@@ -83,7 +83,7 @@ class JoinedColumns(ImagesWrapper):
     def __init__(self, sources: Sequence[Images], reopen: partial[Images]) -> None:
         super().__init__(sources[0])
         first, self._sources, self._reopen = sources[0], sources, reopen
-        if any(source.stamp != first.stamp or len(source) != len(first) for source in sources):
+        if any(source.guard.fingerprint != first.guard.fingerprint or len(source) != len(first) for source in sources):
             raise FormatError(f"{self.path}: was replaced or changed while it was opened; open it again")
         for source in sources[1:]:
             _refuse_other_kinds(first, source)

@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 from tqdm import tqdm
 
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
-from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
+from omearrow_ds.errors import ArgumentError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
+from omearrow_ds.storage.formats._columns import refuse_types
 from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -207,7 +209,8 @@ def write(
     num_rows = table.num_rows if table.num_columns else None
     layout = target.layout.for_columns(table) if fmt.grouped else target.layout
     incoming.refuse_names(table.column_names, str(path))
-    module.Source.refuse_target(path, table.schema)
+    refuse_target = partial(_refuse_target, module, fmt, path, table.schema)
+    refuse_target()
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
     checked = incoming.checked(progress_images, layout.encoding, num_rows, str(path))
@@ -250,6 +253,31 @@ def write(
                 text = f"{path}: {problem} ({fmt.label}), and no incomplete file is left: {why}; {remedy}"
                 raise WriteError(text) from error
             raise
-        module.Source.refuse_target(path, table.schema)  # Checked again: other files may have appeared meanwhile.
+        refuse_target()  # Checked again: other files may have appeared meanwhile.
 
     publish(path, fill, overwrite=target.overwrite)
+
+
+def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Schema) -> None:
+    """Raise an error if the format cannot be stored at this path or cannot hold these columns, by name or type.
+
+    Raises
+    ------
+    FormatError
+        For the path.
+    PathExistsError
+        If an existing file next to it would be read as part of the new one.
+    MetadataError
+        For a column.
+    """
+    for suffix in fmt.beside:
+        if os.path.lexists(f"{path}{suffix}"):
+            msg = (
+                f"{path}{suffix}: contains changes of a previous file that would be read as part of the new one; "
+                f"merge them (with DuckDB: CHECKPOINT), or remove this file"
+            )
+            raise PathExistsError(msg)
+    unsupported = getattr(module, "UNSUPPORTED_TYPES", (pa.types.is_interval,))  # Parquet cannot store intervals.
+    refuse_types(columns, unsupported, fmt.label, str(path))
+    if hasattr(module, "refuse_target"):
+        module.refuse_target(path, columns)

@@ -244,7 +244,7 @@ def test_convert_stores_checksums(stored, tmp_path, suffix):
     with open_images(dst, verify=True) as source:
         assert all_same(source.take(range(20)), SMOOTH)
         assert source.images.storage_info() == open_images(dst).images.storage_info()
-        assert source.images.stamp == open_images(dst).images.stamp
+        assert source.images.guard.fingerprint == open_images(dst).images.guard.fingerprint
 
 
 def test_convert_replaces_only_when_asked(stored, tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -16,20 +14,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import (
-    ArgumentError,
-    FormatError,
-    MissingPathError,
-    OMEArrowDSError,
-    PathExistsError,
-)
+from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk, split_by_bytes
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format, get_format
-from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums, refuse_types
-from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
-from omearrow_ds.storage.formats._error_translation import MALFORMED, GuardedOpen, translate_errors
+from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums
+from omearrow_ds.storage.formats._detect import Paths, entries_below
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
@@ -37,12 +29,11 @@ from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 Array = np.ndarray[Any, Any]
 _COPIED = (
     *("path", "requested_path", "image_ids", "shapes", "dtypes", "rows"),
-    *("image_column", "other_image_columns", "variant", "stamp", "part_fetches"),
+    *("image_column", "other_image_columns", "variant", "guard", "part_fetches"),
 )
 _PIECE_BYTES = 2**21  # pixels written and then read again: less than the cache that cores share
 _REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
 BLOCK_BYTES = 2**25  # Images that are read together when all are read.
-Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
 
@@ -88,20 +79,20 @@ class ImageBuffer(Protocol):
 class Images(ColumnReader, ABC):
     """Images of an open collection, as datasets and conversions read them; users have `CollectionSource`.
 
-    A subclass sets ``name`` and ``errors`` (exceptions of the format's library), fills ``path``, ``image_ids``,
-    ``shapes``, ``dtypes`` and ``columns`` in its constructor, and implements `_read_images` or `read_arrays`, and
-    `metadata`. The other methods call these. Rows are indices of images, from 0 to the number of images - 1.
+    A subclass sets ``name``, fills ``path``, ``guard``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` in its
+    constructor, and implements `_read_images` or `read_arrays`, and `metadata`. The other methods call these. Rows are
+    indices of images, from 0 to the number of images - 1.
 
     Attributes
     ----------
+    guard
+        Check that the opened file or folder was not replaced, and translation of errors.
     checksums
         Checksums stored by `write_images`, a string or a null per image; None if none were stored.
     image_column, other_image_columns
         Names of the columns that hold the images, and of those with other images; empty for a folder.
     variant
         Selects one of several collections at a path: the table name, the level, the files that make an image, a filter.
-    stamp
-        Fingerprint of the opened file or folder, which changes if another one replaces it.
     opened_by
         Function that reopens it in another process from names only; pickling otherwise carries the listing too.
     requested_path
@@ -113,9 +104,8 @@ class Images(ColumnReader, ABC):
     """
 
     name: ClassVar[str]
-    errors: ClassVar[tuple[type[Exception], ...]]
-    unsupported_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = ()
     path: Path
+    guard: FileGuard
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
@@ -124,7 +114,6 @@ class Images(ColumnReader, ABC):
     image_column: tuple[str, ...] = ()
     other_image_columns: tuple[str, ...] = ()
     variant: tuple[str, ...] = ()
-    stamp: Stamp | None = None
     opened_by: Callable[[], Images] | None = None
     requested_path: Paths | None = None
     fetches: bool = False
@@ -135,37 +124,6 @@ class Images(ColumnReader, ABC):
     def format(self) -> Format:
         """The storage format."""
         return get_format(self.name)
-
-    @cached_property
-    def _label(self) -> str:
-        return self.format.label
-
-    @cached_property
-    def _tracked_path(self) -> str:
-        """Path whose status shows whether the collection was replaced."""
-        return str(self.path)
-
-    @classmethod
-    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Raise an error if the format cannot be stored at this path or cannot hold these columns, by name or type.
-
-        Raises
-        ------
-        FormatError
-            For the path.
-        PathExistsError
-            If an existing file next to it would be read as part of the new one.
-        MetadataError
-            For a column.
-        """
-        for suffix in get_format(cls.name).beside:
-            if os.path.lexists(f"{path}{suffix}"):
-                msg = (
-                    f"{path}{suffix}: contains changes of a previous file that would be read as part of the new one; "
-                    f"merge them (with DuckDB: CHECKPOINT), or remove this file"
-                )
-                raise PathExistsError(msg)
-        refuse_types(columns, cls.unsupported_types, get_format(cls.name).label, str(path))
 
     @cached_property
     def rows(self) -> Array:
@@ -211,7 +169,7 @@ class Images(ColumnReader, ABC):
             If no image has one.
         """
         raise ArgumentError(
-            f"label images {name!r} do not exist, because {self._label} does not store label images",
+            f"label images {name!r} do not exist, because {self.format.label} does not store label images",
             path=self.path,
             remedy="pass the path of another collection with the masks",
         )
@@ -342,61 +300,11 @@ class Images(ColumnReader, ABC):
         """Yield the files that hold the collection."""
         if self.path.is_dir():
             return files_below([self.path])
-        return iter([self.path, *filter(Path.exists, map(Path, self._tracked_files))])
+        return iter([self.path, *filter(Path.exists, map(Path, self.guard.files))])
 
     @abstractmethod
     def close(self) -> None:
         """Close files and connections; a later read opens them again."""
-
-    def _reading(self, path: Path | None = None) -> translate_errors:
-        """Convert errors of the format's library to a `FormatError` that names ``path``, by default the source's."""
-        return translate_errors(path or self.path, self._label, self.errors, self.failure)
-
-    def _interpreting(self, path: Path | None = None) -> translate_errors:
-        """See `_reading`; also convert errors that our own code raises on malformed values."""
-        return translate_errors(path or self.path, self._label, (*self.errors, *MALFORMED), self.failure)
-
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if the library failed for a reason other than a damaged file; None if it may be damaged."""
-        del error
-        try:
-            self._refuse_replaced()
-        except OMEArrowDSError as replaced:
-            return replaced
-        return None
-
-    def _opening(self) -> GuardedOpen:
-        """Return `_reading` for opening a file by its path; afterwards, the file must be the one opened first.
-
-        If the status is the same before and after opening, the opened file has this status, because a replaced file
-        does not come back.
-        """
-        return GuardedOpen(self._reading(), self._refuse_replaced, first=self.stamp is None)
-
-    def _refuse_replaced(self) -> None:
-        """Raise `FormatError` if the file, or a file that defines its collection, has changed since the first call."""
-        try:
-            status = os.stat(self._tracked_path)  # noqa: PTH116  # at every read: pathlib would double its cost
-        except FileNotFoundError:
-            raise MissingPathError(
-                f"{self.path}: was removed since it was opened; restore it, and open it again"
-            ) from None
-        stamp: Stamp = (status.st_dev, status.st_ino)
-        if not stat.S_ISDIR(status.st_mode):
-            stamp = (*stamp, status.st_size, status.st_mtime_ns)
-        for file in self._tracked_files:
-            stamp += _file_fingerprint(file)
-        if self.stamp is None:
-            for path in (str(self.path), *self._tracked_files):
-                refuse_special(path)
-            self.stamp = stamp
-        if stamp != self.stamp:
-            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-
-    @cached_property
-    def _tracked_files(self) -> Sequence[str]:
-        """Paths of further files, existing or not, that define the collection together with its path."""
-        return [str(file) for file in self.format.files_beside(self.path)]
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -481,15 +389,6 @@ def files_below(paths: Iterable[Path]) -> Iterator[Path]:
             yield from (Path(entry) for entry in entries_below(path) if entry.is_file())
         else:
             yield path
-
-
-def _file_fingerprint(path: str) -> Stamp:
-    """Return a fingerprint of a file, which changes if it is replaced or overwritten; zeros if it is missing."""
-    try:
-        status = os.stat(path)  # noqa: PTH116  # as above
-    except (FileNotFoundError, NotADirectoryError):
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_uniform(source: Images) -> bool:

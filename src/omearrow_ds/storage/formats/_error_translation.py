@@ -18,7 +18,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 class translate_errors:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
     """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
-    A source's ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
+    ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
 
     It is entered at every read, for which a `contextlib.contextmanager` takes five times as long.
     """
@@ -48,26 +48,6 @@ class translate_errors:  # noqa: N801  # reads as a phrase: with refusing(path, 
         if isinstance(error, self._errors) or is_panic(error):
             failure = None if self._failure is None else self._failure(error)
             raise failure or damaged(self._path, self._label, error) from error
-
-
-class GuardedOpen:
-    """Context that translates errors, and raises one if the file is not the one that was opened first."""
-
-    __slots__ = ("_first", "_refuse_replaced", "_refusing")
-
-    def __init__(self, refusing_errors: translate_errors, refuse_replaced: Callable[[], None], *, first: bool) -> None:
-        self._refusing, self._refuse_replaced, self._first = refusing_errors, refuse_replaced, first
-
-    def __enter__(self) -> None:
-        if self._first:
-            self._refuse_replaced()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, Exception):  # a replaced file may also cause an error
-            self._refuse_replaced()
-        self._refusing.__exit__(kind, error, trace)
 
 
 def is_stop(error: BaseException) -> bool:

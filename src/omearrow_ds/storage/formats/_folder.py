@@ -34,7 +34,7 @@ from omearrow_ds.storage.byte_source import (
     version_fingerprint,
 )
 from omearrow_ds.storage.extents import ExtentReader, ImageChunks, Located, Region, consecutive_planes
-from omearrow_ds.storage.formats._base import Array, Block, Images, Stamp, files_below
+from omearrow_ds.storage.formats._base import Array, Block, Images, files_below
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -43,7 +43,8 @@ from omearrow_ds.storage.formats._detect import (
     is_zarr_node,
     refuse_special,
 )
-from omearrow_ds.storage.formats._error_translation import MALFORMED, GuardedOpen, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
@@ -66,7 +67,7 @@ _MEMBER = pa.struct(
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 _PICKLED = (
-    *("columns", "checksums", "_files", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp"),
+    *("columns", "checksums", "_files", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "guard"),
     "variant",
 )
 
@@ -154,7 +155,7 @@ class FolderSource(Images):
         If it contains no images, or the files are not those that the sidecar lists.
     """
 
-    unsupported_types = (pa.types.is_interval,)  # The sidecar is in Parquet.
+    errors: ClassVar[tuple[type[Exception], ...]]
     suffixes: ClassVar[tuple[str, ...]] = ()
     _carried: ClassVar[Sequence[str]] = ()  # Further attributes that are pickled.
     _members: list[Member]
@@ -172,37 +173,26 @@ class FolderSource(Images):
     ) -> None:
         self.path, self._skip_errors = path, skip_errors
         self._files = FileSet() if objects is None else ObjectFileSet(objects)
+        sidecar = path / SIDECAR  # It changes if the folder is replaced or overwritten.
+        tracked = sidecar if sidecar.is_file() else path
+        self.guard = FileGuard(path, self.format.label, self.errors, tracked=tracked)
         vars(self).update(known or {})
         self.fetches = self._files.is_remote
         self._fetches_whole = self.fetches and bool(self.suffixes)  # Whole files of images, not their chunks.
         self._folder = ProcessLocal(self._open_folder)
         self._chunks = ExtentReader(self.errors, self._files.max_parallel_files)
-        refuse_replaced = bool if isinstance(path, Url) else self._refuse_replaced
-        refuse_replaced()
+        self.guard.refuse_changed()
         if known is None:
             self._look()
-            refuse_replaced()
+            self.guard.refuse_changed()
         if sys.byteorder == "big":
             self._members = [member._replace(pixel_offset=None) for member in self._members]
         self.image_ids = [member.image_id for member in self._members]
         self.dtypes = [member.dtype for member in self._members]
 
     def _open_folder(self) -> OpenFolder:
-        with self._opening():
+        with self.guard.opening():
             return OpenFolder(self._root)
-
-    @cached_property
-    def _tracked_path(self) -> str:
-        """Path of the sidecar, which changes if the folder is replaced or overwritten; the folder if missing."""
-        sidecar = self.path / SIDECAR
-        return str(sidecar if sidecar.is_file() else self.path)
-
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        return None if isinstance(self.path, Url) else super().failure(error)
-
-    def _checked_opening(self) -> translate_errors | GuardedOpen:
-        """Return a context that converts errors; files on servers are checked when they are read, a local path here."""
-        return self._reading() if isinstance(self.path, Url) else self._opening()
 
     def _look(self) -> None:
         """List the images of the folder, or the only image."""
@@ -215,7 +205,7 @@ class FolderSource(Images):
             self._take_files(sorted(names, key=natural_key))
         self._refuse_strangers({member.file for member in self._members}, set(names))
         if isinstance(self._files, ObjectFileSet):
-            self._set_stamp(self._files.versions)
+            self._set_fingerprint(self._files.versions)
 
     def _is_single(self) -> bool:
         """Whether the path is an image, not a folder with images."""
@@ -227,7 +217,7 @@ class FolderSource(Images):
             raise FormatError(f"{self.path}: {problem}")
         return is_single
 
-    def _set_stamp(self, versions: Mapping[str, tuple[int, str]]) -> None:
+    def _set_fingerprint(self, versions: Mapping[str, tuple[int, str]]) -> None:
         """Set the fingerprint of a collection on a server, and drop listed offsets of files with another size."""
         root = str(self._root)
         for row, member in enumerate(self._members):
@@ -235,7 +225,7 @@ class FolderSource(Images):
             if size_bytes != member.size_bytes:
                 self._members[row] = member._replace(pixel_offset=None)
         state = sorted(versions.items()), [(member.file, member.shape, member.dtype.str) for member in self._members]
-        self.stamp = version_fingerprint((len(self._members), repr(state)))
+        self.guard.fingerprint = version_fingerprint((len(self._members), repr(state)))
 
     def _take_files(self, files: Sequence[str]) -> None:
         """Read the headers of files that no sidecar lists.
@@ -353,7 +343,7 @@ class FolderSource(Images):
             return self._files.list_names(self.path, self.suffixes)
         names = []
         in_zarr = is_zarr_node(str(self.path))
-        with self._reading(), os.scandir(self.path) as entries:
+        with self.guard.reading(), os.scandir(self.path) as entries:
             for entry in entries:
                 if (in_zarr or not is_hidden(entry.name)) and self._is_member(entry):
                     if entry.is_symlink():
@@ -448,7 +438,7 @@ class FolderSource(Images):
     ) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
-        with nullcontext() if self._in_place else self._opening():
+        with nullcontext() if self._in_place else self.guard.opening():
             return self._read_located(rows, regions)
 
     @cached_property
@@ -472,7 +462,7 @@ class FolderSource(Images):
             images.append(image)
         if others:
             regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
-            with self._checked_opening():
+            with self.guard.opening():
                 arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
             for number, pixels in zip(others, arrays, strict=True):
                 images[number] = pixels
@@ -489,7 +479,7 @@ class FolderSource(Images):
     def _read_fetched(self, row: int, image: Array) -> Array:
         """Return an image whose file is fetched whole: ``image``, or an array of the library."""
         member = self._members[row]
-        with self._checked_opening():
+        with self.guard.opening():
             if member.pixel_offset is None:
                 return self._read_by_library(row, [[0, 0, 0, 0, 0, *image.shape]])[0]
             self._files.read_whole(self._at(member.file)).read_into([(member.pixel_offset, image)])
@@ -518,7 +508,7 @@ class FolderSource(Images):
         path = self._at(member.file)
         is_whole = self._fetches_whole and member.listed is None
         opening = nullcontext(self._files.read_whole(path)) if is_whole else self._files.open_for_library(path)
-        with opening as file, self._reading(path):
+        with opening as file, self.guard.reading(path):
             image = self._decode(row, file)
         self._refuse_other(row, image.shape, image.dtype)
         crops = [image[slices_of(region)] for region in regions]
@@ -547,7 +537,7 @@ class FolderSource(Images):
             return self._files.open(self._at(member.file))
         folder = self._folder.get()
         if self._listed and monotonic_ns() >= self._check_ns:
-            _refuse_written_over(self.path, folder.descriptor, self.stamp)
+            _refuse_written_over(self.path, folder.descriptor, self.guard.fingerprint)
             self._check_ns = monotonic_ns() + STATUS_NS
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
         return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
@@ -589,13 +579,13 @@ class FolderSource(Images):
             self._chunks.clear()
 
 
-def _refuse_written_over(path: Path, folder: int, stamp: Stamp | None) -> None:
+def _refuse_written_over(path: Path, folder: int, fingerprint: Fingerprint | None) -> None:
     """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
     try:
         status = os.stat(SIDECAR, dir_fd=folder)
     except FileNotFoundError:
         raise FormatError(f"{path}: was removed since it was opened; restore it, and open it again") from None
-    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != stamp:
+    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != fingerprint:
         raise FormatError(f"{path}: was replaced or changed since it was opened; open it again")
 
 

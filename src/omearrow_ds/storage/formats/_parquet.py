@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +21,7 @@ from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import columns_at_once
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -58,7 +59,6 @@ class ParquetSource(TableSource):
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unsupported_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ParquetSource(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._set_client(objects)
         self._file = ProcessLocal(self._open)
@@ -105,7 +105,7 @@ class ParquetSource(TableSource):
 
     def _read_whole(self, paths: list[str]) -> pa.Table:
         """Return columns, or fields of them, with the number of rows that the footer states."""
-        with self._reading():
+        with self.guard.reading():
             table = self._read_table(paths)
         for rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
             if rows != self._starts[-1]:
@@ -115,12 +115,12 @@ class ParquetSource(TableSource):
     def _read_stored(self, names: list[str]) -> pa.Table:
         file = self._bytes.get()
         if isinstance(file, ObjectFile):
-            with self._reading():
+            with self.guard.reading():
                 file.cache_ranges(_ranges_of(self._file.get().metadata, names))
         return self._read_whole(names).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
-        with self._reading():
+        with self.guard.reading():
             info = self._read_table(_info_paths(column))
         return unnest(info[column.name])
 
@@ -143,7 +143,7 @@ class ParquetSource(TableSource):
         other_leaves = [path for path in leaves if path not in pixels]
         if len(pixels) != 1 or not other_leaves or not len(self) or self._has_list_views():
             return []
-        with self._reading():
+        with self.guard.reading():
             column = self._read_table(other_leaves)[self._column.name].combine_chunks()
         chunks = pa.concat_arrays(as_arrays(column, "chunks"))
         if len(chunks) != len(self):
@@ -210,10 +210,10 @@ class ParquetSource(TableSource):
     def _open(self) -> pq.ParquetFile:
         file = self._bytes.get()
         if isinstance(file, MappedFile):
-            with self._reading():
+            with self.guard.reading():
                 # A second map reads fewer cold pages.
                 return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
-        with self._reading():
+        with self.guard.reading():
             footer_bytes = int.from_bytes(file.read_tail(_FOOTER_BYTES)[-_TAIL_BYTES:][:4], "little")
             file.read_tail(footer_bytes + _TAIL_BYTES)
             opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
@@ -305,7 +305,7 @@ class ParquetSource(TableSource):
         file.refuse_changed()  # pyarrow maps the file as well
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
-        with file.lock, self._reading():
+        with file.lock, self.guard.reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         arrays = as_arrays(table[self._column.name], field)
         num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omearrow_ds.storage.byte_source import version_fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored
@@ -37,8 +38,8 @@ class CopiedTable(OnServer):
         self._objects, self._copy = objects, ProcessLocal(self._fetch_copy)
 
     def _fetch_copy(self) -> Copy:
-        copy, seen = self._objects.copied(str(self.path))
-        self._refuse_other(seen)
+        copy, version = self._objects.copied(str(self.path))
+        self.guard.compare(version_fingerprint(version))
         return copy
 
     @property
@@ -51,7 +52,7 @@ class CopiedTable(OnServer):
 
     def stored_size(self) -> tuple[int, int, int]:
         self._copy.get()
-        size_bytes = 0 if self.stamp is None else self.stamp[0]
+        size_bytes = (self.guard.fingerprint or (0,))[0]
         return 1, size_bytes, size_bytes
 
     def close(self) -> None:

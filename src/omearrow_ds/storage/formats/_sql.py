@@ -18,6 +18,7 @@ from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, Metad
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._error_translation import first_line
+from omearrow_ds.storage.formats._file_guard import Explain, FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
@@ -35,6 +36,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "temp_directory": "",  # DuckDB's own choice is .tmp in the working folder
 }
+UNSUPPORTED_TYPES = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
 STAGES = {"SqlSource._query": "read+decode"}
 
 
@@ -72,6 +74,25 @@ def run_on_tables(
     connection.execute(statement)
 
 
+def refuse_names(columns: pa.Schema, *reserved: str) -> None:
+    """Raise an error for column names that differ only in case, or have one of the ``reserved`` lowercase names."""
+    taken = {*reserved, schema.COLUMN, schema.CHECKSUM_COLUMN}
+    for name in columns.names:
+        if name.lower() in taken:
+            msg = f"column {name!r}: DuckDB reserves this name, or another column has it (ignoring case); rename it"
+            raise MetadataError(msg)
+        taken.add(name.lower())
+
+
+def explain(guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
+    """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return MemoryLimitError(
+            f"{guard.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"
+        )
+    return guard.find_change()
+
+
 class SqlSource(TableSource):
     """Images of one table, view or file that DuckDB reads; an internal column numbers the rows.
 
@@ -79,28 +100,15 @@ class SqlSource(TableSource):
     """
 
     errors = (duckdb.Error, pa.ArrowException, OSError)
-    unsupported_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
     _row_number: ClassVar[str]
     _selector: str | None = None  # column that selects rows; None until it is known
 
-    @classmethod
-    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Raise an error for column names that differ only in case, or that DuckDB uses for row numbers."""
-        super().refuse_target(path, columns)
-        taken = cls._taken_names()
-        for name in columns.names:
-            if name.lower() in taken:
-                msg = f"column {name!r}: DuckDB reserves this name, or another column has it (ignoring case); rename it"
-                raise MetadataError(msg)
-            taken.add(name.lower())
-
-    @classmethod
-    def _taken_names(cls) -> set[str]:
-        """Return the lowercase names that are reserved and cannot be user columns."""
-        return {cls._row_number, schema.COLUMN, schema.CHECKSUM_COLUMN}
-
-    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, explain: Explain = explain
+    ) -> None:
         self.path = path
+        files = map(str, self.format.files_beside(path))
+        self.guard = FileGuard(path, self.format.label, self.errors, files=files, explain=explain)
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._connection = ProcessLocal(self._open)
         self._from = self._relation()
@@ -160,22 +168,14 @@ class SqlSource(TableSource):
         return self._selector not in (None, self._row_number)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        with self._opening():
+        with self.guard.opening():
             return self._connect()
-
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
-        if isinstance(error, duckdb.OutOfMemoryException):
-            return MemoryLimitError(
-                f"{self.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"
-            )
-        return super().failure(error)
 
     def close(self) -> None:
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        with self._opening():  # each query opens a Parquet file; one cursor per query keeps threads apart
+        with self.guard.opening():  # each query opens a Parquet file; one cursor per query keeps threads apart
             return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
 
     def _wanted(self, rows: Array) -> str:
@@ -211,9 +211,9 @@ class SqlSource(TableSource):
         """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
         rows = max(1, min(VECTOR_ROWS, STREAMED_BYTES // self._image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
-        with self._opening():
+        with self.guard.opening():
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
-                self._refuse_replaced()  # before yielding data of another file
+                self.guard.refuse_changed()  # before yielding data of another file
                 yield from as_arrays(batch.column(0))
 
     @cached_property

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,7 @@ class TableSource(Images):
         Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
 
+    errors: ClassVar[tuple[type[Exception], ...]]
     looked: tuple[pa.Table, pa.Table] | None = None
     null: Array
     _look = False
@@ -71,21 +72,11 @@ class TableSource(Images):
 
     def _open_bytes(self) -> MappedFile | ObjectFile:
         if self._objects is None:
-            with self._opening():
+            with self.guard.opening():
                 return MappedFile(self.path)
         file = self._objects.open(str(self.path))
-        self._refuse_other(file.version)
+        self.guard.compare(version_fingerprint(file.version))
         return file
-
-    def _refuse_other(self, version: tuple[int, str]) -> None:
-        """Raise `FormatError` if an object is not the one that was opened first."""
-        if self.stamp not in (None, version_fingerprint(version)):
-            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-        self.stamp = version_fingerprint(version)
-
-    def _refuse_replaced(self) -> None:
-        if self._objects is None:
-            super()._refuse_replaced()
 
     def _of_object(self, stored: Stored) -> Stored:
         """Return the storage of a local file; of an object, its pixels are read by ranges."""
@@ -191,8 +182,8 @@ class TableSource(Images):
     def _read_columns(self, names: list[str]) -> pa.Table:
         if not names:
             return pa.table({})
-        self._refuse_replaced()
-        with self._interpreting():
+        self.guard.refuse_changed()
+        with self.guard.interpreting():
             columns = self._read_stored(names)
             columns.validate(full=True)
         if len(columns) != len(self):
@@ -214,7 +205,7 @@ class TableSource(Images):
         is_at_once = len(early.column_names) >= len(stored) or is_narrow(stored.names)
         names = [*checksums, *(plain.names if is_at_once else ())]
         if names and set(names) <= set(early.column_names):
-            with self._interpreting():
+            with self.guard.interpreting():
                 columns = plain_columns(early.select(names), str(self.path))
         else:
             columns = self._read_columns(names)
@@ -235,7 +226,7 @@ class TableSource(Images):
             If the sizes or the dtype of an image are missing or impossible.
         """
         early = pa.table({}) if early is None else early
-        with self._interpreting():
+        with self.guard.interpreting():
             for table in (info, early):
                 table.validate(full=True)
         if self._look:
@@ -243,7 +234,7 @@ class TableSource(Images):
             return
         self.shapes, self._given_dtypes, self.null = kinds_of(info, self._subject)
         self.dtypes = native(self._given_dtypes)
-        with self._reading():
+        with self.guard.reading():
             self.image_ids = named(ids_of(info))
         self._set_column_schema(columns, early)
         self._info = info
@@ -274,7 +265,7 @@ class TableSource(Images):
             raise FormatError(
                 f"{self.path}: image {index}: metadata cannot be read: {error}; correct it", image=index
             ) from error
-        with self._interpreting():
+        with self.guard.interpreting():
             return schema.metadata_of(record)
 
     def _read_images(self, rows: Sequence[int]) -> list[Array]:
@@ -298,7 +289,7 @@ class TableSource(Images):
         except OMEArrowDSError:
             raise
         except MALFORMED as error:
-            raise damaged(self.path, self._label, error) from error
+            raise damaged(self.path, self.guard.label, error) from error
 
     def _expected(self, indices: Array) -> Expected:
         dtypes = [self._given_dtypes[index] for index in indices.tolist()]

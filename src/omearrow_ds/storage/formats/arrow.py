@@ -17,10 +17,11 @@ from numpy.lib.array_utils import byte_bounds
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
+from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
@@ -28,6 +29,7 @@ from omearrow_ds.storage.formats._ranged import Copy, Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
 
+UNSUPPORTED_TYPES = ()
 STAGES = {"Source._batch": "read+decode"}
 
 
@@ -95,12 +97,12 @@ class Source(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._set_client(objects)
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
-        with self._reading():  # even field names may be invalid UTF-8
+        with self.guard.reading():  # even field names may be invalid UTF-8
             file_schema = self._file.get().columns.schema
             self._places = {name: index for index, name in enumerate(file_schema.names)}
             others = self._choose(file_schema, image_column, with_columns=with_columns)
@@ -147,7 +149,7 @@ class Source(TableSource):
 
     def _read_fields(self, names: list[str]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         """Return validated record batches of some columns, in the order of the file, and their schema."""
-        with self._reading(), self._scattered_reads():
+        with self.guard.reading(), self._scattered_reads():
             mapped = self._file.get().mapped
             reader, table_schema, indices = _Columns.of(mapped, sorted(map(self._places.__getitem__, names)))
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
@@ -158,11 +160,11 @@ class Source(TableSource):
 
     def _open(self) -> _File:
         if self._objects is None:
-            with self._opening():
+            with self.guard.opening():
                 mapping = MappedFile(self.path)
                 refuse_other(self.path, mapping.file[:_START])
                 return self._file_of(mapping)
-        with self._interpreting():
+        with self.guard.interpreting():
             file = self._bytes.get()
             assert isinstance(file, ObjectFile)
             refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
@@ -170,7 +172,7 @@ class Source(TableSource):
                 memory = _ObjectMemory(file, layout_of(file, self.path))
             except UnplacedError:
                 copy, version = self._objects.copied(str(self.path))
-                self._refuse_other(version)
+                self.guard.compare(version_fingerprint(version))
                 return self._file_of(_CopiedFile(copy))
             file.clear_cache()
             return self._file_of(memory)
@@ -186,7 +188,7 @@ class Source(TableSource):
         return mapping if isinstance(mapping, _ObjectMemory) else None
 
     def _layout(self) -> Stored:
-        with self._reading():
+        with self.guard.reading():
             compression = _compression(self._file.get().mapped)
         plain = compression == "none"
         reading = "in place: from the mapped file" if plain else "a record batch is decompressed per image"
@@ -206,7 +208,7 @@ class Source(TableSource):
         """
         file = self._file.get()
         file.mapping.refuse_changed()
-        with self._reading():
+        with self.guard.reading():
             batch = file.columns.reader.get_batch(number)
             batch = batch if file.columns.places is None else batch.select(file.columns.places)
             if number not in file.sound:
@@ -271,7 +273,7 @@ class Source(TableSource):
             return
         for number, start in enumerate(self._starts[:-1]):
             images = self._images_of(number)
-            with self._interpreting():
+            with self.guard.interpreting():
                 block = images if isinstance(images, np.ndarray) else images.images()
             yield start, block
 

@@ -22,6 +22,7 @@ from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, OMEAr
 from omearrow_ds.storage.formats import _sql
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._error_translation import first_line
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._image_columns import image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
@@ -29,6 +30,8 @@ _TABLE = "images"
 _KEYED_TABLE = "omearrow_ds_images"
 _DATABASE = "stored"
 _KEY = "omearrow_ds_row"
+_ROW_NUMBER = "rowid"
+UNSUPPORTED_TYPES = _sql.UNSUPPORTED_TYPES
 _KEY_FIELD = pa.field(_KEY, pa.int64())
 _ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # Minimum; DuckDB holds a row group in memory until it is full.
 _PIECE_BYTES = 16 * 2**20  # Per query.
@@ -40,6 +43,13 @@ _FAILURES = {
     "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
     "replaying WAL file": ("its log (.wal) is damaged or from another database", "restore the log, or remove it"),
 }
+
+
+def refuse_target(path: Path, columns: pa.Schema) -> None:
+    """Refuse columns that DuckDB cannot store, and paths that DuckDB would misread or has open."""
+    _sql.refuse_names(columns, _ROW_NUMBER, _KEY)
+    _refuse_misread(path)
+    _refuse_in_use(path)
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -118,6 +128,11 @@ def _refuse_misread(path: Path) -> None:
         raise FormatError(f"{path}: {problem}; rename it, or choose another path")
 
 
+def _explain(guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
+    """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
+    return _sql.explain(guard, error) or _not_had(guard.path, error)
+
+
 def _not_had(path: Path, error: BaseException) -> FormatError | None:
     """Return the error for a database that is locked, or whose log is not its own; else None."""
     for text, (problem, remedy) in _FAILURES.items():
@@ -145,27 +160,16 @@ class Source(_sql.SqlSource):
     """
 
     name = "duckdb"
-    _row_number = "rowid"
+    _row_number = _ROW_NUMBER
     _frugal = True
 
     def __init__(
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, table: str | None = None
     ) -> None:
         self._table = table
-        super().__init__(path, image_column, with_columns=with_columns)
+        super().__init__(path, image_column, with_columns=with_columns, explain=_explain)
         self._how["table"] = table
         self.variant = (self._schema_name, self._table_name)
-
-    @classmethod
-    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse columns that DuckDB cannot store, and paths that DuckDB would misread or has open."""
-        super().refuse_target(path, columns)
-        _refuse_misread(path)
-        _refuse_in_use(path)
-
-    @classmethod
-    def _taken_names(cls) -> set[str]:
-        return super()._taken_names() | {_KEY}
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         _refuse_misread(self.path)
@@ -191,14 +195,10 @@ class Source(_sql.SqlSource):
         self._use_more()
         return super()._query(select, rest)
 
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
-        return super().failure(error) or _not_had(self.path, error)
-
     def _relation(self) -> str:
         query = f"SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
         connection = self._connection.get()
-        with self._reading():
+        with self.guard.reading():
             tables = [
                 names
                 for names in connection.sql(query).fetchall()
@@ -227,7 +227,7 @@ class Source(_sql.SqlSource):
         pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"
         rows = f"SELECT sum(count)::BIGINT {of_column} AND column_path LIKE '[%, 0]' AND column_path NOT LIKE '%, %, %'"
         name = [self._column.name]
-        with self._reading():
+        with self.guard.reading():
             connection = self._connection.get().cursor()
             codecs = [codec for (codec,) in connection.execute(pixels, name).fetchall()]
             sizes = connection.execute(f"{rows} GROUP BY row_group_id ORDER BY row_group_id", name).fetchall()
@@ -249,7 +249,7 @@ class Source(_sql.SqlSource):
             "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)"
         )
         names = [_DATABASE, self._schema_name, self._table_name, _KEY]
-        with self._reading():
+        with self.guard.reading():
             indexes = self._connection.get().cursor().execute(query, names).fetchall()
         return _KEY if (f"[{_KEY}]",) in indexes else None
 

@@ -10,8 +10,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +25,11 @@ from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, MissingPathError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import split_by_bytes
-from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, Stamp, group_by_part, is_uniform
+from omearrow_ds.storage.byte_source import MappedFile, version_fingerprint
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._error_translation import translate_errors
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
@@ -42,7 +44,7 @@ from omearrow_ds.storage.formats._lance_files import (
 )
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._ranged import Found
+from omearrow_ds.storage.formats._ranged import Found, Objects
 from omearrow_ds.storage.formats._remote_table import OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, refuse_damaged, unnest
@@ -61,6 +63,17 @@ _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 _MOST_NAMES = 5  # Column names in an error.
 STAGES = {"Source._fetch": "read+decode"}
+
+
+def refuse_target(path: Path, columns: pa.Schema) -> None:
+    """Refuse column names that Lance reserves (``_row...``) or cannot read back (with a dot or a backtick)."""
+    odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
+    if odd:
+        more = f" and {len(odd) - _MOST_NAMES:,} more" if len(odd) > _MOST_NAMES else ""
+        raise MetadataError(
+            f"{path}: Lance column names cannot contain a dot or a backtick, or begin with '_row'; "
+            f"rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}"
+        )
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -94,6 +107,36 @@ class _File(NamedTuple):
     places: Places | None
 
 
+def _explain(objects: Objects | None, version: int, guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
+    """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
+    if objects is None:
+        return guard.find_change() if any(map(os.path.exists, guard.files)) else _removed(guard.path, version)
+    cause, missing = objects.failed(str(guard.path), error), _NOT_FOUND.match(str(error))
+    try:
+        if cause is None:
+            _compare_manifest(objects, version, guard)
+    except OMEArrowDSError as changed:
+        cause = changed
+    if cause is None and missing is not None:
+        cause = FormatError(f"{guard.path}: file {missing[1]} does not exist; restore it")
+    if cause is not None:
+        raise cause from None  # Lance's own message may repeat a server's text about credentials
+    return None
+
+
+def _compare_manifest(objects: Objects, version: int, guard: FileGuard) -> None:
+    """Raise `FormatError` if the manifest of a version on a server is not the one that was opened first."""
+    for url in guard.files:
+        with suppress(MissingPathError):
+            guard.compare(version_fingerprint(objects.open(url).version))
+            return
+    raise _removed(guard.path, version)
+
+
+def _removed(path: Path, version: int) -> FormatError:
+    return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
+
+
 class Source(LeafSource):
     """Images of a Lance dataset.
 
@@ -103,34 +146,27 @@ class Source(LeafSource):
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
-    unsupported_types = (pa.types.is_interval,)
     _block_bytes = _BLOCK_BYTES
     _has_mark = False  # whether the pixels have the mark that `write` gives them
-
-    @classmethod
-    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse column names that Lance reserves (``_row...``) or cannot read back (with a dot or a backtick)."""
-        super().refuse_target(path, columns)
-        odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
-        if odd:
-            more = f" and {len(odd) - _MOST_NAMES:,} more" if len(odd) > _MOST_NAMES else ""
-            raise MetadataError(
-                f"{path}: Lance column names cannot contain a dot or a backtick, or begin with '_row'; "
-                f"rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}"
-            )
 
     def __init__(
         self,
         path: Path,
         engine: str | None = None,
         image_column: str | None = None,
-        known: tuple[int, Stamp | None] | None = None,
+        known: tuple[int, Fingerprint | None] | None = None,
         *,
         with_columns: bool = True,
     ) -> None:
         self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._version, self.stamp = (self._latest_version(), None) if known is None else known
+        self._version, fingerprint = (self._latest_version(), None) if known is None else known
+        # Paths of the version's manifest, under its two possible names; data files never change their names.
+        names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
+        files = [f"{path}/_versions/{name}.manifest" for name in names]
+        explain = partial(_explain, self._objects, self._version)
+        self.guard = FileGuard(path, self.format.label, self.errors, files=files, explain=explain)
+        self.guard.fingerprint = fingerprint
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
@@ -145,7 +181,7 @@ class Source(LeafSource):
         self._starts = [*(file.start for file in self._files), len(self)]
         self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
         if self._files and self._has_mark and self.engine != "pages" and known is None:
-            with self._reading():
+            with self.guard.reading():
                 odd = self._is_odd(self._compression(dataset, self._starts))
             if odd:
                 msg = f"{path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
@@ -170,12 +206,12 @@ class Source(LeafSource):
     def _read_all(self, columns: list[str]) -> pa.Table:
         """Return columns by take, not scan: a panic of Lance 14 in a stream (a damaged page) ends the process."""
         dataset = self._dataset.get()
-        with self._reading():
+        with self.guard.reading():
             return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
     def _layout(self) -> Stored:
         dataset = self._dataset.get()
-        with self._reading():
+        with self.guard.reading():
             rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
             starts = [0, *np.cumsum(rows).tolist()]
             compression = self._compression(dataset, starts)
@@ -266,7 +302,7 @@ class Source(LeafSource):
         """Return the version to open; only this one is read later, because others may write further versions."""
         import lance  # noqa: PLC0415  # an optional backend
 
-        with translate_errors(self.path, self._label, self.errors):
+        with translate_errors(self.path, self.format.label, self.errors):
             for entry in entries_below(self.path):
                 if not entry.is_file():
                     refuse_special(entry)
@@ -279,22 +315,8 @@ class Source(LeafSource):
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
-        with self._opening():
+        with self.guard.opening():
             return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
-
-    @cached_property
-    def _tracked_files(self) -> Sequence[str]:
-        """Paths of the version's manifest, under its two possible names; data files never change their names."""
-        names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
-        return [f"{self.path}/_versions/{name}.manifest" for name in names]
-
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
-        return super().failure(error) if any(map(os.path.exists, self._tracked_files)) else self._gone()
-
-    def _gone(self) -> FormatError:
-        problem = f"version {self._version} was removed since it was opened"
-        return FormatError(f"{self.path}: {problem}; open it again")
 
     def close(self) -> None:
         self._dataset.close()
@@ -304,7 +326,7 @@ class Source(LeafSource):
     @property
     def version(self) -> dict[str, Any]:
         """Keyword arguments that reopen exactly this version: its number and the fingerprint of its manifest."""
-        return {"known": (self._version, self.stamp)}
+        return {"known": (self._version, self.guard.fingerprint)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._how, **self.version), (self.path,)
@@ -313,7 +335,7 @@ class Source(LeafSource):
         """Return this thread's session of the pixels in one data file."""
         sessions = self._sessions.get().of_file
         if number not in sessions:
-            with self._opening():
+            with self.guard.opening():
                 sessions[number] = self._open_session(self._files[number].fragment)
         return sessions[number]
 
@@ -321,7 +343,7 @@ class Source(LeafSource):
         """Return this process's mapped pages of one data file, if its images can be read from them."""
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.places is not None:
-            with self._opening():
+            with self.guard.opening():
                 mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
         return mapped.get(number)
 
@@ -370,14 +392,14 @@ class Source(LeafSource):
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         if not self._files or field != "chunks":
-            with self._reading():
+            with self.guard.reading():
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
             return as_arrays(taken[self._column.name], field)
         arrays = []
         for number, rows in group_by_part(self._starts, indices.tolist()):
             session = self._sessions.get().of_file.get(number) or self._session(number)
             start = self._starts[number]
-            with self._reading():
+            with self.guard.reading():
                 arrays += take_rows(session, [row - start for row in rows])
         return arrays
 
@@ -404,7 +426,7 @@ class RemoteSource(OnServer, Source):
         import lance  # noqa: PLC0415  # an optional backend
 
         def read() -> int:
-            with translate_errors(self.path, self._label, self.errors, self._unopened):
+            with translate_errors(self.path, self.format.label, self.errors, self._unopened):
                 return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
 
         return self._again(read)
@@ -420,36 +442,14 @@ class RemoteSource(OnServer, Source):
 
     def _open(self) -> lance.LanceDataset:
         dataset = self._again(super()._open)
-        self._refuse_other(self._manifest())
+        _compare_manifest(self._objects, self._version, self.guard)
         return dataset
-
-    def _manifest(self) -> tuple[int, str]:
-        """Return the size and fingerprint of the version's manifest."""
-        for url in self._tracked_files:
-            try:
-                return self._objects.open(url).version
-            except MissingPathError:
-                continue
-        raise self._gone()
-
-    def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        cause, missing = self._objects.failed(str(self.path), error), _NOT_FOUND.match(str(error))
-        try:
-            if cause is None:
-                self._refuse_other(self._manifest())
-        except OMEArrowDSError as changed:
-            cause = changed
-        if cause is None and missing is not None:
-            cause = FormatError(f"{self.path}: file {missing[1]} does not exist; restore it")
-        if cause is not None:
-            raise cause from None  # Lance's own message may repeat a server's text about credentials
-        return None
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         find = super()._find_files
 
         def read() -> list[_File]:
-            with self._reading():
+            with self.guard.reading():
                 return find(dataset)
 
         return self._again(read)

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
 from omearrow_ds.storage.formats._base import Array, Block, Images, group_by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
@@ -238,16 +237,17 @@ class Source(Images):
 
     name = "ome_arrow"
     errors = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unsupported_types = (pa.types.is_interval,)  # the columns are in Parquet
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        files = (f"{path}/{name}" for name in _FILES)
+        self.guard = FileGuard(path, self.format.label, self.errors, files=files)
         self._how: dict[str, Any] = {}
         self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)
         self._refuse_other_folder()
-        with self._opening(), self._interpreting():
+        with self.guard.opening(), self.guard.interpreting():
             images = self._table(_IMAGES)
             self._refuse_other_manifest(len(images))
             self._set_images(images)
@@ -271,7 +271,7 @@ class Source(Images):
         file = self.path / OME_ARROW_MANIFEST
         if not file.exists():
             return
-        with translate_errors(file, "a manifest of ome-arrow", (*self.errors, *MALFORMED), self.failure):
+        with self.guard.interpreting(file, "a manifest of ome-arrow"):
             manifest = json.loads(file.read_text(encoding="utf-8"))
             layout, num_images = manifest["layout"], manifest.get("image_count", count)
         if layout != _LAYOUT or num_images != count:
@@ -280,12 +280,8 @@ class Source(Images):
             )
             raise FormatError(f"{file}: {problem}; restore the folder")
 
-    @cached_property
-    def _tracked_files(self) -> Sequence[str]:
-        return [f"{self.path}/{name}" for name in _FILES]
-
     def _table(self, name: str) -> pa.Table:
-        with translate_errors(self.path / name, "a Parquet file", (*self.errors, *MALFORMED), self.failure):
+        with self.guard.interpreting(self.path / name, "a Parquet file"):
             table = pq.ParquetFile(self.path / name).read()
             table.validate(full=True)
         return table
@@ -402,11 +398,11 @@ class Source(Images):
             raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
-        with self._opening():
+        with self.guard.opening():
             return pq.ParquetFile(self.path / _CHUNKS, memory_map=True, pre_buffer=False)
 
     def _open_reader(self) -> PageReader:
-        with self._opening():
+        with self.guard.opening():
             return PageReader(MappedFile(self.path / _CHUNKS), self._find_pages)
 
     def close(self) -> None:
@@ -556,7 +552,7 @@ class Source(Images):
         start, stop = self._starts[number : number + 2]
         table = self._read_group(number, [*_INDEXED, "dtype"])
         stored = table.select(_INDEXED)
-        with self._interpreting():
+        with self.guard.interpreting():
             same = stored.equals(self._told.slice(start, stop - start).cast(stored.schema))
         if not same:
             remedy = f"remove {_INDEX}, or write the folder again"
@@ -568,7 +564,7 @@ class Source(Images):
 
     def _read_group(self, number: int, columns: list[str]) -> pa.Table:
         self._pages.get().file.refuse_changed()  # pyarrow maps the file as well
-        with self._reading():
+        with self.guard.reading():
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
         expected = self._starts[number + 1] - self._starts[number]
         if len(table) != expected:
@@ -593,7 +589,7 @@ class Source(Images):
         return np.frombuffer(pixels, dtype).reshape(shape)
 
     def metadata(self, index: int) -> dict[str, Any]:
-        with self._interpreting():
+        with self.guard.interpreting():
             if self._listed is not None:
                 record = self._listed[index].as_py()
             else:

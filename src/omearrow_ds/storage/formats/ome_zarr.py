@@ -107,7 +107,7 @@ class Source(FolderSource):
             self._listed = self._read_sidecar()  # One request lists all images.
             if not self._listed:
                 self._take_files(self._present())
-            self._set_stamp({})
+            self._set_fingerprint({})
         if self._listed:
             self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
         elif self._plate is not None:
@@ -148,7 +148,7 @@ class Source(FolderSource):
         for index in looked_at:
             path = self._folder_of(index)
             array, _ = self._array(path)
-            with self._reading(path):
+            with self.guard.reading(path):
                 codecs.append("compressed" if array.compressors else "none")
                 chunk = " x ".join(map(str, array.chunks))
                 layouts.append(chunk if array.shards is None else f"{chunk} in shards")
@@ -160,7 +160,7 @@ class Source(FolderSource):
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        with self._reading(path):
+        with self.guard.reading(path):
             if isinstance(self._files, ObjectFileSet):
                 return ZarrObjects(self._files, str(self._root), complete=self._listed).node(str(path))
             for name in _NODE_FILES:
@@ -174,12 +174,12 @@ class Source(FolderSource):
         node = self._node(path)
         if isinstance(node, zarr.Array):
             self._refuse_level("a Zarr array has no levels", path)
-            with self._reading(path):
+            with self.guard.reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise self._without_images(path, dict(node.attrs))
-        with self._reading(path):
+        with self.guard.reading(path):
             array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._vector, path))]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: level {self._level} is not a Zarr array; restore it")
@@ -187,13 +187,13 @@ class Source(FolderSource):
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
         """Return the numbers of an array in a group, or the bytes of a file."""
-        with self._reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
+        with self.guard.reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
             return bytes(self._files.read(f"{group}/{name}"))
         path = group / name
         array = self._node(path)
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
-        with self._reading(path):
+        with self.guard.reading(path):
             for shape in (array.shape, array.shards or array.chunks):
                 new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
             values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
@@ -220,7 +220,7 @@ class Source(FolderSource):
         if self.fetches and _is_image(node):
             self._root = self.path.parent
             return [self.path.name]
-        with self._reading():
+        with self.guard.reading():
             self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
         if self._plate is not None:
             fields = [field for well in self._plate[1] for field in self._fields(well)]
@@ -263,7 +263,7 @@ class Source(FolderSource):
     def _may_be_plate(self) -> bool:
         """Whether the group's attributes may describe a plate; asking zarr takes a third of the opening time."""
         for file in (self.path / name for name in _NODE_FILES):
-            with self._reading(file):
+            with self.guard.reading(file):
                 if file.is_file() and b'"plate"' in file.read_bytes():
                     return True
         return False
@@ -278,7 +278,7 @@ class Source(FolderSource):
             if not is_zarr_node(f"{self.path}/{well}"):
                 raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
         node = self._node(self.path / well)
-        with self._reading(self.path / well):
+        with self.guard.reading(self.path / well):
             listed = _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")
         if listed is None:
             raise FormatError(f"{self.path}: well {well!r} does not list its fields; {remedy}")
@@ -362,7 +362,7 @@ class Source(FolderSource):
         self._refuse_other(row, like.shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
-        with self._reading(path):
+        with self.guard.reading(path):
             new_image(array.shards or array.chunks, dtype, path)
             for region in regions:
                 part = [region[column + stop] for stop in (0, len(AXES)) for column in columns]
@@ -373,7 +373,7 @@ class Source(FolderSource):
 
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[index].file
-        with self._reading(path):
+        with self.guard.reading(path):
             attributes = dict(self._node(path).attrs)
             return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
 
@@ -382,7 +382,7 @@ class Source(FolderSource):
         for index in spread(len(self)):
             labels = self._root / self._members[index].file / "labels"
             if is_zarr_node(str(labels)):
-                with self._reading(labels):
+                with self.guard.reading(labels):
                     found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
         return list(found)
 

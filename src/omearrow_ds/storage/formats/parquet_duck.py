@@ -20,8 +20,16 @@ from omearrow_ds.storage.formats import _sql, get_format
 from omearrow_ds.storage.formats._parquet import ParquetSource
 from omearrow_ds.storage.formats._stored import Stored
 
+UNSUPPORTED_TYPES = _sql.UNSUPPORTED_TYPES
+_ROW_NUMBER = "file_row_number"
 _ASYNC_THREADS = 0  # with more, DuckDB 2.0 sometimes hangs if a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
+
+
+def refuse_target(path: Path, columns: pa.Schema) -> None:
+    """Refuse column names that differ only in case, and the name that DuckDB reserves for row numbers."""
+    del path
+    _sql.refuse_names(columns, _ROW_NUMBER)
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -46,7 +54,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 class _ByDuckDB(_sql.SqlSource):
     name = "parquet_duck"
     engine = "duckdb"
-    _row_number = "file_row_number"
+    _row_number = _ROW_NUMBER
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = _sql.connect(async_threads=_ASYNC_THREADS)
@@ -68,13 +76,7 @@ class Source(ParquetSource):
 
     name = "parquet_duck"
     errors = (*ParquetSource.errors, duckdb.Error)
-    unsupported_types = _ByDuckDB.unsupported_types
 
     def __new__(cls, path: Path, engine: str | None = None, **how: Any) -> Any:
         """Create a source that DuckDB reads if ``engine`` requests it."""
         return _ByDuckDB(path, **how) if engine == "duckdb" else super().__new__(cls)
-
-    @classmethod
-    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse column names that differ only in case, and the name that DuckDB reserves for row numbers."""
-        _ByDuckDB.refuse_target(path, columns)

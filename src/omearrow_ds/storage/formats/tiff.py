@@ -109,7 +109,7 @@ class Source(FolderSource):
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         path = self._at(file)
-        with self._reading(path):
+        with self.guard.reading(path):
             opened = self._files.open(path)
         with self._open(file) as tif:
             image = _page_of(self._image(tif, path, listed), listed, path)
@@ -128,7 +128,7 @@ class Source(FolderSource):
     @contextmanager
     def _open(self, file: str) -> Iterator[tifffile.TiffFile]:
         path = self._at(file)
-        with self._files.open_for_library(path) as opened, self._reading(path), tifffile.TiffFile(opened) as tif:
+        with self._files.open_for_library(path) as opened, self.guard.reading(path), tifffile.TiffFile(opened) as tif:
             yield tif
 
     def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> TiffImage:
@@ -216,7 +216,7 @@ class Source(FolderSource):
             raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         if not xml:
             return schema.normalize_metadata(None, 0, "")
-        with self._reading(path):
+        with self.guard.reading(path):
             return _ome_xml.parse(xml, str(path), 0 if listed is None else listed.series or 0)
 
 

@@ -23,6 +23,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import is_narrow
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
@@ -34,6 +35,7 @@ from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_pl
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
+UNSUPPORTED_TYPES = (pa.types.is_duration, pa.types.is_interval)
 STAGES = {"Source._images_of_scalars": "read+decode"}
 
 
@@ -60,13 +62,12 @@ class Source(LeafSource):
 
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
-    unsupported_types = (pa.types.is_duration, pa.types.is_interval)
 
     def __init__(
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
     ) -> None:
 
-        self.path = path
+        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
@@ -107,7 +108,7 @@ class Source(LeafSource):
     def _open(self) -> OpenVortexFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
-        with self._opening():
+        with self.guard.opening():
             mapping = MappedFile(self._place)
             return OpenVortexFile(vortex.open(str(self._place), memory_map=True), mapping)
 
@@ -136,7 +137,7 @@ class Source(LeafSource):
     def _read(self, expression: Any) -> pa.ChunkedArray:
         mapped = self._file.get()
         mapped.mapping.refuse_changed()
-        with self._reading():
+        with self.guard.reading():
             array = mapped.file.scan(expression).read_all().to_arrow_array()
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
@@ -179,7 +180,7 @@ class Source(LeafSource):
         """Return all rows of an expression, cached under ``name``."""
         mapped = self._file.get()
         if name not in mapped.rows:
-            with self._reading():
+            with self.guard.reading():
                 mapped.rows[name] = Rows(mapped.file.scan(expression()).read_all())
         return mapped.rows[name]
 
@@ -198,7 +199,7 @@ class Source(LeafSource):
         pixels = self._pixel_rows("chunks")
         for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
             indices = np.arange(start, stop)
-            with self._reading():
+            with self.guard.reading():
                 lists = in_place(part, int(self._image_bytes[indices].sum()))
             if lists is None:
                 return
@@ -217,7 +218,7 @@ class Source(LeafSource):
             return None
         rows = self._kept_rows("chunks", partial(self._expression, "chunks"))
         images = []
-        with self._reading():
+        with self.guard.reading():
             for index in indices:
                 chunks: Any = rows.scalar(index).as_py()
                 pieces = [chunk["pixel_bytes"] for chunk in chunks or ()]
@@ -272,7 +273,7 @@ class Source(LeafSource):
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         rows = self._pixel_rows(field)
-        with self._reading():
+        with self.guard.reading():
             return rows.take(indices.tolist())
 
 

@@ -1,0 +1,146 @@
+"""`FileGuard`: errors of a collection, and the check that it is still the one that was opened first."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
+from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._urls import Url
+
+Fingerprint = tuple[int, ...]
+Explain = Callable[["FileGuard", BaseException], OMEArrowDSError | None]
+
+
+class FileGuard:
+    """Translates errors of a format's library, and detects that a collection was replaced or changed.
+
+    It refers to no source, so that a source is freed without the garbage collector.
+
+    Parameters
+    ----------
+    path
+        The collection. At a URL, the client of the server detects changes.
+    label
+        Name of the format in errors.
+    errors
+        Exceptions of the format's library.
+    tracked
+        Path whose status shows whether the collection was replaced, by default ``path``.
+    files
+        Further files, existing or not, that define the collection.
+    explain
+        Returns the error of a library that failed for a reason other than a damaged file, else None; by default
+        `find_change`.
+
+    Attributes
+    ----------
+    fingerprint
+        State of the files when they were opened first; None before.
+    """
+
+    fingerprint: Fingerprint | None = None
+
+    def __init__(
+        self,
+        path: Path,
+        label: str = "",
+        errors: tuple[type[Exception], ...] = (),
+        *,
+        tracked: Path | None = None,
+        files: Iterable[str] = (),
+        explain: Explain | None = None,
+    ) -> None:
+        self.path, self.label, self.files = path, label, tuple(files)
+        self._errors, self._explain = errors, explain
+        self._tracked = None if isinstance(path, Url) else str(tracked or path)
+
+    def reading(self, path: Path | None = None) -> translate_errors:
+        """Return a context that converts errors of the library to a `FormatError` for ``path``, by default its own."""
+        return translate_errors(path or self.path, self.label, self._errors, self.failure)
+
+    def interpreting(self, path: Path | None = None, label: str = "") -> translate_errors:
+        """Return `reading` that also converts errors of our own code for malformed values."""
+        return translate_errors(path or self.path, label or self.label, (*self._errors, *MALFORMED), self.failure)
+
+    def opening(self) -> GuardedOpen | translate_errors:
+        """Return `reading` for opening a file by its path; afterwards, the file must be the one opened first."""
+        return self.reading() if self._tracked is None else GuardedOpen(self)
+
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return the error of a library that failed for a reason other than a damaged file, else None."""
+        return self.find_change() if self._explain is None else self._explain(self, error)
+
+    def find_change(self) -> OMEArrowDSError | None:
+        """Return the error of a collection that was replaced, changed or removed, else None."""
+        try:
+            self.refuse_changed()
+        except OMEArrowDSError as changed:
+            return changed
+        return None
+
+    def refuse_changed(self) -> None:
+        """Raise an error if the collection was replaced, changed or removed since the first call."""
+        if self._tracked is None:
+            return
+        try:
+            status = os.stat(self._tracked)  # noqa: PTH116  # at every read: pathlib would double its cost
+        except FileNotFoundError:
+            raise MissingPathError(
+                f"{self.path}: was removed since it was opened; restore it, and open it again"
+            ) from None
+        fingerprint: Fingerprint = (status.st_dev, status.st_ino)
+        if not stat.S_ISDIR(status.st_mode):
+            fingerprint = (*fingerprint, status.st_size, status.st_mtime_ns)
+        for file in self.files:
+            fingerprint += _file_fingerprint(file)
+        if self.fingerprint is None:
+            for path in (str(self.path), *self.files):
+                refuse_special(path)
+        self.compare(fingerprint)
+
+    def compare(self, fingerprint: Fingerprint) -> None:
+        """Record the first fingerprint; raise `FormatError` if another one differs."""
+        if self.fingerprint is None:
+            self.fingerprint = fingerprint
+        if fingerprint != self.fingerprint:
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+
+
+class GuardedOpen:
+    """Context that translates errors, and raises one if the file is not the one that was opened first.
+
+    If the status is the same before and after opening, the opened file has this status, because a replaced file does
+    not come back.
+    """
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: FileGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        if self._guard.fingerprint is None:
+            self._guard.refuse_changed()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):  # a replaced file may also cause an error
+            self._guard.refuse_changed()
+        if error is not None:
+            self._guard.reading().__exit__(kind, error, trace)
+
+
+def _file_fingerprint(path: str) -> Fingerprint:
+    """Return a fingerprint of a file, which changes if it is replaced or overwritten; zeros if it is missing."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  # as above
+    except (FileNotFoundError, NotADirectoryError):
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
