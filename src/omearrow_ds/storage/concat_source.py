@@ -207,8 +207,9 @@ def read_part_info(opening: Open, path: Path) -> PartInfo:
 def _known_of(source: Images) -> PartInfo:
     columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
     checksums = None if source.checksums is None else _owned(source.checksums)
-    own = {"columns": columns, "checksums": checksums, "fingerprint": source.guard.fingerprint}
-    return PartInfo(**own, **{name: getattr(source, name) for name in PartInfo._fields if name not in own})
+    names = set(PartInfo._fields) - {"columns", "checksums", "fingerprint"}
+    values = {name: getattr(source, name) for name in names}
+    return PartInfo(**values, columns=columns, checksums=checksums, fingerprint=source.guard.fingerprint)
 
 
 def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:

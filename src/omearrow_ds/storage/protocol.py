@@ -251,7 +251,8 @@ class FormatModule(Protocol):
         declare the methods that a format must implement. It has ``name``, that of the format, and ``errors``, the
         exceptions that its library raises for unreadable data.
     UNSUPPORTED_TYPES
-        Optional. Tests for Arrow types that the format cannot store in columns, by default ``(pa.types.is_interval,)``.
+        Optional. Tests for Arrow types that the format cannot store in columns; by default none for tables, and
+        ``(pa.types.is_interval,)`` for directories, whose columns are stored in Parquet.
     refuse_target
         Optional. Raises an error if the format cannot be stored at a path or cannot hold columns:
         ``refuse_target(path, schema)``.

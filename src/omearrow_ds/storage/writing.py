@@ -277,7 +277,7 @@ def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Sche
                 f"merge them (with DuckDB: CHECKPOINT), or remove this file"
             )
             raise PathExistsError(msg)
-    unsupported = getattr(module, "UNSUPPORTED_TYPES", (pa.types.is_interval,))  # Parquet cannot store intervals.
-    refuse_types(columns, unsupported, fmt.label, str(path))
+    in_parquet = (pa.types.is_interval,) if fmt.kind == "directory" else ()
+    refuse_types(columns, getattr(module, "UNSUPPORTED_TYPES", in_parquet), fmt.label, str(path))
     if hasattr(module, "refuse_target"):
         module.refuse_target(path, columns)

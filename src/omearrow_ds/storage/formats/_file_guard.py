@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,13 +14,14 @@ from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_
 from omearrow_ds.storage.formats._urls import Url
 
 Fingerprint = tuple[int, ...]
-Explain = Callable[["FileGuard", BaseException], OMEArrowDSError | None]
 
 
 class FileGuard:
     """Translates errors of a format's library, and detects that a collection was replaced or changed.
 
-    It refers to no source, so that a source is freed without the garbage collector.
+    As a context, it guards opening a file by its path: it translates errors, and raises one if the file is not the one
+    that was opened first. If the status is the same before and after opening, the opened file has this status, because
+    a replaced file does not come back. It refers to no source, so that a source is freed without the garbage collector.
 
     Parameters
     ----------
@@ -32,18 +33,20 @@ class FileGuard:
         Exceptions of the format's library.
     tracked
         Path whose status shows whether the collection was replaced, by default ``path``.
-    files
-        Further files, existing or not, that define the collection.
-    explain
-        Returns the error of a library that failed for a reason other than a damaged file, else None; by default
-        `find_change`.
 
     Attributes
     ----------
+    files
+        Further files, existing or not, that define the collection.
+    explain
+        Returns the error of a library that failed for a reason other than a damaged file, else None; if None,
+        `find_change`.
     fingerprint
         State of the files when they were opened first; None before.
     """
 
+    files: Sequence[str] = ()
+    explain: Callable[[FileGuard, BaseException], OMEArrowDSError | None] | None = None
     fingerprint: Fingerprint | None = None
 
     def __init__(
@@ -53,11 +56,8 @@ class FileGuard:
         errors: tuple[type[Exception], ...] = (),
         *,
         tracked: Path | None = None,
-        files: Iterable[str] = (),
-        explain: Explain | None = None,
     ) -> None:
-        self.path, self.label, self.files = path, label, tuple(files)
-        self._errors, self._explain = errors, explain
+        self.path, self.label, self._errors = path, label, errors
         self._tracked = None if isinstance(path, Url) else str(tracked or path)
 
     def reading(self, path: Path | None = None) -> translate_errors:
@@ -68,13 +68,21 @@ class FileGuard:
         """Return `reading` that also converts errors of our own code for malformed values."""
         return translate_errors(path or self.path, label or self.label, (*self._errors, *MALFORMED), self.failure)
 
-    def opening(self) -> GuardedOpen | translate_errors:
-        """Return `reading` for opening a file by its path; afterwards, the file must be the one opened first."""
-        return self.reading() if self._tracked is None else GuardedOpen(self)
+    def __enter__(self) -> None:
+        if self.fingerprint is None:
+            self.refuse_changed()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):  # A replaced file may also cause an error.
+            self.refuse_changed()
+        if error is not None:
+            self.reading().__exit__(kind, error, trace)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error of a library that failed for a reason other than a damaged file, else None."""
-        return self.find_change() if self._explain is None else self._explain(self, error)
+        return self.find_change() if self.explain is None else self.explain(self, error)
 
     def find_change(self) -> OMEArrowDSError | None:
         """Return the error of a collection that was replaced, changed or removed, else None."""
@@ -110,31 +118,6 @@ class FileGuard:
             self.fingerprint = fingerprint
         if fingerprint != self.fingerprint:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-
-
-class GuardedOpen:
-    """Context that translates errors, and raises one if the file is not the one that was opened first.
-
-    If the status is the same before and after opening, the opened file has this status, because a replaced file does
-    not come back.
-    """
-
-    __slots__ = ("_guard",)
-
-    def __init__(self, guard: FileGuard) -> None:
-        self._guard = guard
-
-    def __enter__(self) -> None:
-        if self._guard.fingerprint is None:
-            self._guard.refuse_changed()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, Exception):  # a replaced file may also cause an error
-            self._guard.refuse_changed()
-        if error is not None:
-            self._guard.reading().__exit__(kind, error, trace)
 
 
 def _file_fingerprint(path: str) -> Fingerprint:

@@ -191,7 +191,7 @@ class FolderSource(Images):
         self.dtypes = [member.dtype for member in self._members]
 
     def _open_folder(self) -> OpenFolder:
-        with self.guard.opening():
+        with self.guard:
             return OpenFolder(self._root)
 
     def _look(self) -> None:
@@ -203,7 +203,7 @@ class FolderSource(Images):
         self._listed = not is_single and self._read_sidecar()
         if not self._listed:
             self._take_files(sorted(names, key=natural_key))
-        self._refuse_strangers({member.file for member in self._members}, set(names))
+        _refuse_strangers(self.path, {member.file for member in self._members}, set(names))
         if isinstance(self._files, ObjectFileSet):
             self._set_fingerprint(self._files.versions)
 
@@ -367,43 +367,8 @@ class FolderSource(Images):
             if schema.SIDECAR_COLUMN not in table.column_names:
                 return False
             self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
-            self._take_listing(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
+            self._members, self.shapes = _listed_members(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
         return True
-
-    def _take_listing(self, listing: pa.StructArray, sidecar: str) -> None:
-        """Set the members and their shapes by column, because a dict per row would dominate the time of opening."""
-        columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
-        for name in _ALWAYS_LISTED:
-            if columns[name].null_count:
-                raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is null")
-        sizes = columns["shape"].flatten()
-        if sizes.null_count or len(sizes) != 5 * len(listing):
-            raise ValueError("the shape of an image is null")
-        self.shapes = numbers(sizes).reshape(-1, 5)
-        names = columns["dtype"].dictionary_encode()
-        dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
-        self._members = [
-            Member(*fields)
-            for fields in zip(
-                columns["file"].to_pylist(),
-                columns["id"].to_pylist(),
-                _shared_rows(self.shapes),
-                [dtypes[number] for number in names.indices.to_pylist()],
-                columns["size_bytes"].to_pylist(),
-                columns["pixel_offset"].to_pylist(),
-                strict=True,
-            )
-        ]
-
-    def _refuse_strangers(self, listed: set[str], present: set[str]) -> None:
-        problems = (f"is missing, but listed in {SIDECAR}", f"is not listed in {SIDECAR}")
-        for names, problem in zip((listed - present, present - listed), problems, strict=True):
-            if names:
-                msg = (
-                    f"{self.path}: {min(names)} {problem} ({len(names)} such files); restore the folder, or remove "
-                    f"{SIDECAR} to read the folder without it"
-                )
-                raise FormatError(msg)
 
     def _refuse_other(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Raise `FormatError` if an image has another shape or dtype than listed."""
@@ -438,7 +403,7 @@ class FolderSource(Images):
     ) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
-        with nullcontext() if self._in_place else self.guard.opening():
+        with nullcontext() if self._in_place else self.guard:
             return self._read_located(rows, regions)
 
     @cached_property
@@ -462,7 +427,7 @@ class FolderSource(Images):
             images.append(image)
         if others:
             regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
-            with self.guard.opening():
+            with self.guard:
                 arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
             for number, pixels in zip(others, arrays, strict=True):
                 images[number] = pixels
@@ -479,7 +444,7 @@ class FolderSource(Images):
     def _read_fetched(self, row: int, image: Array) -> Array:
         """Return an image whose file is fetched whole: ``image``, or an array of the library."""
         member = self._members[row]
-        with self.guard.opening():
+        with self.guard:
             if member.pixel_offset is None:
                 return self._read_by_library(row, [[0, 0, 0, 0, 0, *image.shape]])[0]
             self._files.read_whole(self._at(member.file)).read_into([(member.pixel_offset, image)])
@@ -577,6 +542,40 @@ class FolderSource(Images):
         self._files.close()
         if self.fetches:
             self._chunks.clear()
+
+
+def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member], Array]:
+    """Return the members and their shapes by column, because a dict per row would dominate the time of opening."""
+    columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
+    for name in _ALWAYS_LISTED:
+        if columns[name].null_count:
+            raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is null")
+    sizes = columns["shape"].flatten()
+    if sizes.null_count or len(sizes) != 5 * len(listing):
+        raise ValueError("the shape of an image is null")
+    shapes = numbers(sizes).reshape(-1, 5)
+    names = columns["dtype"].dictionary_encode()
+    dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
+    members = map(
+        Member,
+        columns["file"].to_pylist(),
+        columns["id"].to_pylist(),
+        _shared_rows(shapes),
+        [dtypes[number] for number in names.indices.to_pylist()],
+        columns["size_bytes"].to_pylist(),
+        columns["pixel_offset"].to_pylist(),
+    )
+    return list(members), shapes
+
+
+def _refuse_strangers(path: Path, listed: set[str], present: set[str]) -> None:
+    problems = (f"is missing, but listed in {SIDECAR}", f"is not listed in {SIDECAR}")
+    for names, problem in zip((listed - present, present - listed), problems, strict=True):
+        if names:
+            raise FormatError(
+                f"{path}: {min(names)} {problem} ({len(names)} such files); restore the folder, or remove "
+                f"{SIDECAR} to read the folder without it"
+            )
 
 
 def _refuse_written_over(path: Path, folder: int, fingerprint: Fingerprint | None) -> None:

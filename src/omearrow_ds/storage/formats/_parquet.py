@@ -21,7 +21,6 @@ from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import columns_at_once
-from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -34,7 +33,7 @@ from omearrow_ds.storage.formats._parquet_pages import (
 )
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, refuse_damaged, unnest
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, by_ranges, refuse_damaged, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])
@@ -70,9 +69,7 @@ class ParquetSource(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
-        self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._set_client(objects)
+        self._set_file(path, objects, engine=engine, image_column=image_column, with_columns=with_columns)
         self._file = ProcessLocal(self._open)
         self._reader = ProcessLocal(self._open_reader)
         file = self._file.get()
@@ -202,7 +199,8 @@ class ParquetSource(TableSource):
             reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
         else:
             reading = "by pyarrow, which decodes a row group per image"
-        return self._of_object(Stored(self._column.encoding, compression, chunking, plain, reading))
+        stored = Stored(self._column.encoding, compression, chunking, plain, reading)
+        return stored if self._objects is None else by_ranges(stored)
 
     def _chunk_codec(self) -> str | None:
         return self._codec or super()._chunk_codec()

@@ -18,10 +18,10 @@ from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, Metad
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._error_translation import first_line
-from omearrow_ds.storage.formats._file_guard import Explain, FileGuard
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader, rows_changed
 
 VECTOR_ROWS = 2048  # minimum number of rows that DuckDB decodes together
 # Small batches reuse memory: 1,000 images of 100 x 100 took 36 ms in one batch, 18 in five, 24 in sixty-three.
@@ -100,16 +100,14 @@ class SqlSource(TableSource):
     """
 
     errors = (duckdb.Error, pa.ArrowException, OSError)
+    _explain = staticmethod(explain)
     _row_number: ClassVar[str]
     _selector: str | None = None  # column that selects rows; None until it is known
 
-    def __init__(
-        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, explain: Explain = explain
-    ) -> None:
-        self.path = path
-        files = map(str, self.format.files_beside(path))
-        self.guard = FileGuard(path, self.format.label, self.errors, files=files, explain=explain)
-        self._how = {"image_column": image_column, "with_columns": with_columns}
+    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
+        self._set_file(path, None, image_column=image_column, with_columns=with_columns)
+        self.guard.files = list(map(str, self.format.files_beside(path)))
+        self.guard.explain = self._explain
         self._connection = ProcessLocal(self._open)
         self._from = self._relation()
         table_schema = self._query("SELECT *", "LIMIT 0").schema
@@ -168,14 +166,14 @@ class SqlSource(TableSource):
         return self._selector not in (None, self._row_number)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        with self.guard.opening():
+        with self.guard:
             return self._connect()
 
     def close(self) -> None:
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        with self.guard.opening():  # each query opens a Parquet file; one cursor per query keeps threads apart
+        with self.guard:  # each query opens a Parquet file; one cursor per query keeps threads apart
             return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
 
     def _wanted(self, rows: Array) -> str:
@@ -205,13 +203,13 @@ class SqlSource(TableSource):
             yield num_read, self._images(chunks, np.arange(num_read, min(num_read + len(chunks), len(self))))
             num_read += len(chunks)
         if num_read != len(self):
-            raise self._changed(num_read, len(self))
+            raise rows_changed(self.path, num_read, len(self))
 
     def _scan(self, field: str) -> Iterator[pa.Array]:
         """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
         rows = max(1, min(VECTOR_ROWS, STREAMED_BYTES // self._image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
-        with self.guard.opening():
+        with self.guard:
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
                 self.guard.refuse_changed()  # before yielding data of another file
                 yield from as_arrays(batch.column(0))

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 from omearrow_ds.storage.formats._ranged import Objects
@@ -63,26 +65,12 @@ class TableSource(Images):
     _how: dict[str, Any]
     _all_placed = False  # True: every image is known to be plainly stored, and only the pixel leaf is fetched
 
-    def _set_client(self, objects: Objects | None) -> None:
-        """Set the client of the server of a file that is read by ranges; None for a local file."""
-        self._objects, self._bytes = objects, ProcessLocal(self._open_bytes)
-        if objects is not None:
-            self.fetches = True
-            self._how["objects"] = objects
-
-    def _open_bytes(self) -> MappedFile | ObjectFile:
-        if self._objects is None:
-            with self.guard.opening():
-                return MappedFile(self.path)
-        file = self._objects.open(str(self.path))
-        self.guard.compare(version_fingerprint(file.version))
-        return file
-
-    def _of_object(self, stored: Stored) -> Stored:
-        """Return the storage of a local file; of an object, its pixels are read by ranges."""
-        if self._objects is None:
-            return stored
-        return replace(stored, in_place=False, reading="by byte ranges of an object on a server")
+    def _set_file(self, path: Path, objects: Objects | None, **how: Any) -> None:
+        """Set the path of a local file, or of an object that ``objects`` reads, and the arguments to reopen it."""
+        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
+        self._objects, self.fetches = objects, objects is not None
+        self._how = how if objects is None else {**how, "objects": objects}
+        self._bytes = ProcessLocal(partial(_open_bytes, self.guard, objects))
 
     def stored_files(self) -> Iterator[Path]:
         if self._objects is None:
@@ -91,7 +79,7 @@ class TableSource(Images):
     def stored_size(self) -> tuple[int, int, int]:
         if self._objects is None:
             return super().stored_size()
-        size_bytes = self._bytes.get().size_bytes
+        size_bytes = (self.guard.fingerprint or (0,))[0]
         return 1, size_bytes, size_bytes
 
     @property
@@ -150,21 +138,18 @@ class TableSource(Images):
             problem = f"no column is an OME-Arrow struct (with pixels_meta and chunks or planes) among {types}"
             raise ColumnError(f"{self.path}: {problem}; pass a table with images")
         if requested is None and len(default) > 1:
-            problem = f"{len(candidates)} columns contain images: {self._listed()}"
+            problem = f"{len(candidates)} columns contain images: {_listed(self)}"
             remedy = "pass image_column= with the name of one, or of several to join them along C"
             raise ImageColumnError(f"{self.path}: {problem}; {remedy}", default)
         if requested is not None and requested not in candidates:
             problem = "is not an OME-Arrow struct" if requested in table.names else "does not exist"
-            raise ColumnError(f"{self.path}: image_column={requested!r} {problem}; pass one of {self._listed()}")
+            raise ColumnError(f"{self.path}: image_column={requested!r} {problem}; pass one of {_listed(self)}")
         self._column = candidates[default[0] if requested is None else requested]
         self.image_column = (self._column.name,)
         self.other_image_columns = tuple(name for name in candidates if name != self._column.name)
         self._subject = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
         refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
         return [name for name in table.names if name not in candidates] if with_columns else []
-
-    def _listed(self) -> str:
-        return " and ".join(f"{images.name!r} ({images.text})" for images in self.image_columns())
 
     def image_columns(self) -> list[ImagesOf]:
         found = []
@@ -187,7 +172,7 @@ class TableSource(Images):
             columns = self._read_stored(names)
             columns.validate(full=True)
         if len(columns) != len(self):
-            raise self._changed(len(columns), len(self))
+            raise rows_changed(self.path, len(columns), len(self))
         return plain_columns(columns, str(self.path))
 
     def _set_column_schema(self, stored: pa.Schema, early: pa.Table) -> None:
@@ -238,25 +223,7 @@ class TableSource(Images):
             self.image_ids = named(ids_of(info))
         self._set_column_schema(columns, early)
         self._info = info
-        self._odd_order = self._odd_chunk_orders()
-
-    def _odd_chunk_orders(self) -> Array:
-        """Return whether the chunks of each image are flattened in another order than ZYX, the only supported one."""
-        none = np.zeros(len(self), bool)
-        if "chunk_grid" not in self._info.column_names:
-            return none
-        grid = self._info["chunk_grid"].combine_chunks()
-        given: Array = flags(grid.is_valid())
-        if not pa.types.is_struct(grid.type):
-            return given
-        orders = optional(grid, "chunk_order", f"{self.path}: chunk_grid")
-        if orders is None:
-            return none
-        given &= flags(orders.is_valid())
-        if is_text(orders.type):
-            texts = pc.ascii_upper(orders.cast(pa.string()))  # utf8_upper raises an error for invalid UTF-8
-            given &= ~among(texts, ("ZYX", ""))
-        return given
+        self._odd_order = _odd_chunk_orders(info, str(self.path))
 
     def metadata(self, index: int) -> dict[str, Any]:
         try:
@@ -274,16 +241,12 @@ class TableSource(Images):
         for chunks in self._fetch(self._column.pixel_field, indices) if len(indices) else []:
             images.extend(self._images(chunks, indices[len(images) : len(images) + len(chunks)]))
         if len(images) != len(indices):
-            raise self._changed(len(images), len(indices))
+            raise rows_changed(self.path, len(images), len(indices))
         return images
-
-    def _changed(self, num_images: int, expected: int) -> FormatError:
-        problem = f"{num_images:,} images were read, expected {expected:,}"
-        return FormatError(f"{self.path}: {problem}; the file changed since it was opened, open it again")
 
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
         if len(chunks) != len(indices):
-            raise self._changed(len(chunks), len(indices))
+            raise rows_changed(self.path, len(chunks), len(indices))
         try:
             return self._block(chunks, indices).images()
         except OMEArrowDSError:
@@ -313,6 +276,59 @@ class TableSource(Images):
             raise DecodeError(
                 f"{self.path}: pixels cannot be located: {error}; the file is damaged, restore it"
             ) from error
+
+
+class CopiedFile(MappedFile):
+    """The mapped copy of an object, which exists as long as the mapping."""
+
+    def __init__(self, guard: FileGuard, objects: Objects) -> None:
+        self._copy, version = objects.copied(str(guard.path))
+        guard.compare(version_fingerprint(version))
+        super().__init__(self._copy.path)
+
+
+def _open_bytes(guard: FileGuard, objects: Objects | None) -> MappedFile | ObjectFile:
+    """Return the file of a guard mapped, or as an object."""
+    if objects is None:
+        with guard:
+            return MappedFile(guard.path)
+    file = objects.open(str(guard.path))
+    guard.compare(version_fingerprint(file.version))
+    return file
+
+
+def _odd_chunk_orders(info: pa.Table, subject: str) -> Array:
+    """Return whether the chunks of each image are flattened in another order than ZYX, the only supported one."""
+    none = np.zeros(len(info), bool)
+    if "chunk_grid" not in info.column_names:
+        return none
+    grid = info["chunk_grid"].combine_chunks()
+    is_odd: Array = flags(grid.is_valid())
+    if not pa.types.is_struct(grid.type):
+        return is_odd
+    orders = optional(grid, "chunk_order", f"{subject}: chunk_grid")
+    if orders is None:
+        return none
+    is_odd &= flags(orders.is_valid())
+    if is_text(orders.type):
+        texts = pc.ascii_upper(orders.cast(pa.string()))  # utf8_upper raises an error for invalid UTF-8
+        is_odd &= ~among(texts, ("ZYX", ""))
+    return is_odd
+
+
+def _listed(source: TableSource) -> str:
+    return " and ".join(f"{images.name!r} ({images.text})" for images in source.image_columns())
+
+
+def rows_changed(path: Path, num_images: int, expected: int) -> FormatError:
+    """Return the error for a file that contains another number of images than when it was opened."""
+    problem = f"{num_images:,} images were read, expected {expected:,}"
+    return FormatError(f"{path}: {problem}; the file changed since it was opened, open it again")
+
+
+def by_ranges(stored: Stored) -> Stored:
+    """Return the storage of an object whose pixels are read by ranges, from that of a local file."""
+    return replace(stored, in_place=False, reading="by byte ranges of an object on a server")
 
 
 def refuse_damaged(source: TableSource, index: int) -> None:

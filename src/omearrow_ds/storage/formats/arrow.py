@@ -17,19 +17,17 @@ from numpy.lib.array_utils import byte_bounds
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile, version_fingerprint
+from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
-from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
-from omearrow_ds.storage.formats._ranged import Copy, Objects
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
-from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
 
-UNSUPPORTED_TYPES = ()
 STAGES = {"Source._batch": "read+decode"}
 
 
@@ -97,9 +95,7 @@ class Source(TableSource):
         look: bool = False,
         objects: Objects | None = None,
     ) -> None:
-        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
-        self._how = {"image_column": image_column, "with_columns": with_columns}
-        self._set_client(objects)
+        self._set_file(path, objects, image_column=image_column, with_columns=with_columns)
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
         with self.guard.reading():  # even field names may be invalid UTF-8
@@ -160,7 +156,7 @@ class Source(TableSource):
 
     def _open(self) -> _File:
         if self._objects is None:
-            with self.guard.opening():
+            with self.guard:
                 mapping = MappedFile(self.path)
                 refuse_other(self.path, mapping.file[:_START])
                 return self._file_of(mapping)
@@ -171,9 +167,7 @@ class Source(TableSource):
             try:
                 memory = _ObjectMemory(file, layout_of(file, self.path))
             except UnplacedError:
-                copy, version = self._objects.copied(str(self.path))
-                self.guard.compare(version_fingerprint(version))
-                return self._file_of(_CopiedFile(copy))
+                return self._file_of(CopiedFile(self.guard, self._objects))
             file.clear_cache()
             return self._file_of(memory)
 
@@ -193,8 +187,10 @@ class Source(TableSource):
         plain = compression == "none"
         reading = "in place: from the mapped file" if plain else "a record batch is decompressed per image"
         stored = Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
-        if self._objects is None or self._memory is not None:
-            return self._of_object(stored)
+        if self._objects is None:
+            return stored
+        if self._memory is not None:
+            return by_ranges(stored)
         return replace(stored, in_place=False, reading="from a fetched copy of the object; one record batch at a time")
 
     def close(self) -> None:
@@ -359,14 +355,6 @@ def _compression(file: pa.Buffer) -> str:
             codec = flat_field(data, flat_offset(data, compression), 0)
             return _CODECS[0 if codec is None else data[codec]]
     return "none"
-
-
-class _CopiedFile(MappedFile):
-    """The mapped copy of an object, which exists as long as the mapping."""
-
-    def __init__(self, copy: Copy) -> None:
-        super().__init__(copy.path)
-        self._copy = copy
 
 
 class _ObjectMemory:

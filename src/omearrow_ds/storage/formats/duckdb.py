@@ -161,13 +161,14 @@ class Source(_sql.SqlSource):
 
     name = "duckdb"
     _row_number = _ROW_NUMBER
+    _explain = staticmethod(_explain)
     _frugal = True
 
     def __init__(
         self, path: Path, image_column: str | None = None, *, with_columns: bool = True, table: str | None = None
     ) -> None:
         self._table = table
-        super().__init__(path, image_column, with_columns=with_columns, explain=_explain)
+        super().__init__(path, image_column, with_columns=with_columns)
         self._how["table"] = table
         self.variant = (self._schema_name, self._table_name)
 

@@ -45,7 +45,6 @@ from omearrow_ds.storage.formats._lance_files import (
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._ranged import Found, Objects
-from omearrow_ds.storage.formats._remote_table import OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, refuse_damaged, unnest
 from omearrow_ds.storage.formats._urls import as_parsed
@@ -62,6 +61,7 @@ _ODD_PAGES = "its pages have a layout that this version does not know"
 _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 _MOST_NAMES = 5  # Column names in an error.
+UNSUPPORTED_TYPES = (pa.types.is_interval,)
 STAGES = {"Source._fetch": "read+decode"}
 
 
@@ -157,16 +157,14 @@ class Source(LeafSource):
         known: tuple[int, Fingerprint | None] | None = None,
         *,
         with_columns: bool = True,
+        objects: Objects | None = None,
     ) -> None:
-        self.path = path
-        self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._version, fingerprint = (self._latest_version(), None) if known is None else known
+        self._set_file(path, objects, engine=engine, image_column=image_column, with_columns=with_columns)
+        self._version, self.guard.fingerprint = (self._latest_version(), None) if known is None else known
         # Paths of the version's manifest, under its two possible names; data files never change their names.
         names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
-        files = [f"{path}/_versions/{name}.manifest" for name in names]
-        explain = partial(_explain, self._objects, self._version)
-        self.guard = FileGuard(path, self.format.label, self.errors, files=files, explain=explain)
-        self.guard.fingerprint = fingerprint
+        self.guard.files = [f"{path}/_versions/{name}.manifest" for name in names]
+        self.guard.explain = partial(_explain, objects, self._version)
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
@@ -315,7 +313,7 @@ class Source(LeafSource):
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
-        with self.guard.opening():
+        with self.guard:
             return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
 
     def close(self) -> None:
@@ -335,7 +333,7 @@ class Source(LeafSource):
         """Return this thread's session of the pixels in one data file."""
         sessions = self._sessions.get().of_file
         if number not in sessions:
-            with self.guard.opening():
+            with self.guard:
                 sessions[number] = self._open_session(self._files[number].fragment)
         return sessions[number]
 
@@ -343,7 +341,7 @@ class Source(LeafSource):
         """Return this process's mapped pages of one data file, if its images can be read from them."""
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.places is not None:
-            with self.guard.opening():
+            with self.guard:
                 mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
         return mapped.get(number)
 
@@ -404,13 +402,13 @@ class Source(LeafSource):
         return arrays
 
 
-class RemoteSource(OnServer, Source):
+class RemoteSource(Source):
     """Images of a Lance dataset on a server; Lance's own client fetches only the pixels of the requested rows.
 
     Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files.
     """
 
-    fetches = True
+    _objects: Objects
     _block_bytes = BLOCK_BYTES
 
     def __init__(self, path: Path, engine: str = "lance", **how: Any) -> None:

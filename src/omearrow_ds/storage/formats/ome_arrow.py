@@ -240,14 +240,14 @@ class Source(Images):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        files = (f"{path}/{name}" for name in _FILES)
-        self.guard = FileGuard(path, self.format.label, self.errors, files=files)
+        self.guard = FileGuard(path, self.format.label, self.errors)
+        self.guard.files = [f"{path}/{name}" for name in _FILES]
         self._how: dict[str, Any] = {}
         self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)
         self._refuse_other_folder()
-        with self.guard.opening(), self.guard.interpreting():
+        with self.guard, self.guard.interpreting():
             images = self._table(_IMAGES)
             self._refuse_other_manifest(len(images))
             self._set_images(images)
@@ -398,11 +398,11 @@ class Source(Images):
             raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
-        with self.guard.opening():
+        with self.guard:
             return pq.ParquetFile(self.path / _CHUNKS, memory_map=True, pre_buffer=False)
 
     def _open_reader(self) -> PageReader:
-        with self.guard.opening():
+        with self.guard:
             return PageReader(MappedFile(self.path / _CHUNKS), self._find_pages)
 
     def close(self) -> None:

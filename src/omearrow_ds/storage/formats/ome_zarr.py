@@ -30,6 +30,7 @@ from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
@@ -109,31 +110,11 @@ class Source(FolderSource):
                 self._take_files(self._present())
             self._set_fingerprint({})
         if self._listed:
-            self._refuse_level("collections written by omearrow-ds have only level 0", self.path)
-        elif self._plate is not None:
-            self._take_plate(*self._plate)
-
-    def _refuse_level(self, problem: str, path: Path) -> None:
-        """Raise `ArgumentError` unless the selected level is the first."""
-        if self._level:
-            raise ArgumentError(problem, path=path, option="level", value=self._level, remedy="pass level=0")
-
-    def _take_plate(self, name: str | None, listed: Sequence[str]) -> None:
-        """Set the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
-        if not self._members:
-            return
-        known = frozenset(listed)
-        wells, paths = zip(*(_ngff.split_field(member.file, known) for member in self._members), strict=True)
-        plate = name or _without_suffix(self.path.name)
-        columns: dict[str, list[Any]] = {
-            "Metadata_Plate": [plate] * len(wells),
-            "Metadata_Well": [_ngff.well_name(well) for well in wells],
-        }
-        sites = _ngff.site_numbers(wells, paths)
-        if sites is not None:
-            columns["Metadata_Site"] = sites
-        columns["Metadata_Field"] = list(paths)
-        self._set_columns(pa.table(columns))
+            _refuse_level(self._level, "collections written by omearrow-ds have only level 0", self.path)
+        elif self._plate is not None and self._members:
+            name, wells = self._plate
+            files = [member.file for member in self._members]
+            self._set_columns(_plate_columns(name or _without_suffix(self.path.name), wells, files))
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
@@ -173,7 +154,7 @@ class Source(FolderSource):
             refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
-            self._refuse_level("a Zarr array has no levels", path)
+            _refuse_level(self._level, "a Zarr array has no levels", path)
             with self.guard.reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
@@ -216,7 +197,7 @@ class Source(FolderSource):
         return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
     def _present(self) -> list[str]:
-        node = self._node_at_url() if self.fetches else self._node(self.path) if self._may_be_plate() else None
+        node = self._node_at_url() if self.fetches else self._node(self.path) if _may_be_plate(self.guard) else None
         if self.fetches and _is_image(node):
             self._root = self.path.parent
             return [self.path.name]
@@ -260,14 +241,6 @@ class Source(FolderSource):
             )
         return node
 
-    def _may_be_plate(self) -> bool:
-        """Whether the group's attributes may describe a plate; asking zarr takes a third of the opening time."""
-        for file in (self.path / name for name in _NODE_FILES):
-            with self.guard.reading(file):
-                if file.is_file() and b'"plate"' in file.read_bytes():
-                    return True
-        return False
-
     def _fields(self, well: str) -> list[str]:
         """Return the fields of a plate's well, as paths below the plate."""
         remedy = "restore the well, or remove it from the list"
@@ -303,23 +276,11 @@ class Source(FolderSource):
         if located is not None:
             return Member(file, self._image_id(file), located[1].shape, located[1].layout.pixel_dtype)
         array, axes = self._array(self._root / file)
-        laid_out = self._laid_out(np.broadcast_to(np.zeros((), array.dtype), array.shape), axes, file)
+        laid_out = _laid_out(np.broadcast_to(np.zeros((), array.dtype), array.shape), axes, self._root / file)
         return Member(file, self._image_id(file), laid_out.shape, laid_out.dtype.newbyteorder("="))
 
     def _image_id(self, file: str) -> str:
         return _without_suffix(file)
-
-    def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
-        try:
-            return to_tczyx(pixels, axes, str(self._root / file))
-        except AxesError as error:
-            raise FormatError(f"{self._root / file}: {error}; rename its dimensions") from error
-        except ImageError as error:
-            if axes is not None or 0 in pixels.shape:
-                raise FormatError(str(error)) from error
-            problem = f"the axes of a {pixels.ndim}-D array are unknown"
-            remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
-            raise FormatError(f"{self._root / file}: {problem}; {remedy}") from error
 
     def _locate(self, row: int) -> ChunkFiles | None:
         """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""
@@ -351,14 +312,14 @@ class Source(FolderSource):
 
     def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
-        path, file = self._folder_of(row), self._members[row].file
+        path, image = self._folder_of(row), self._root / self._members[row].file
         array, axes = self._array(path)
         if self._listed and not self.fetches:  # The store of a server raises an error for a missing chunk.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
                 raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         dtype = np.dtype(array.dtype)
-        like = self._laid_out(np.broadcast_to(np.zeros((), dtype), array.shape), axes, file)
+        like = _laid_out(np.broadcast_to(np.zeros((), dtype), array.shape), axes, image)
         self._refuse_other(row, like.shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
@@ -367,7 +328,7 @@ class Source(FolderSource):
             for region in regions:
                 part = [region[column + stop] for stop in (0, len(AXES)) for column in columns]
                 new_image(size_of(part), dtype, path)
-                pixels = self._laid_out(np.asarray(array[slices_of(part)]), axes, file)
+                pixels = _laid_out(np.asarray(array[slices_of(part)]), axes, image)
                 arrays.append(np.ascontiguousarray(pixels, dtype.newbyteorder("=")))
         return arrays
 
@@ -378,13 +339,13 @@ class Source(FolderSource):
             return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
 
     def label_images(self) -> list[str]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for index in spread(len(self)):
             labels = self._root / self._members[index].file / "labels"
             if is_zarr_node(str(labels)):
                 with self.guard.reading(labels):
-                    found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
-        return list(found)
+                    names |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
+        return list(names)
 
     def labels(self, name: str) -> tuple[Images, Array]:
         if self.fetches:
@@ -420,6 +381,49 @@ class Source(FolderSource):
         except StorageError:
             return len(self), 0, 0
         return len(sizes), sum(sizes), sum(sizes)
+
+
+def _refuse_level(level: int, problem: str, path: Path) -> None:
+    """Raise `ArgumentError` unless a level is the first."""
+    if level:
+        raise ArgumentError(problem, path=path, option="level", value=level, remedy="pass level=0")
+
+
+def _may_be_plate(guard: FileGuard) -> bool:
+    """Whether a group's attributes may describe a plate; asking zarr takes a third of the opening time."""
+    for file in (guard.path / name for name in _NODE_FILES):
+        with guard.reading(file):
+            if file.is_file() and b'"plate"' in file.read_bytes():
+                return True
+    return False
+
+
+def _plate_columns(plate: str, listed: Sequence[str], files: Sequence[str]) -> pa.Table:
+    """Return the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
+    known = frozenset(listed)
+    wells, paths = zip(*(_ngff.split_field(file, known) for file in files), strict=True)
+    columns: dict[str, list[Any]] = {
+        "Metadata_Plate": [plate] * len(wells),
+        "Metadata_Well": list(map(_ngff.well_name, wells)),
+    }
+    sites = _ngff.site_numbers(wells, paths)
+    if sites is not None:
+        columns["Metadata_Site"] = sites
+    columns["Metadata_Field"] = list(paths)
+    return pa.table(columns)
+
+
+def _laid_out(pixels: Array, axes: str | None, path: Path) -> Array:
+    try:
+        return to_tczyx(pixels, axes, str(path))
+    except AxesError as error:
+        raise FormatError(f"{path}: {error}; rename its dimensions") from error
+    except ImageError as error:
+        if axes is not None or 0 in pixels.shape:
+            raise FormatError(str(error)) from error
+        problem = f"the axes of a {pixels.ndim}-D array are unknown"
+        remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
+        raise FormatError(f"{path}: {problem}; {remedy}") from error
 
 
 def _is_image(node: zarr.Array[Any] | zarr.Group | None) -> bool:

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats._parquet import ParquetSource, page_options
 
+UNSUPPORTED_TYPES = (pa.types.is_interval,)
+
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write each table as a row group of a Parquet file; a compressed file has one image per page."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +24,13 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform, split_groups
 from omearrow_ds.storage.formats._columns import is_narrow
-from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._remote_table import CopiedTable
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
-from omearrow_ds.storage.formats._table import as_reader, unnest
+from omearrow_ds.storage.formats._table import CopiedFile, as_reader, unnest
 from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place
 
 _BLOCK_BYTES = 4 * 2**20
@@ -58,17 +58,25 @@ def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compres
 
 
 class Source(LeafSource):
-    """Images of a Vortex file."""
+    """Images of a Vortex file, or of an object on a server.
+
+    An object is copied to the cache as a whole, because Vortex 0.91 would fetch it once per process.
+    """
 
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
 
     def __init__(
-        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
+        self,
+        path: Path,
+        image_column: str | None = None,
+        *,
+        with_columns: bool = True,
+        look: bool = False,
+        objects: Objects | None = None,
     ) -> None:
-
-        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
-        self._how = {"image_column": image_column, "with_columns": with_columns}
+        self._set_file(path, objects, image_column=image_column, with_columns=with_columns)
+        self.fetches = False
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
         others = self._choose(table_schema, image_column, with_columns=with_columns)
@@ -108,14 +116,14 @@ class Source(LeafSource):
     def _open(self) -> OpenVortexFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
-        with self.guard.opening():
-            mapping = MappedFile(self._place)
-            return OpenVortexFile(vortex.open(str(self._place), memory_map=True), mapping)
+        with self.guard:
+            mapping = MappedFile(self.path) if self._objects is None else CopiedFile(self.guard, self._objects)
+            return OpenVortexFile(vortex.open(mapping.name, memory_map=True), mapping)
 
-    @property
-    def _place(self) -> Path:
-        """Path of the file."""
-        return self.path
+    def storage_info(self) -> Stored:
+        stored = super().storage_info()
+        copied = "" if self._objects is None else "from a fetched copy of the object: "
+        return replace(stored, reading=f"{copied}{stored.reading}")
 
     def _layout(self) -> Stored:
         rows = self._pixel_rows(self._column.pixel_field)
@@ -275,10 +283,6 @@ class Source(LeafSource):
         rows = self._pixel_rows(field)
         with self.guard.reading():
             return rows.take(indices.tolist())
-
-
-class RemoteSource(CopiedTable, Source):
-    """Images of a Vortex file on a server, copied to the cache because Vortex 0.91 would fetch it once per process."""
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
