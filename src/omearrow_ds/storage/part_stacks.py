@@ -104,7 +104,7 @@ class PartStacks(Stacks):
         """Open the parts of images, and return the memory addresses; files are checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # Another thread may close a part, and map it at another address.
-            parts = self._tracked_path(numbers)
+            parts = self._open_parts(numbers)
             if self._has_prefixes:
                 self._check_first_use(indices, numbers)
             addresses = self._table[indices]
@@ -121,7 +121,7 @@ class PartStacks(Stacks):
     def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
             with self._looking:
-                self._tracked_path(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
+                self._open_parts(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
         super().prepare(indices, rows)
 
     def _is_cold(self) -> bool:
@@ -145,7 +145,7 @@ class PartStacks(Stacks):
                 stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
         self._is_checked[indices] = True
 
-    def _tracked_path(self, numbers: Array) -> dict[int, _Part]:
+    def _open_parts(self, numbers: Array) -> dict[int, _Part]:
         """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""
         now_ns = monotonic_ns()
         if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
