@@ -20,6 +20,8 @@ from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
 
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
+_SETTINGS = "_hypothesis_internal_use_settings"  # Where hypothesis and its plugin of pytest look for them.
+_SAMPLED, _MIN_EXAMPLES = 5, 10  # A fifth of the examples of a property, if it has that many.
 _FORKED = ["omearrow_ds.loader.dataloader", "tests.support.strategies", "tests.adversarial.damaged_child"]
 
 
@@ -140,7 +142,7 @@ def pytest_configure(config):
     because libraries wait for the disk after each file. Files of the long tests are large, and stay on disk.
     """
     in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-    if in_memory and not config.option.markexpr.startswith("long"):
+    if in_memory and not config.option.markexpr.startswith("slow"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     multiprocessing.set_forkserver_preload(_FORKED)
     for name in ("SIGINT", "SIGHUP"):
@@ -150,8 +152,22 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import no file without a test of the requested mark: importing all files takes longer than those tests."""
-    mark = config.option.markexpr.partition(" ")[0]
-    if mark in ("alone", "long") and collection_path.name.startswith("test_"):
-        return f"mark.{mark}" not in collection_path.read_text() or None
+    """Import no file without a serial test in a run of serial tests: importing all files takes longer."""
+    if config.option.markexpr.startswith("serial") and collection_path.name.startswith("test_"):
+        return "mark.serial" not in collection_path.read_text() or None
     return None
+
+
+def pytest_itemcollected(item):
+    """Sample the examples of a property if slow tests are deselected; count it as slow in a run of slow tests.
+
+    The number of examples in the settings of a property is that of `make test-long`, and of runs without ``-m``.
+    """
+    full = vars(item.function).setdefault("_full_settings", getattr(item.function, _SETTINGS, None))
+    num_examples = max(_MIN_EXAMPLES, full.max_examples // _SAMPLED) if full else 0
+    if full is None or full.max_examples <= num_examples:
+        return
+    if item.config.option.markexpr.startswith("slow"):
+        item.add_marker("slow")
+    elif "not slow" in item.config.option.markexpr:
+        setattr(item.function, _SETTINGS, type(full)(full, max_examples=num_examples))
