@@ -25,10 +25,10 @@ class ClassSize(NamedTuple):
     own_members: frozenset[str]
 
 
-def count_tokens(source: str) -> int:
-    """Return the number of tokens, without comments, docstrings and line breaks."""
+def count_tokens(source: str, tree: ast.Module) -> int:
+    """Return the number of tokens of a parsed module, without comments, docstrings and line breaks."""
     docstring_lines = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             docstring_lines |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return sum(
