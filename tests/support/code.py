@@ -50,11 +50,11 @@ TEST_TREES = Trees(Path(tests.__file__).parent)
 @cache
 def imports(tree: ast.AST) -> list[str]:
     """Return the dotted names that a module imports anywhere, also for types."""
-    found = []
+    imported = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            imported += [f"{node.module}.{alias.name}" for alias in node.names]
+    return imported

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,24 @@ ENCODED_OR_LONG = [
     pytest.param(*pair, marks=() if pair[1] == "bytes" or pair[0] in ("parquet", "arrow") else pytest.mark.slow)
     for pair in ENCODED
 ]
+# A format per way to read: memory-mapped, decoded, and a file per image. Others are slow where formats share the code.
+FEW_FORMATS = ("arrow", "parquet", "tiff")
 SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}
 
 MIXED = [((1, 1 + number % 3, 1, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
 NO_METADATA = schema.normalize_metadata(None, 0, "")
+
+
+def slow_except(few: Collection[object], cases: Iterable[object]) -> list[object]:
+    """Return cases as parameters; those that are not among ``few``, as a whole or by their first value, are slow."""
+    return [
+        pytest.param(*values, marks=() if case in few or values[0] in few else pytest.mark.slow)
+        for case in cases
+        for values in [case if isinstance(case, tuple) else (case,)]
+    ]
+
+
+NAMES_OR_LONG = slow_except(FEW_FORMATS, NAMES)
 
 
 def shapes(longest: int = 8) -> st.SearchStrategy[tuple[int, ...]]:

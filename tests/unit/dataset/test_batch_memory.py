@@ -139,8 +139,8 @@ warnings.simplefilter("error")
 batch_memory.enable_shared_memory_transfer()
 every = []
 dtypes = [torch.uint8, torch.uint16, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
-for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (40, 50, 60)]):
-    tensor = (torch.arange(120_000) % 2)[: torch.Size(shape).numel()].view(shape).to(dtype)
+for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (20, 30, 40)]):
+    tensor = (torch.arange(24_000) % 2)[: torch.Size(shape).numel()].view(shape).to(dtype)
     tensor = tensor.transpose(0, -1) if tensor.ndim > 1 else tensor
     every += [tensor, tensor.conj(), torch._neg_view(tensor)] if dtype.is_complex else [tensor]
     every += [tensor.conj().imag] if dtype.is_complex else []

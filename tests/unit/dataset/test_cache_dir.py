@@ -21,7 +21,7 @@ from omearrow_ds import (
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.storage.source import open_source
 from tests.support.errors import raises
-from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
+from tests.support.strategies import NAMES_OR_LONG, RAGGED, image_of, images_of, same
 
 UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
 
@@ -40,7 +40,7 @@ def held(folder):
 
 
 @pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_it_is_built_once_and_found_again(stored, tmp_path, decodings, name, kinds):
     path, folder = stored(name, images_of(kinds)), tmp_path / "held" / "here"
     plain = OMEArrowDataset(path, axes="TCZYX")
@@ -113,7 +113,7 @@ OTHERS = [image + 1 for image in images_of(UNIFORM)]
 
 
 @pytest.mark.parametrize("when", ["before it is opened", "after it is opened", "while it is decoded"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, name, when):
     """Regression: pixels of the old collection were cached for the new one, which had the same shapes."""
     path, folder = stored(name, images_of(UNIFORM)), tmp_path / "held"
@@ -142,8 +142,8 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
         with raises(FormatError, path=path):
             OMEArrowDataset(path, name, cache_dir=folder)
     assert held(folder) == []
-    kept = OMEArrowDataset(path, name, cache_dir=folder, normalize=False, axes="TCZYX")
-    assert all(same(kept[index].numpy(), image) for index, image in enumerate(OTHERS))
+    rebuilt = OMEArrowDataset(path, name, cache_dir=folder, normalize=False, axes="TCZYX")
+    assert all(same(rebuilt[index].numpy(), image) for index, image in enumerate(OTHERS))
 
 
 def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ from omearrow_ds import (
 from omearrow_ds.storage.source import open_source
 from tests.support.errors import raises, warns
 from tests.support.loops import made_by
-from tests.support.strategies import DTYPES, NAMES, NF1, SUFFIX, image_of
+from tests.support.strategies import DTYPES, NAMES, NF1, SUFFIX, image_of, images_of, slow_except
 
 SHAPE = (1, 2, 2, 9, 11)
 SITES = ["a", "b", "c"]
@@ -65,21 +66,21 @@ def corner(centre, length):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """Images of one shape in every format, and images that differ in shape and dtype."""
+    """Images by format and kind: of one shape, or ragged. Each collection is written on first access."""
     folder = tmp_path_factory.mktemp("crops")
-    images = [image_of(SHAPE, "uint16", number) for number in range(3)]
-    ragged = [
-        image_of(shape, "int32", number) for number, shape in enumerate([SHAPE, (1, 2, 2, 5, 6), (1, 2, 2, 20, 7)])
-    ]
-    found = {}
-    for name in NAMES:
-        for kind, of in (("same", images), ("ragged", ragged)):
+    columns = {"Metadata_Site": SITES, "Metadata_Well": ["A1", "A1", "B2"]}
+    ragged = [(SHAPE, "int32"), ((1, 2, 2, 5, 6), "int32"), ((1, 2, 2, 20, 7), "int32")]
+
+    class Stores(dict):
+        def __missing__(self, key):
+            name, kind = key
+            images = images_of([(SHAPE, "uint16")] * 3 if kind == "same" else ragged)
             path = folder / f"{kind}-{name}{SUFFIX[name]}"
-            write_images(
-                of, path, name, image_ids=SITES, columns={"Metadata_Site": SITES, "Metadata_Well": ["A1", "A1", "B2"]}
-            )
-            found[name, kind] = path, of
-    return found
+            write_images(images, path, name, image_ids=SITES, columns=columns)
+            self[key] = path, images
+            return self[key]
+
+    return Stores()
 
 
 def cells(places, sites=None):
@@ -96,20 +97,27 @@ def cells(places, sites=None):
     )
 
 
-@settings(deadline=None, max_examples=60)
+FEW_STORES = [("arrow", "same", "numba"), ("parquet", "ragged", "numpy"), ("tiff", "same", "numpy")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "loop"), slow_except(FEW_STORES, product(NAMES, ["same", "ragged"], ["numpy", "numba"]))
+)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
-def test_a_crop_is_that_of_the_oracle(stores, data):
-    name, kind = data.draw(st.sampled_from(sorted(stores)))
+def test_a_crop_is_that_of_the_oracle(stores, name, kind, loop, data):
     path, images = stores[name, kind]
     size = data.draw(st.tuples(st.integers(1, 14), st.integers(1, 14)))
     pad = data.draw(st.sampled_from([None, "constant", "edge", "reflect"]))
-    of = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
-    quarters = [[data.draw(st.integers(-2, 4 * length - 2)) / 4 for length in images[n].shape[3:]] for n in of]
-    table = cells(quarters, [SITES[number] for number in of])
+    field_indices = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    quarters = [
+        [data.draw(st.integers(-2, 4 * length - 2)) / 4 for length in images[n].shape[3:]] for n in field_indices
+    ]
+    table = cells(quarters, [SITES[number] for number in field_indices])
     select = data.draw(st.sampled_from([None, {"C": [1, 0]}, {"Z": slice(None, None, -1)}, {"C": [0, 1, 0], "Z": 1}]))
     axes = data.draw(st.sampled_from(["CZYX", "ZCYX", "YXCZ", "TCZYX"]))
     normalize = data.draw(st.sampled_from([True, False, {"mean": [3, 5], "std": 7}, {"low": 2, "high": 90}]))
-    made = [
+    datasets = [
         OMEArrowDatasetNumpy(
             path,
             objects=table,
@@ -124,9 +132,16 @@ def test_a_crop_is_that_of_the_oracle(stores, data):
         for preload in (True, False)
     ]
     whole = OMEArrowDatasetNumpy(path, axes="TCZYX", select=select, normalize=normalize)
-    with made_by(data.draw(st.sampled_from(["numpy", "numba"]))):
+    with made_by(loop):
         _compare(
-            made, whole, of, quarters, size, pad, axes, data.draw(st.lists(st.integers(0, len(of) - 1), max_size=8))
+            datasets,
+            whole,
+            field_indices,
+            quarters,
+            size,
+            pad,
+            axes,
+            data.draw(st.lists(st.integers(0, len(field_indices) - 1), max_size=8)),
         )
 
 

@@ -40,12 +40,23 @@ from omearrow_ds.dataset.gather import DecodedRows
 from omearrow_ds.dataset.stored_images import ImageCache
 from omearrow_ds.kernels.stacks import Stacks
 from tests.support.errors import raises
-from tests.support.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
+from tests.support.strategies import (
+    DTYPES,
+    ENCODED,
+    FEW_FORMATS,
+    NAMES_OR_LONG,
+    RAGGED,
+    all_same,
+    dtypes,
+    images_of,
+    same,
+    slow_except,
+)
 from tests.unit.test_axes import cut_by_numpy, cuts
 
 UNIFORM = [((1, 3, 1, 6, 7), "uint16")] * 5
 BOTH = [True, False]
-encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
+encoded = pytest.mark.parametrize(("name", "encoding"), slow_except(FEW_FORMATS, ENCODED))
 preloads = pytest.mark.parametrize("preload", BOTH, ids=["preloaded", "on-demand"])
 
 
@@ -204,19 +215,19 @@ def test_indices(stored, preload, kind):
             dataset.__getitems__([0, index])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
 @pytest.mark.parametrize("normalize", BOTH, ids=["normalized", "stored"])
 def test_a_sample_is_the_callers_own(stored, name, preload, normalize):
     images = images_of(UNIFORM)
     dataset = OMEArrowDataset(stored(name, images), preload=preload, normalize=normalize)
-    wanted = sample_of(images[1], normalize=normalize)
+    expected = sample_of(images[1], normalize=normalize)
     first, batch = dataset[1], dataset.__getitems__([1, 1, 2])
     first.fill_(0)
     batch[0].fill_(7)
-    assert same(batch[1].numpy(), wanted)
-    assert same(dataset[1].numpy(), wanted)
-    assert same(dataset.__getitems__([1])[0].numpy(), wanted)
+    assert same(batch[1].numpy(), expected)
+    assert same(dataset[1].numpy(), expected)
+    assert same(dataset.__getitems__([1])[0].numpy(), expected)
 
 
 def test_transform_gets_each_samples_tensor(stored):
@@ -442,7 +453,7 @@ def test_a_pickle_outlives_its_owner(programs, labelled, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
 def test_a_pickle_in_the_same_process(stored, name, preload):
     path = stored(name, images_of(UNIFORM), columns=pa.table({"label": range(5)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,10 @@ from omearrow_ds import (
 )
 from omearrow_ds.dataset.batch import collate
 from tests.support.loops import made_by
-from tests.support.strategies import image_of
+from tests.support.strategies import image_of, slow_except
 
 PARTS, DESCRIPTORS = 70, 64
+FORMATS = ["arrow", "parquet", "vortex"]
 ORDER = np.random.default_rng(0).permutation(PARTS).tolist()
 
 
@@ -48,9 +50,9 @@ def few_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.fixture(scope="module", params=["arrow", "parquet", pytest.param("vortex", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
 def folders(request, tmp_path_factory) -> tuple[Path, Path]:
-    """Two folders of files with one image each: one shape, and three shapes."""
+    """Two folders of files of a format with one image each: one shape, and three shapes."""
     alike, ragged = (tmp_path_factory.mktemp(f"{request.param}-{name}") for name in ("alike", "ragged"))
     for number in range(PARTS):
         for folder in (alike, ragged):
@@ -66,7 +68,11 @@ def check(found: object, order: list[int]) -> None:
         np.testing.assert_array_equal(np.asarray(sample), image(number)[0, :, 0])
 
 
-@pytest.mark.parametrize("which", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("folders", "which"),
+    slow_except([("arrow", "numba"), ("parquet", "numpy")], product(FORMATS, ["numpy", "numba"])),
+    indirect=["folders"],
+)
 def test_batches_of_any_parts_that_are_kept(folders, which):
     alike, _ = folders
     with made_by(which), few_descriptors():
@@ -74,8 +80,8 @@ def test_batches_of_any_parts_that_are_kept(folders, which):
         check(collate(dataset.__getitems__(ORDER)), ORDER)
         check([dataset[number] for number in ORDER], ORDER)
         check(OMEArrowDatasetNumpy(alike, preload=False, normalize=False).__getitems__(ORDER), ORDER)
-        kept = list(DataLoader(Subset(dataset, ORDER), 40))
-        check(torch.cat(kept), ORDER)
+        batches = list(DataLoader(Subset(dataset, ORDER), 40))
+        check(torch.cat(batches), ORDER)
         shuffled = list(OMEArrowDataLoader(dataset, 7, shuffle=True, num_workers=0))
         assert len(torch.cat(shuffled)) == PARTS
         halves = OMEArrowDataset(alike, preload=False, normalize=False, crop_size=(4, 4))
@@ -84,7 +90,11 @@ def test_batches_of_any_parts_that_are_kept(folders, which):
         )
 
 
-@pytest.mark.parametrize("which", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("folders", "which"),
+    slow_except([("parquet", "numba")], product(FORMATS, ["numpy", "numba"])),
+    indirect=["folders"],
+)
 def test_crops_and_cached_images_of_any_parts(folders, which):
     _, ragged = folders
     cells = pa.table({"image_id": [f"id-{n}" for n in range(PARTS)], "y": [2.5] * PARTS, "x": [3.5] * PARTS})
@@ -96,13 +106,14 @@ def test_crops_and_cached_images_of_any_parts(folders, which):
             want = [image(number, ragged=folder is ragged)[0, :, 0, 2:4, 3:5] for number in ORDER]
             np.testing.assert_array_equal(collate(crops.__getitems__(ORDER)), want)
         cached = OMEArrowDataset(ragged, preload=False, normalize=False, cache_bytes=2**30)
-        kept = [(cached[number], *cached.__getitems__([number])) for number in ORDER]
-        for number, samples in zip(ORDER, kept, strict=True):
+        cached_samples = [(cached[number], *cached.__getitems__([number])) for number in ORDER]
+        for number, samples in zip(ORDER, cached_samples, strict=True):
             for sample in samples:
                 np.testing.assert_array_equal(sample, image(number, ragged=True)[0, :, 0])
         assert cached.cache_info.images == PARTS
 
 
+@pytest.mark.parametrize("folders", slow_except(["parquet"], FORMATS), indirect=True)
 def test_images_of_a_source_that_are_kept_and_all_that_reads_through(folders, tmp_path):
     alike, ragged = folders
     with few_descriptors():
@@ -110,8 +121,8 @@ def test_images_of_a_source_that_are_kept_and_all_that_reads_through(folders, tm
         read = [source.read(number) for number in ORDER]
         parts = [source.read(number, region=(0, 2, 0, 3)) for number in ORDER]
         for number, whole, part, taken in zip(ORDER, read, parts, source.take(ORDER), strict=True):
-            for found, want in ((whole, image(number)), (taken, image(number)), (part, image(number)[..., :2, :3])):
-                np.testing.assert_array_equal(found, want)
+            for actual, want in ((whole, image(number)), (taken, image(number)), (part, image(number)[..., :2, :3])):
+                np.testing.assert_array_equal(actual, want)
         stats(alike)
         convert(ragged, tmp_path / "all.arrow")
         write_images(source.take(range(PARTS)), tmp_path / "again.arrow")

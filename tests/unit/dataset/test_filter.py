@@ -70,6 +70,7 @@ def test_dataset_has_only_the_chosen_images(path, preload, workers):
     assert samples == [(1, 0.5, "id-1"), (5, 2.5, "id-5")]
 
 
+@pytest.mark.slow
 def test_workers_of_a_spawned_process_have_the_chosen_images(path):
     dataset = OMEArrowDataset(path, preload=False, filter=pc.field("dose") > 2, **RAW)
     loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=1, multiprocessing_context="spawn")
@@ -272,7 +273,8 @@ def test_recommend_measures_the_chosen_samples(path, objects):
 @pytest.mark.parametrize(
     "words", [["info"], ["verify"], ["stats"], ["profile", "--epochs", "1", "--no-trials", "--batch-size", "1"]]
 )
-def test_commands_use_the_filter_and_state_it(path, words):
+def test_commands_use_the_filter_and_state_it(path, words, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.advise.profile.measure._TURN_S", (0.01, 0.01))
     name, *flags = words
     done = CliRunner().invoke(main, [name, str(path), "--filter", "dose >= 2", "--json", *flags])
     assert done.exit_code == 0, done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import _folder
 from tests.conftest import needs
 from tests.support.errors import raises
+from tests.support.strategies import slow_except
 
 SHAPE = (1, 3, 1, 300, 310)
 COUNT = 10
+FOLDERS = ["tiff", "ome_zarr", "plate"]
 INDICES = [7, 0, 3, 3, 9, 7, 1, 2]
 
 
@@ -52,9 +55,13 @@ def batch_of(dataset):
     return samples
 
 
-@pytest.mark.parametrize("name", ["tiff", "ome_zarr", "plate"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+@pytest.mark.parametrize(
+    ("name", "threads", "kind"),
+    slow_except(
+        [("tiff", 1, OMEArrowDatasetNumpy), *((name, 2, OMEArrowDataset) for name in FOLDERS)],
+        product(FOLDERS, [1, 2], [OMEArrowDataset, OMEArrowDatasetNumpy]),
+    ),
+)
 def test_a_batch_holds_each_image_in_its_place_when_some_occur_twice(collections, name, threads, kind):
     known = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -87,14 +94,14 @@ def test_threads_decode_parts_of_a_batch_of_compressed_parquet(tmp_path, monkeyp
     assert all(("omearrow_ds-batch" in name) == (threads > 1) for name in names)
 
 
-@pytest.mark.parametrize("name", ["tiff", "ome_zarr", "plate"])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_batch_is_cut_when_axes_and_channels_are_chosen(collections, name):
     dataset = open_dataset(collections, name, axes="YXC", select={"C": [2, 0], "X": slice(3, 303)}, normalize=False)
     expected = np.stack([pixels_of(index)[[2, 0], :, 3:303].transpose(1, 2, 0) for index in INDICES])
-    np.testing.assert_array_equal(np.stack([np.asarray(each) for each in dataset.__getitems__(INDICES)]), expected)
+    np.testing.assert_array_equal(np.stack([np.asarray(sample) for sample in dataset.__getitems__(INDICES)]), expected)
 
 
-@pytest.mark.parametrize("name", ["tiff", "ome_zarr", "plate"])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_batches_of_workers_are_those_of_the_files(collections, name):
     loader = OMEArrowDataLoader(open_dataset(collections, name, normalize=False), 5, num_workers=1, timeout=120)
     batches = np.concatenate([batch.numpy() for batch in loader])

@@ -31,7 +31,7 @@ def images() -> list[np.ndarray]:
     return [image_of((1, 3, 1, 7, 9), "uint16", number) for number in range(COUNT)]
 
 
-@pytest.fixture(scope="module", params=["arrow", "parquet", "vortex"])
+@pytest.fixture(scope="module", params=["arrow", "parquet", pytest.param("vortex", marks=pytest.mark.slow)])
 def path(request, images, tmp_path_factory) -> Path:
     return publish(tmp_path_factory.mktemp(request.param) / "plate.parts", images, SIZES, request.param)
 

@@ -36,7 +36,7 @@ from omearrow_ds.dataset.show import SIZE
 from omearrow_ds.storage.formats import _pictures
 from tests.support.errors import raises, warns
 from tests.support.html_page import parse
-from tests.support.strategies import NAMES
+from tests.support.strategies import NAMES_OR_LONG
 
 RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -72,7 +72,7 @@ def told(html):
     return parse(f"<!doctype html><html>{html}</html>").text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_every_source_shows_channels_in_their_colours_where_they_are(stored, name):
     path = stored(name, [placed()] * 2, axes="TCZYX", metadata=[described("RFP", "DAPI", "GFP")] * 2)
     with open_images(path) as source:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omearrow_ds import ArgumentError, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.stored_images import ImageCache
 from tests.support.errors import raises
-from tests.support.strategies import ENCODED_OR_LONG, NAMES, RAGGED, image_of, images_of, same
+from tests.support.strategies import ENCODED, FEW_FORMATS, NAMES_OR_LONG, RAGGED, image_of, images_of, same, slow_except
 
 SIZES = [3, 5, 8, 13, 40]
 
@@ -77,7 +77,7 @@ def test_threads_share_a_cache():
     assert cache.info.held_bytes <= 300
 
 
-@pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
+@pytest.mark.parametrize(("name", "encoding"), slow_except(FEW_FORMATS, ENCODED))
 @pytest.mark.parametrize("kinds", [RAGGED, [((1, 2, 1, 6, 7), "uint16")] * 5], ids=["ragged", "uniform"])
 def test_samples_are_the_same_with_a_cache(stored, name, encoding, kinds):
     images = images_of(kinds)
@@ -108,7 +108,7 @@ def test_the_hit_rate_is_visible_and_a_copy_starts_anew(stored):
     assert len(pickle.dumps(dataset)) < 10_000
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_there_is_no_cache_by_default(stored, name):
     assert OMEArrowDataset(stored(name, [image_of((1, 1, 1, 4, 4))]), preload=False).cache_info is None
 

@@ -42,7 +42,7 @@ kinds = pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
 loaders = pytest.mark.parametrize("loader", [DataLoader, OMEArrowDataLoader])
 
 
-@pytest.fixture(scope="module", params=["arrow", "tiffs"])
+@pytest.fixture(scope="module", params=["arrow", pytest.param("tiffs", marks=pytest.mark.slow)])
 def path(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("views") / f"images.{request.param}"
     columns = {

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from omearrow_ds import AxesError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.loader.device_transfer import on_device
 from tests.support.errors import raises
-from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
+from tests.support.strategies import NAMES_OR_LONG, RAGGED, image_of, images_of, same
 
 UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
 preloads = pytest.mark.parametrize("preload", [True, False], ids=["preloaded", "on-demand"])
@@ -46,15 +46,15 @@ def test_it_is_a_torch_dataloader(stored):
     assert OMEArrowDataLoader(on_demand, num_workers=1).persistent_workers
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
 @pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
 def test_an_epoch_equals_direct_access(stored, name, preload, kind):
     dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=preload)
-    wanted = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    expected = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
     loader = kind(dataset, batch_size=3, num_workers=0)
-    assert equal(loader, wanted)
-    assert equal(loader, wanted)
+    assert equal(loader, expected)
+    assert equal(loader, expected)
 
 
 @preloads

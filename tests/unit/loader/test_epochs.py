@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from tests.support.errors import find_problems, raises, warns
+from tests.support.strategies import slow_except
 
 COUNT, BATCH_SIZE = 26, 4
 NUM_BATCHES = -(-COUNT // BATCH_SIZE)
@@ -27,7 +28,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=["one.arrow", "many.parts"])
+PATHS = ["one.arrow", "many.parts"]
+PATHS_AND_WORKERS = pytest.mark.parametrize(
+    ("path", "workers"), slow_except([("one.arrow", 2), ("many.parts", 0)], product(PATHS, [0, 2])), indirect=["path"]
+)
+
+
+@pytest.fixture(params=PATHS)
 def path(folder, request):
     """Path of one file, or of a folder of parts."""
     return folder / request.param
@@ -72,7 +79,7 @@ def with_two_batches(loader):
 LOOPS = [until_the_end, with_zip, with_next, with_two_batches]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@PATHS_AND_WORKERS
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_iteration_has_another_order_and_other_draws_however_the_last_one_ended(path, loop, workers):
     torch.manual_seed(0)
@@ -83,7 +90,7 @@ def test_iteration_has_another_order_and_other_draws_however_the_last_one_ended(
     assert len({str(noise) for noise in noises}) == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@PATHS_AND_WORKERS
 def test_state_is_the_next_epoch_when_the_last_batch_was_delivered(path, workers):
     loader = make_loader(path, workers)
     batches = iter(loader)
@@ -185,6 +192,7 @@ class TestPersistentWorkers:
                 loader.sampler.set_epoch(epoch)
             yield [next(batches) for _ in range(taken)]
 
+    @pytest.mark.parametrize("path", slow_except(["many.parts"], PATHS), indirect=True)
     @pytest.mark.parametrize("taken", [2, NUM_BATCHES])
     def test_workers_stay_when_iterators_are_made_again(self, path, taken):
         loader = make_loader(path, 2, collate_fn=pids)
@@ -192,6 +200,7 @@ class TestPersistentWorkers:
         assert len({pid for epoch in epochs for pid, _ in epoch}) == 2
         assert len({str(numbers_of(epoch)) for epoch in epochs}) == 3
 
+    @pytest.mark.parametrize("path", slow_except(["many.parts"], PATHS), indirect=True)
     def test_epoch_continues_in_other_workers_when_another_one_took_them(self, path):
         loader, alone = make_loader(path, 2, collate_fn=pids), make_loader(path)
         first = iter(loader)
@@ -237,7 +246,7 @@ def exhausted_collate(samples):
 class TestStopIteration:
     """StopIteration in a sample would end the epoch early and lose samples."""
 
-    @pytest.mark.parametrize("workers", [0, 2])
+    @PATHS_AND_WORKERS
     @pytest.mark.parametrize("batch_size", [BATCH_SIZE, None])
     @pytest.mark.parametrize("option", ["transform", "target"])
     def test_loader_names_the_sample_when_a_function_raises_it(self, path, option, batch_size, workers):
@@ -254,7 +263,7 @@ class TestStopIteration:
             error = str(caught.value)
         assert find_problems(error, path=path, mentions=(option, FAILING, "StopIteration")) == []
 
-    @pytest.mark.parametrize("workers", [0, 2])
+    @PATHS_AND_WORKERS
     def test_loader_names_the_samples_when_collate_fn_raises_it(self, path, workers):
         loader = OMEArrowDataLoader(
             open_images(path), BATCH_SIZE, num_workers=workers, collate_fn=exhausted_collate, shuffle=False

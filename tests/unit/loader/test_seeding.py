@@ -19,6 +19,7 @@ from omearrow_ds.loader.checkpoint import EpochProgress
 from omearrow_ds.loader.epoch_batches import EpochBatchSampler
 from omearrow_ds.loader.position import LoaderPosition
 from omearrow_ds.loader.seeding import BorrowedGenerators
+from tests.support.strategies import slow_except
 from tests.unit.loader.conftest import COUNT
 from tests.unit.loader.test_batch_cost import Own, draw, states
 
@@ -72,25 +73,27 @@ def epochs_of(kind, path, workers, count=2, *, own=False, **kwargs):
     return [batches_of(loader) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", slow_except(["transform", "collate", "own", "parts"], MADE))
 def test_samples_do_not_depend_on_who_makes_them(path, kind):
-    wanted = epochs_of(kind, path, 0)
-    drawn = [value for epoch in wanted for batch in epoch.values() for value in batch]
+    expected = epochs_of(kind, path, 0)
+    drawn = [value for epoch in expected for batch in epoch.values() for value in batch]
     assert len(set(drawn)) == len(drawn) == 2 * 3 * COUNT
-    assert epochs_of(kind, path, 2) == wanted
+    assert epochs_of(kind, path, 2) == expected
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_nor_on_how_many_and_in_what_order(path, monkeypatch):
+@pytest.mark.parametrize(
+    ("own", "way"),
+    [
+        (False, {"workers": 3, "in_order": False}),
+        pytest.param(False, {"workers": 4}, marks=pytest.mark.slow),
+        pytest.param(True, {"workers": "auto"}, marks=pytest.mark.slow),
+        (True, {"workers": 1, "persistent_workers": False}),
+    ],
+)
+def test_nor_on_how_many_and_in_what_order(path, monkeypatch, own, way):
     monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 4)
-    alike = {
-        False: [{"workers": 4}, {"workers": 2, "in_order": False}],
-        True: [{"workers": "auto"}, {"workers": 1, "persistent_workers": False}],
-    }
-    for own, ways in alike.items():
-        wanted = epochs_of("transform", path, 0, own=own)
-        for way in ways:
-            assert epochs_of("transform", path, **way, own=own) == wanted
+    assert epochs_of("transform", path, **way, own=own) == epochs_of("transform", path, 0, own=own)
 
 
 def test_the_order_is_drawn_when_an_epoch_is_begun(path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from omearrow_ds.loader import worker_processes
 from omearrow_ds.loader.worker_processes import _rebuild_process, warn_of_fork
 from tests.support.errors import raises, warns
 from tests.support.loops import made_by
-from tests.support.strategies import NAMES, image_of, same
+from tests.support.strategies import NAMES, NAMES_OR_LONG, image_of, same
 
 LARGE = (1, 1, 1, 64, 130)  # At least 16 KiB per batch, so it is sent in a shared block.
 pytestmark = pytest.mark.timeout(180)
@@ -47,14 +46,14 @@ def numbered(stored):
     return store
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_an_epoch_is_that_of_the_process_itself(numbered, name):
     dataset = OMEArrowDataset(numbered(name), preload=False)
-    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])  # Open a handle before workers start.
-    assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=0)), wanted)
+    expected = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])  # Open a handle before workers start.
+    assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=0)), expected)
     loader = OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=120)
     for _ in range(2):
-        assert equal(list(loader), wanted)
+        assert equal(list(loader), expected)
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -71,20 +70,12 @@ TURNS = pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.
 
 
 @TURNS
-@pytest.mark.parametrize("name", ["duckdb", "parquet_duck", "lance"])
+@pytest.mark.parametrize("name", ["duckdb", pytest.param("parquet_duck", marks=pytest.mark.slow), "lance"])
 def test_the_worst_never_hang(numbered, name, turns):
     dataset = OMEArrowDataset(numbered(name), preload=False)
-    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    expected = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])
     for _ in range(turns):
-        assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=60)), wanted)
-
-
-def run(script, *arguments):
-    """Run a script as a user does, and return its output."""
-    command = [sys.executable, "-W", "error", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=60)), expected)
 
 
 PLAIN = """
@@ -139,11 +130,20 @@ print("done", __name__)
 """
 
 
-def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(numbered, tmp_path):
+def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(programs, numbered, tmp_path):
     """A notebook's cell is compiled in a main module without a file, as in the last line here."""
     script = tmp_path / "unguarded.py"
-    script.write_text(f'{UNGUARDED}\ndel __file__\nexec(compile({UNGUARDED!r}, "<cell>", "exec"))')
-    assert run(script, numbered("parquet")) == "done __main__\n" * 2
+    script.write_text(UNGUARDED)
+    code = f"""if True:
+        import warnings
+        warnings.simplefilter("error")
+        __file__, code = {str(script)!r}, {UNGUARDED!r}
+        exec(compile(code, __file__, "exec"))
+        del __file__
+        exec(compile(code, "<cell>", "exec"))
+    """
+    done = programs.run(code, numbered("parquet"))
+    assert done.stdout == "done __main__\n" * 2, done.stderr
 
 
 def test_what_cannot_be_sent_is_named(numbered):
@@ -406,11 +406,10 @@ def test_workers_know_the_environment(numbered, monkeypatch):
 
 
 @pytest.mark.parametrize("which", ["numba", "numpy"])
-def test_workers_are_forked_from_where_numba_is_ready_if_they_will_need_it(which: str) -> None:
+def test_workers_are_forked_from_where_numba_is_ready_if_they_will_need_it(programs, which):
     with made_by(which):
         imported = worker_processes._server.__wrapped__(0)._preload_modules
     assert ("omearrow_ds.kernels.ready" in imported) == (which == "numba")
     if which == "numba":
         code = "import sys, omearrow_ds.kernels.ready; print('llvmlite.binding' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-        assert done.stdout.split() == ["True"]
+        assert programs.run(code).stdout.split() == ["True"]
