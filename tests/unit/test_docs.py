@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from itertools import groupby
@@ -272,9 +273,23 @@ SECTIONS = {
 }
 
 
+_COMMAND = "import os, sys; os.chdir(sys.argv.pop(1)); from omearrow_ds.cli import main; main()"
+
+
+def plain_calls(code):
+    """Return the words of each call of ``omearrow-ds`` in a block of bash, or None if it has anything else."""
+    lines = [line for line in code.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    if re.search(r"[|&;<>$`*~]", code) or not all(line.startswith("omearrow-ds ") for line in lines):
+        return None
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
 @pytest.fixture
-def shell(tmp_path):
-    """Return a function that runs a block of bash with this checkout's ``omearrow-ds``."""
+def shell(tmp_path, programs):
+    """Return a function that runs a block of bash with this checkout's ``omearrow-ds``.
+
+    Plain calls of it are forked, because importing the package takes a second per process.
+    """
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin/omearrow-ds"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m omearrow_ds "$@"\n')
@@ -282,6 +297,12 @@ def shell(tmp_path):
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(code, folder):
+        calls = plain_calls(code)
+        for words in calls or ():
+            done = programs.start(_COMMAND, folder, *words, env=os.environ).wait()
+            assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+        if calls is not None:
+            return
         environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code],

@@ -22,7 +22,8 @@ def documented_names():
 
 @pytest.fixture
 def plate(tmp_path, monkeypatch):
-    """Change to a folder with a plate as TIFF files, as one file, and with cells and masks."""
+    """Change to a folder with a plate as TIFF files, as one file, and with cells and masks; measurements are short."""
+    monkeypatch.setattr("omearrow_ds.advise.profile.measure._TURN_S", (0.01, 0.01))
     pages.plate_of_files(tmp_path / "plate", tmp_path / "plate" / "masks")
     pages.plate_of_images(tmp_path / "plate.arrow")
     pages.cells(tmp_path / "cells.parquet")

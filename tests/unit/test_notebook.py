@@ -26,6 +26,7 @@ def shown(notebook):
     return [re.sub(r"/\S*/plate\b|preload +fits.*|on disk .*|\d+% of", "...", text) for text in texts]
 
 
+@pytest.mark.slow  # `test_docs.py` runs the code of the tutorials.
 def test_it_runs_and_gives_what_is_committed(tmp_path, monkeypatch):
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import FORMATS
 from omearrow_ds.resources import _left_by_groups, _quotas, available_cores, split_by_bytes
-from tests.support.strategies import FOLDERS
+from tests.support.strategies import FEW_FORMATS, FOLDERS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups and RLIMIT_DATA are Linux's")
@@ -85,22 +85,29 @@ for name in names:
 """
 
 
+@pytest.fixture(scope="module", params=[FEW_FORMATS, pytest.param(HERE, marks=pytest.mark.slow)], ids=["few", "all"])
+def names(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def said(programs, tmp_path_factory):
+def output_words(programs, names, tmp_path_factory):
     """Run both programs in one process with limits, and return the words of its output."""
-    done = programs.run(LARGER + MANY, tmp_path_factory.mktemp("resources"), *HERE, timeout_s=280)
+    done = programs.run(LARGER + MANY, tmp_path_factory.mktemp("resources"), *names, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout.split()  # DuckDB adds a progress bar under python -c
 
 
-def test_data_larger_than_memory_is_refused_or_read_image_by_image(said):
+def test_data_larger_than_memory_is_refused_or_read_image_by_image(output_words, names):
     """45 MiB of pixels, and 36 MiB of memory."""
-    assert [word for word in said if word.startswith("larger:")] == [f"larger:{name}" for name in HERE]
+    assert [word for word in output_words if word.startswith("larger:")] == [f"larger:{name}" for name in names]
 
 
-def test_a_folder_of_many_images_takes_few_descriptors(said):
+def test_a_folder_of_many_images_takes_few_descriptors(output_words, names):
     """400 images, and 12 descriptors."""
-    assert [word for word in said if word.startswith("many:")] == [f"many:{name}" for name in FOLDERS if name in HERE]
+    assert [word for word in output_words if word.startswith("many:")] == [
+        f"many:{name}" for name in names if name in FOLDERS
+    ]
 
 
 TOTAL = 2**30
