@@ -89,7 +89,7 @@ def test_two_processes_and_the_next_share_what_is_kept(tmp_path):
     assert said(run(DIVIDE, tmp_path)) == ["1", "True"]
 
 
-@pytest.mark.parametrize("act", ["no folder", "full disk"])
+@pytest.mark.parametrize("act", ["no folder", pytest.param("full disk", marks=pytest.mark.slow)])
 def test_what_cannot_be_kept_is_compiled_all_the_same(tmp_path, act):
     pytest.importorskip("numba")
     home = tmp_path / "home"

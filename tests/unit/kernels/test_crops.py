@@ -122,7 +122,7 @@ def test_pixels_that_tell_where_they_stand(dtypes):
 
 
 def test_a_constant_pad_is_zero_after_scaling(dtypes):
-    stack = np.full((1, 1, 1, 1, 2, 2), 200, np.uint8)
+    stack = np.full((1, 1, 1, 1, 2, 2), 200, np.uint16)
     out = np.empty((1, 1, 1, 1, 4, 4), np.float32)
     crops.crops(stack, [0], [-1], [-1], out, Scaling(None, np.float32(100), np.float32(50), clip=False))
     assert out[0, 0, 0, 0].tolist() == [[0, 0, 0, 0], [0, 2, 2, 0], [0, 2, 2, 0], [0, 0, 0, 0]]

@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from omearrow_ds.kernels.page_requests import byte_ranges
 from omearrow_ds.kernels.stacks import Prefixes, Stacks
 from tests.conftest import needs
 from tests.support.page_requests import address_of, covers, set_reads, watch_requests
+from tests.support.strategies import slow_except
 
 PAGE = mmap.PAGESIZE
 PIECE = 2**17
@@ -216,8 +218,12 @@ def forget(path):
         pytest.skip("pages of files on this disk stay in memory")
 
 
-@pytest.mark.parametrize("layout", ["arrow", "parquet", "lance"])
-@pytest.mark.parametrize("read", ["sample", "batch", "crops"])
+ONE_OF_EACH = [("arrow", "batch"), ("parquet", "sample"), ("lance", "crops")]
+
+
+@pytest.mark.parametrize(
+    ("layout", "read"), slow_except(ONE_OF_EACH, product(["arrow", "parquet", "lance"], ["sample", "batch", "crops"]))
+)
 def test_the_first_batch_reads_few_pages_of_a_cold_file(stored, layout, read):
     """Regression: Parquet and Lance read the whole file."""
     path = stored(layout)
@@ -233,7 +239,7 @@ def test_the_first_batch_reads_few_pages_of_a_cold_file(stored, layout, read):
     assert num_resident * PAGE < COUNT * np.prod(SHAPE) * 2 / 2
 
 
-@pytest.mark.parametrize("layout", [*FORMATS, "arrow.parts"])
+@pytest.mark.parametrize("layout", slow_except(["parquet", "arrow.parts"], [*FORMATS, "arrow.parts"]))
 def test_warm_batches_request_nothing_and_ask_at_most_once_each(stored, layout, requested, reads):
     dataset = OMEArrowDataset(stored(layout), preload=False)
     loader = OMEArrowDataLoader(dataset, 32, num_workers=0)
