@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
 from tests.support.errors import raises
 from tests.support.raw_tables import store_table, struct_of
-from tests.support.strategies import SUFFIX, TABLES
+from tests.support.strategies import FEW_FORMATS, SUFFIX, TABLES, slow_except
 from tests.support.work_counts import (
     ALLOCATED,
     ARROW,
@@ -113,41 +114,44 @@ def compare(case, names, found, frozen):
     assert not changed, f"{'; '.join(changed)} ({advice})"
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("case", CASES)
+FEW_CASES = [case for case in CASES if case.endswith(" bytes") or case.split()[0] in FEW_FORMATS]
+FEW_SIZES = [(case, max(SIDES)) for case in FEW_CASES] + [(f"{name} bytes", min(SIDES)) for name in FEW_FORMATS]
+
+
+@pytest.mark.parametrize(("case", "side"), slow_except(FEW_SIZES, product(CASES, SIDES)))
 def test_memory(opened, case, side):
-    found = [memory_of(operation) for operation in operations(case, opened(case, side), side)]
-    names = ("a sample", "a batch", "take", "decoding all")[-len(found) :]
-    sizes = (1, SIDES[side] // 2, SIDES[side] // 2, SIDES[side])[-len(found) :]
+    memories = [memory_of(operation) for operation in operations(case, opened(case, side), side)]
+    names = ("a sample", "a batch", "take", "decoding all")[-len(memories) :]
+    sizes = (1, SIDES[side] // 2, SIDES[side] // 2, SIDES[side])[-len(memories) :]
     image_bytes, case_of_side = 2 * side**2, f"{case}, {side} x {side}"
-    allocated = [memory.numpy_bytes / image_bytes / size for memory, size in zip(found, sizes, strict=True)]
+    allocated = [memory.numpy_bytes / image_bytes / size for memory, size in zip(memories, sizes, strict=True)]
     frozen = ALLOCATED[case][[*SIDES].index(side)]
     compare(case_of_side, [f"images allocated for each of {name}" for name in names], allocated, frozen)
     if side == max(SIDES):  # For large images, KiB of Python objects and NumPy's cast buffers are less than an image.
-        held = [memory.peak_bytes // image_bytes for memory in found]
-        compare(case_of_side, [f"images held for {name}" for name in names], held, HELD[case])
-        arrow = [memory.arrow_bytes // image_bytes for memory in found]
-        frozen = ARROW.get(case, (0,) * len(found))
+        images_held = [memory.peak_bytes // image_bytes for memory in memories]
+        compare(case_of_side, [f"images held for {name}" for name in names], images_held, HELD[case])
+        arrow = [memory.arrow_bytes // image_bytes for memory in memories]
+        frozen = ARROW.get(case, (0,) * len(memories))
         compare(case_of_side, [f"images of Arrow for {name}" for name in names], arrow, frozen)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_except(FEW_CASES, CASES))
 def test_calls(opened, spied, case):
-    found = [calls_of(operation) for operation in operations(case, opened(case, 100), 100)]
-    names = ("a sample", "a batch of 16", "take of 16", "decoding all 32")[-len(found) :]
+    counted = [calls_of(operation) for operation in operations(case, opened(case, 100), 100)]
+    names = ("a sample", "a batch of 16", "take of 16", "decoding all 32")[-len(counted) :]
     labels = [f"own functions called for {name}" for name in names]
-    counts, frozen = [each.own for each in found], [*CALLED[case]]
+    counts, frozen = [calls.own for calls in counted], [*CALLED[case]]
     of_engine = case in SLOW_ENGINES
-    for place, calls in zip((0 if of_engine else 1, -1), STORE.get(case, ({}, {})), strict=True):
-        store = found[place].store
+    for position, calls in zip((0 if of_engine else 1, -1), STORE.get(case, ({}, {})), strict=True):
+        store = counted[position].store
         kinds = sorted({*store, *calls})
-        labels += [f"calls of {kind} for {names[place]}" for kind in kinds]
+        labels += [f"calls of {kind} for {names[position]}" for kind in kinds]
         counts += [store.get(kind, 0) for kind in kinds]
         frozen += [calls.get(kind, 0) for kind in kinds]
     compare(case, labels, counts, frozen)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.split()[0] in TABLES])
+@pytest.mark.parametrize("case", slow_except(FEW_CASES, [case for case in CASES if case.split()[0] in TABLES]))
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
@@ -184,7 +188,7 @@ def work_beside(others, case, column, path):
     return counted, len(opening.asked), [(item.numpy_bytes, item.arrow_bytes // 2**18) for item in memory]
 
 
-@pytest.mark.parametrize("case", OF_OTHERS)
+@pytest.mark.parametrize("case", slow_except(["lance bytes", "arrow zstd", "parquet zstd"], OF_OTHERS))
 def test_other_image_columns_cost_nothing(tmp_path, spied, case):
     images = [[image] for image in synthetic_images(9, (1, 1, 1, 128, 128))]
     column = struct_of(images)

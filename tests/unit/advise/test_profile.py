@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from itertools import product
 from statistics import median
 
 import cloudpickle
@@ -39,7 +40,7 @@ from tests.conftest import needs
 from tests.support.code import TREES, imports
 from tests.support.counting import calls_of
 from tests.support.errors import raises
-from tests.support.strategies import NAMES
+from tests.support.strategies import NAMES_OR_LONG, slow_except
 
 # Send these functions to workers by value: importing this file takes seconds per worker.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -274,7 +275,7 @@ def test_without_workers_all_is_the_program(path):
     assert found["forward"].total_s >= 0.99 * Sleeping().sleep_s * found.batches
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_every_format_shows_its_stages(tmp_path, name):
     needs(name)
     file = tmp_path / "stored"
@@ -317,8 +318,7 @@ def batches_of(dataset, workers, *, recorded):
     return step.batches
 
 
-@WORKERS
-@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize(("workers", "preload"), slow_except([(0, True), (2, False)], product([0, 2], [True, False])))
 def test_samples_under_clocks_are_those_without(path, workers, preload):
     dataset = OMEArrowDataset(path, preload=preload, transform=jittered)
     plain, measured = (batches_of(dataset, workers, recorded=recorded) for recorded in (False, True))
@@ -326,7 +326,7 @@ def test_samples_under_clocks_are_those_without(path, workers, preload):
     assert all(torch.equal(one, other) for one, other in zip(plain, measured, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_what_is_measured_is_what_was_stored(tmp_path, name):
     needs(name)
     stored, step = images(7, side=9), Keeping()
