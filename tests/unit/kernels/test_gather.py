@@ -20,7 +20,7 @@ from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of, images_of, slow_except
 
 LARGEST = {dtype: np.float32(np.iinfo(dtype).max) for dtype in DTYPES if dtype.kind != "f"}
-DIVIDED = slow_except(["uint16", "int32"], LARGEST)  # Compiling the loops of a dtype takes seconds.
+DIVIDED = slow_except(["uint16"], LARGEST)  # Compiling the loops of a dtype takes seconds.
 
 
 @pytest.fixture(scope="module", params=["numba", "numpy"])
