@@ -18,6 +18,7 @@ from benchmarks.support.proxy import proxying
 from omearrow_ds.storage.formats import get_format
 from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
+from tests.support.shares import mark_cases_outside_of_shares
 
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
 _SETTINGS = "_hypothesis_internal_use_settings"  # Where hypothesis and its plugin of pytest look for them.
@@ -117,6 +118,12 @@ def proxy(session_proxy, bucket, monkeypatch):
 def pytest_xdist_auto_num_workers():
     """Start two processes per core, because half of a test's time is waiting, mostly for a child process."""
     return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the cases outside of shares before pytest selects by marks."""
+    mark_cases_outside_of_shares(items)
 
 
 def pytest_collection():

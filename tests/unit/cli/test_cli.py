@@ -29,7 +29,7 @@ from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._stored import spread
 from tests.conftest import needs
-from tests.support.strategies import ENCODED, METADATA, NAMES, RAGGED, SUFFIX, all_same, images_of
+from tests.support.strategies import ENCODED_OR_LONG, METADATA, NAMES, RAGGED, SUFFIX, all_same, images_of
 
 formats = pytest.mark.parametrize("name", NAMES)
 NOISE = [np.random.default_rng(i).integers(0, 65535, (1, 2, 1, 64, 64), dtype=np.uint16) for i in range(20)]
@@ -78,33 +78,34 @@ def test_the_version_and_an_unknown_command():
     assert "Usage" in run(code=2).output
 
 
-@pytest.mark.parametrize(("name", "encoding"), ENCODED)
+@pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 def test_info_says_what_was_written(stored, name, encoding):
     path = stored(name, SMOOTH, encoding=encoding, metadata=DESCRIBED, columns=COLUMNS)
-    found = info(path)
-    assert found["path"] == str(path)
-    assert (found["format"], found["images"]) == (name, 20)
-    assert found["shapes"] == [{"shape": [1, 2, 1, 64, 64], "images": 20}]
-    assert found["dtypes"] == [{"dtype": "uint16", "images": 20}]
-    assert found["channels"] == ["DNA & <ER>", "Mito"]
-    assert found["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
-    assert found["columns"] == [{"name": "well", "type": "string"}, {"name": "cells", "type": "int64"}]
-    assert (found["disk_files"], found["disk_bytes"]) == bytes_of(path)
-    assert found["decoded_bytes"] == sum(image.nbytes for image in SMOOTH)
-    assert found["preload_fits"] is True
-    assert found["encoding"] == (encoding if get_format(name).kind == "table" else None)
-    shown = run("info", path).stdout
+    facts = info(path)
+    assert facts["path"] == str(path)
+    assert (facts["format"], facts["images"]) == (name, 20)
+    assert facts["shapes"] == [{"shape": [1, 2, 1, 64, 64], "images": 20}]
+    assert facts["dtypes"] == [{"dtype": "uint16", "images": 20}]
+    assert facts["channels"] == ["DNA & <ER>", "Mito"]
+    assert facts["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
+    assert facts["columns"] == [{"name": "well", "type": "string"}, {"name": "cells", "type": "int64"}]
+    assert (facts["disk_files"], facts["disk_bytes"]) == bytes_of(path)
+    assert facts["decoded_bytes"] == sum(image.nbytes for image in SMOOTH)
+    assert facts["preload_fits"] is True
+    assert facts["encoding"] == (encoding if get_format(name).kind == "table" else None)
+    page = run("info", path).stdout
     for part in (str(path), "1 x 2 x 1 x 64 x 64 (TCZYX)", "uint16", "2: DNA & <ER>, Mito", "well (string)", "328 kB"):
-        assert part in shown
+        assert part in page
 
 
 @pytest.mark.parametrize(("name", "compression"), CHOICES)
+@pytest.mark.share(3, "name", "compression")
 def test_info_says_the_compression_that_was_asked_for(stored, name, compression):
-    found = info(stored(name, [np.tile(image, (1, 1, 1, 2, 2)) for image in SMOOTH], compression=compression))
-    assert found["compression"] == CALLED.get(name, {}).get(compression, compression)
+    facts = info(stored(name, [np.tile(image, (1, 1, 1, 2, 2)) for image in SMOOTH], compression=compression))
+    assert facts["compression"] == CALLED.get(name, {}).get(compression, compression)
     in_place = compression == "none" and name not in ("duckdb", "ome_zarr")
-    assert found["read_in_place"] is in_place
-    assert found["reading"].startswith("in place") is in_place
+    assert facts["read_in_place"] is in_place
+    assert facts["reading"].startswith("in place") is in_place
 
 
 @formats
@@ -196,14 +197,16 @@ def test_info_of_images_that_differ(stored):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_info_of_nothing(stored, name):
     path = stored(name, [])
-    found = info(path)
-    assert (found["images"], found["decoded_bytes"], found["shapes"]) == (0, 0, [])
+    facts = info(path)
+    assert (facts["images"], facts["decoded_bytes"], facts["shapes"]) == (0, 0, [])
     assert "images       0" in run("info", path).stdout
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_convert_keeps_everything_and_says_what_it_wrote(stored, tmp_path, name):
     needs(name)
     images = images_of(RAGGED)
@@ -528,7 +531,7 @@ def test_info_needs_no_torch_and_a_reader_may_go(stored):
     assert done.stdout.startswith(b"path ")
 
 
-@pytest.mark.parametrize("command", ["convert", "verify"])
+@pytest.mark.parametrize("command", ["convert", pytest.param("verify", marks=pytest.mark.slow)])
 def test_closed_streams_end_no_command(stored, tmp_path, command):
     """In particular, no message ends up in the file that is being written."""
     path, copy = stored("arrow", images_of(RAGGED)), tmp_path / "copy.parquet"
@@ -541,24 +544,35 @@ def test_closed_streams_end_no_command(stored, tmp_path, command):
             assert all_same(source.take(range(len(RAGGED))), images_of(RAGGED))
 
 
+ON_TERMINAL = """
+import os, sys
+
+os.dup2(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_NOCTTY), 2)
+from omearrow_ds.cli import main
+
+main(prog_name="omearrow-ds")
+"""
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_progress_shows_on_a_terminal_alone_and_not_beside_json(stored, tmp_path, options):
+def test_progress_shows_on_a_terminal_alone_and_not_beside_json(programs, stored, tmp_path, options):
     src = stored("arrow", SMOOTH, "from")
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
-    command = [sys.executable, "-m", "omearrow_ds", "convert", src, tmp_path / "to.parquet", *options]
+    words = ["convert", src, tmp_path / "to.parquet", *options]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+        done = programs.run(ON_TERMINAL, os.ttyname(theirs), *words, timeout_s=60)
         os.set_blocking(ours, False)
         try:
-            shown = os.read(ours, 10_000)
+            on_terminal = os.read(ours, 10_000)
         except BlockingIOError:
-            shown = b""
+            on_terminal = b""
     finally:
         os.close(ours)
         os.close(theirs)
-    assert (b"20/20" in shown) is not bool(options)
-    assert done.stdout.startswith(b"{" if options else os.fsencode(tmp_path / "to.parquet"))
+    assert done.returncode == 0, (done.stderr, on_terminal)
+    assert (b"20/20" in on_terminal) is not bool(options)
+    assert done.stdout.startswith("{" if options else str(tmp_path / "to.parquet"))
 
 
 def test_a_second_interrupt_does_not_stop_the_clearing_away(tmp_path, monkeypatch):
@@ -585,6 +599,7 @@ def test_a_second_interrupt_does_not_stop_the_clearing_away(tmp_path, monkeypatc
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name):
     path = stored(name, SMOOTH[:5])
     assert run("verify", path).stdout.startswith(f"{path}: 5 images as written; ")
@@ -690,12 +705,12 @@ def test_a_stop_that_an_extension_module_wraps_into_its_own_error_is_a_stop():
         raise ImportError("initializing") from ValueError("its own")
 
 
-def test_what_tifffile_logs_of_a_broken_file_does_not_stand_around_the_error(tmp_path):
+def test_what_tifffile_logs_of_a_broken_file_does_not_stand_around_the_error(programs, tmp_path):
     tifffile.imwrite(tmp_path / "broken.tif", SMOOTH[0], compression="zlib")
     whole = (tmp_path / "broken.tif").read_bytes()
     (tmp_path / "broken.tif").write_bytes(whole[: len(whole) // 3])
-    command = [sys.executable, "-m", "omearrow_ds", "convert", str(tmp_path / "broken.tif"), str(tmp_path / "to.arrow")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = "from omearrow_ds.cli import main; main(prog_name='omearrow-ds')"
+    done = programs.run(run, "convert", tmp_path / "broken.tif", tmp_path / "to.arrow", timeout_s=60)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "broken.tif" in done.stderr

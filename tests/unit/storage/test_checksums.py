@@ -96,6 +96,7 @@ def flipped(monkeypatch):
 
 @encoded
 @pytest.mark.parametrize("kinds", [SMALL, RAGGED], ids=["uniform", "ragged"])
+@pytest.mark.share(2, "name", "kinds")
 def test_the_same_checksums_in_every_format_hidden_from_the_columns(stored, name, encoding, kinds):
     images = images_of(kinds)
     path = stored(name, images, encoding=encoding, columns=COLUMNS)
@@ -119,6 +120,7 @@ def test_the_same_checksums_in_every_format_hidden_from_the_columns(stored, name
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_without_columns_and_without_images(stored, name):
     with open_images(stored(name, images_of(SMALL)), verify=True) as source:
         assert (source.columns.num_columns, len(source.take(range(5)))) == (0, 5)
@@ -128,6 +130,7 @@ def test_without_columns_and_without_images(stored, name):
 
 
 @formats
+@pytest.mark.share(2, "name")
 def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flipped, tmp_path):
     path = stored(name, images_of(SMALL))
 
@@ -160,13 +163,14 @@ _FLIPS = 10
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_bits_flipped_in_the_files_never_change_a_plain_dataset(stored, name):
     """Incompressible pixels make it likely that a flipped bit of the file is a pixel's."""
     images = [np.random.default_rng(index).integers(0, 2**16, (1, 2, 1, 40, 50), np.uint16) for index in range(4)]
     path = stored(name, images)
-    random, seen, unseen = np.random.default_rng(5), 0, 0
-    found = [path / "chunks.parquet"] if name == "ome_arrow" else [path, *sorted(path.rglob("*"))]
-    files = [file for file in found if file.is_file() and file.stat().st_size > 4000]
+    random, refused, unseen = np.random.default_rng(5), 0, 0
+    entries = [path / "chunks.parquet"] if name == "ome_arrow" else [path, *sorted(path.rglob("*"))]
+    files = [file for file in entries if file.is_file() and file.stat().st_size > 4000]
     for _ in range(_FLIPS):
         file = files[random.integers(len(files))]
         whole = file.read_bytes()
@@ -177,13 +181,13 @@ def test_bits_flipped_in_the_files_never_change_a_plain_dataset(stored, name):
             assert same_pixels(OMEArrowDatasetNumpy(path, name, axes="TCZYX", normalize=False), images)
         except FormatError as error:
             assert path.name in str(error)  # noqa: PT017  # no error is as good
-            seen += 1
+            refused += 1
         with suppress(FormatError):
             unseen += not same_pixels(
                 OMEArrowDatasetNumpy(path, name, axes="TCZYX", normalize=False, verify=False), images
             )
         file.write_bytes(whole)
-    assert seen > _FLIPS / 2
+    assert refused > _FLIPS / 2
     assert unseen > _FLIPS / 2 or name in ("duckdb", "ome_zarr"), "nothing was there to see"
 
 
@@ -214,6 +218,7 @@ def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_verify_without_checksums(stored, name):
     path = stored(name, images_of(SMALL), checksum=False)
     assert open_images(path).images.checksums is None
@@ -224,6 +229,7 @@ def test_verify_without_checksums(stored, name):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_convert_carries_checksums_along_and_checks_them(stored, name, flipped, tmp_path):
     needs("arrow")
     images = images_of(SMALL)
@@ -241,6 +247,7 @@ def test_convert_carries_checksums_along_and_checks_them(stored, name, flipped, 
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_convert_adds_checksums(stored, name, tmp_path):
     images = images_of(RAGGED)
     target = tmp_path / f"with{SUFFIX[name]}"

@@ -198,19 +198,20 @@ def test_text_that_is_not_utf8_is_refused(path, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.share(2, "name", "preload")
 def test_datasets_of_every_format_take_targets_from_a_table_beside(stored, name, preload):
     path = stored(name, IMAGES, columns=PLACES)
-    given = {"preload": preload, "normalize": False, "target": "dose", "columns": WELLS}
-    dataset = OMEArrowDataset(path, **given)
+    options = {"preload": preload, "normalize": False, "target": "dose", "columns": WELLS}
+    dataset = OMEArrowDataset(path, **options)
     plain = OMEArrowDataset(path, preload=preload, normalize=False)
     for workers in (0, 1) if name == "arrow" else (0,):
-        found = [
-            each
+        samples = [
+            sample
             for batch in OMEArrowDataLoader(dataset, batch_size=3, num_workers=workers)
-            for each in zip(*batch, strict=True)
+            for sample in zip(*batch, strict=True)
         ]
-        assert [float(dose) for _, dose in found] == [1.0, 1.0, 2.0, 3.0]
-        assert all(same(image.numpy(), plain[index].numpy()) for index, (image, _) in enumerate(found))
+        assert [float(dose) for _, dose in samples] == [1.0, 1.0, 2.0, 3.0]
+        assert all(same(image.numpy(), plain[index].numpy()) for index, (image, _) in enumerate(samples))
 
 
 def test_a_plain_folder_gets_targets_by_the_names_of_its_files(tmp_path):

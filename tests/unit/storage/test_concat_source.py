@@ -32,11 +32,16 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.recommend.report import unused_path_near
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.parts_source import OPEN_PARTS
+from omearrow_ds.storage.parts_source import PartsSource
 from tests.support.errors import raises
 from tests.support.sources import check
 
-SUFFIXES = ("parquet", "arrow", "lance", "vortex", "duckdb")
+SUFFIXES = (
+    "parquet",
+    "arrow",
+    "lance",
+    *(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("vortex", "duckdb")),
+)
 
 
 def image(number: int) -> np.ndarray:
@@ -293,8 +298,12 @@ def test_what_is_written_replaces_no_part_and_becomes_none(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path, suffix: str) -> None:
-    count = 3 * OPEN_PARTS
+def test_few_descriptors_are_held_while_views_of_many_parts_live(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_parts = 8
+    monkeypatch.setattr(PartsSource, "_open_parts", open_parts)
+    count = 3 * open_parts
     for number in range(count):
         put(tmp_path / f"{number}.{suffix}", [number])
 
@@ -306,12 +315,12 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path,
     assert held() <= before
     views = source.images.read_arrays(range(count))
     windows = source.images.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
-    assert held() - before <= 2 * OPEN_PARTS
+    assert held() - before <= 2 * open_parts
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))
         np.testing.assert_array_equal(windows[index].ravel(), [100 * index])
         np.testing.assert_array_equal(source.read(index), image(index))
-    assert held() - before <= 2 * OPEN_PARTS
+    assert held() - before <= 2 * open_parts
 
 
 @settings(deadline=None, max_examples=25)

@@ -113,6 +113,7 @@ def test_images_and_regions_are_those_of_numpy(opened, folder):
 
 
 @pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.share(2, "folder", "preload")
 def test_samples_and_crops_are_slices_of_the_arrays(opened, folder, images, preload):
     path, options = opened
     axes = "CYX" if folder.name == "written" else "ZYX"

@@ -114,6 +114,7 @@ def test_hidden_folder_and_table_open_when_they_are_named(tmp_path):
     ],
 )
 @pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.share(2, "pattern", "remote")
 def test_pattern_matches_hidden_names_only_when_it_begins_with_a_dot(tmp_path, pattern, expected, others, remote):
     folder = tmp_path / "served" / "lab" / "p"
     for number, name in enumerate((*expected, *others)):

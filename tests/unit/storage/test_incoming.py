@@ -106,6 +106,7 @@ MASKED = np.ma.masked_array(image_of((8, 8)), mask=np.eye(8, dtype=bool))
     ],
     ids=["masked", "unit", "matrix", "list"],
 )
+@pytest.mark.share(4, "name", "image")
 def test_arrays_that_mean_more_than_their_numbers_are_refused(tmp_path, name, image, facts):
     needs(name)
     path = tmp_path / f"images{SUFFIX[name]}"

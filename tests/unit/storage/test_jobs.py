@@ -140,6 +140,7 @@ def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
 
 
 @pytest.mark.parametrize("format_name", [None, "parquet", "lance", "vortex", "duckdb", "tiff", "ome_zarr"])
+@pytest.mark.share(3, "format_name")
 def test_parts_of_every_format_hold_every_image_once(tmp_path, plate, format_name):
     dst = tmp_path / "x.parts"
     convert(plate, dst, format_name, part_bytes=5 * SIZE)
@@ -286,6 +287,7 @@ def full(*_):
 
 
 @pytest.mark.parametrize("name", ["plan.json", "00001.json", "parts.json", "index.parquet", "part index", "parts"])
+@pytest.mark.share(2, "name")
 def test_convert_continues_after_a_full_disk(tmp_path, plate, monkeypatch, name):
     dst, link, put = tmp_path / "x.parts", os.link, FolderStore.put
     with monkeypatch.context() as patch:
@@ -547,11 +549,14 @@ def same_environment():
 
 
 @pytest.mark.usefixtures("same_environment")
-def test_by_a_dask_cluster_of_processes(tmp_path, plate):
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"])
+def test_by_a_dask_cluster(tmp_path, plate, processes):
     distributed = pytest.importorskip("distributed")
     words = ["--part-bytes", str(5 * SIZE), "--shuffle-seed", "1"]
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=processes, protocol="tcp", dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, shuffle_seed=1, executor=client.get_executor())

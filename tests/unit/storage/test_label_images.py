@@ -71,6 +71,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("dtype", READ_AS)
+@pytest.mark.share(4, "form", "dtype")
 def test_masks_are_read_by_their_declared_dtype(images, tmp_path, form, dtype):
     masks = [labels_of(number, dtype) for number in range(3)]
     path = form(tmp_path, masks)
@@ -86,6 +87,7 @@ def test_masks_are_read_by_their_declared_dtype(images, tmp_path, form, dtype):
 @wide
 @preloads
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.share(3, "dtype", "preload", "version")
 def test_label_images_of_a_plate_are_read_by_their_declared_dtype(tmp_path, dtype, preload, version):
     wells = {"A/1": [image[None, None, None] for image in IMAGES]}
     labels = {"nuclei": {"A/1": [labels_of(number, dtype)[None, None] for number in range(3)]}}
@@ -146,6 +148,7 @@ BEYOND = [(dtype, value) for dtype, values in TOO_LARGE.items() for value in val
 
 @pytest.mark.parametrize(("dtype", "value"), BEYOND)
 @pytest.mark.parametrize("form", ["TIFF by name", "tiles", "table of parquet", "table of duckdb"])
+@pytest.mark.share(4, "dtype", "value", "form")
 def test_a_label_beyond_int32_is_an_error_when_its_mask_is_read(images, tmp_path, form, dtype, value):
     masks = [labels_of(number, dtype) for number in range(3)]
     masks[1][19, 23] = value

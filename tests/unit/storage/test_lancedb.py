@@ -104,6 +104,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.share(2, "encoding", "change")
 def test_table_is_read_as_lancedb_returns_it_when_changed(tmp_path, lancedb, encoding, change):
     table = lancedb.connect(tmp_path / "db").create_table("plate", arrow_table(encoding))
     CHANGES[change](table, encoding)

@@ -24,10 +24,14 @@ def bytes_of(path):
 
 @pytest.mark.parametrize(("name", "compression"), CHOICES)
 @pytest.mark.parametrize("encoding", ["bytes", "list"])
+@pytest.mark.share(2, "name", "encoding")
 def test_every_compression_keeps_every_pixel(stored, name, compression, encoding):
     images = images_of(RAGGED)
     with open_images(stored(name, images, compression=compression, encoding=encoding)) as source:
-        assert all(same(found, wanted) for found, wanted in zip(source.take(range(len(images))), images, strict=True))
+        assert all(
+            same(stored_image, image)
+            for stored_image, image in zip(source.take(range(len(images))), images, strict=True)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

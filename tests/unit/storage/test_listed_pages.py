@@ -165,6 +165,7 @@ def movies(folder, lengths=(4, 6)):
 
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.share(2, "preload", "workers")
 def test_rows_of_movies_are_samples(tmp_path, preload, workers):
     path, expected = movies(tmp_path)
     dataset = OMEArrowDataset(path, preload=preload, normalize=False, target="Metadata_T")

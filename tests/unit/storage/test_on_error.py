@@ -87,6 +87,7 @@ def left_out(path, target, **options):
 @pytest.mark.parametrize("position", [0, 3, 5])
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.share(5, "how", "bad", "position")
 def test_one_bad_image_is_left_out_and_listed(tmp_path, how, bad, position):
     folder = write(tmp_path / "src")
     bad(folder / f"{WELLS[position]}_DAPI.tif")
@@ -217,7 +218,7 @@ def test_crops_of_bad_fields_are_left_out(tmp_path):
 def test_other_processes_leave_out_the_same_images(tmp_path, how):
     folder = write(tmp_path / "src")
     BAD["zeros"](folder / "A01_DAPI.tif")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
         errors = left_out(folder, tmp_path / "x.parts", executor=pool, part_bytes=300, **how)
     assert [image_id[:3] for image_id in errors] == ["A01"]
     assert left_out(shutil.copytree(folder, tmp_path / "again"), tmp_path / "y.parts", **how).keys() == errors.keys()

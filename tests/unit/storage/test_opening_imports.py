@@ -1,9 +1,6 @@
-"""Modules imported in a fresh process by opening a collection and reading a batch."""
+"""Modules imported in a process by opening a collection and reading a batch."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,10 +18,11 @@ for path in sys.argv[1:]:
 """
 
 
-def test_opening_imports_neither_pandas_nor_pyarrow_dataset(stored):
+def test_opening_imports_neither_pandas_nor_pyarrow_dataset(stored, programs):
     needs("ome_zarr")
     images = [np.full((4, 4), value, np.uint16) for value in range(4)]
     names = ["parquet", "arrow", "tiff", "ome_zarr"]
     paths = [str(stored(name, images, columns={"well": ["A01"] * 4})) for name in names]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *paths], capture_output=True, text=True, check=True)
+    done = programs.run(PROGRAM, *paths)
+    assert done.returncode == 0, done.stderr
     assert dict(zip(names, done.stdout.splitlines(), strict=True)) == dict.fromkeys(names, "2")

@@ -31,6 +31,7 @@ def images() -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "parquet", "lance", "vortex", "duckdb", "zarr", "tiffs"])
+@pytest.mark.share(2, "suffix")
 def test_parts_are_read_as_one(tmp_path: Path, images: list[np.ndarray], suffix: str) -> None:
     path = publish(tmp_path / "plate.parts", images, [5, 1, 11], suffix)
     with open_images(path) as source:

@@ -75,12 +75,15 @@ def crops(path, objects, **options):
     ],
 )
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.share(2, "paths", "version")
 def test_plate_sites_count_from_1_when_paths_are_whole_numbers(tmp_path, paths, sites, version):
     path = write_plate(tmp_path / "p.zarr", {"A/1": paths}, version=version)
     with open_images(path) as source:
         assert sorted(source.columns["Metadata_Field"].to_pylist()) == sorted(paths)
-        found = source.columns["Metadata_Site"].to_pylist() if "Metadata_Site" in source.columns.column_names else None
-        assert found == sites
+        stored_sites = (
+            source.columns["Metadata_Site"].to_pylist() if "Metadata_Site" in source.columns.column_names else None
+        )
+        assert stored_sites == sites
         for index, field in enumerate(source.columns["Metadata_Field"].to_pylist()):
             np.testing.assert_array_equal(source.read(index), read_by_zarr(path, "A/1", field))
 
@@ -146,6 +149,7 @@ def test_objects_of_sites_from_1_are_cut_from_their_fields(tmp_path, preload, co
 
 @pytest.mark.parametrize("sites", [[0, 1, 2], ["0", "1"], [0.0], [1, 4], [1, 400]])
 @pytest.mark.parametrize("kind", ["plate", "converted", "parts"])
+@pytest.mark.share(3, "sites", "kind")
 def test_objects_are_refused_when_a_site_cannot_be_of_the_plate(tmp_path, sites, kind):
     path = write_plate(tmp_path / "p.zarr", {"A/1": ["0", "1", "2"]})
     if kind != "plate":

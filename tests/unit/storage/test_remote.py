@@ -82,7 +82,7 @@ def in_cache(tmp_path):
     return sorted(each.name for each in (tmp_path / "cache").iterdir() if each.name != ".lock")
 
 
-@pytest.mark.parametrize("suffix", ["arrow", "parquet", "vortex", "duckdb"])
+@pytest.mark.parametrize("suffix", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.slow)])
 def test_images_are_those_of_the_local_folder(server, images, tmp_path, suffix):
     publish(server.folder / "plate.parts", images, [5, 1, 11], suffix)
     path = f"{server.url}/plate.parts"

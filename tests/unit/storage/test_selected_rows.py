@@ -59,6 +59,7 @@ def check_chosen(source, numbers):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("condition", [CONDITION, "expression"])
+@pytest.mark.share(2, "name", "condition")
 def test_each_format_opens_only_the_chosen_images(stored, name, condition):
     path = stored(name, IMAGES, columns=COLUMNS, image_ids=IDS)
     if condition == "expression":

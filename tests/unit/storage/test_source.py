@@ -42,6 +42,7 @@ def test_the_formats_and_their_order():
 
 @formats
 @pytest.mark.parametrize("hint", ["suffix", "content"])
+@pytest.mark.share(2, "name", "hint")
 def test_a_format_is_known_by_suffix_and_by_content(stored, name, hint):
     path = stored(name, images_of(SMALL))
     if hint == "content" and name != "parquet_duck":
@@ -56,6 +57,7 @@ def test_upper_case_suffixes(tmp_path):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_paths_with_odd_characters(tmp_path, name):
     needs(name)
     folder = tmp_path / 'it\'s "a" µ 細胞; -- %20 #1'
@@ -70,6 +72,7 @@ def test_paths_with_odd_characters(tmp_path, name):
 
 @formats
 @pytest.mark.parametrize("stem", ["what?b=c", "a*[b]", "~{x}", "s3:a"])
+@pytest.mark.share(4, "name", "stem")
 def test_wildcards_and_url_signs_are_just_characters(tmp_path, name, stem):
     needs(name)
     images = images_of(SMALL)
@@ -84,6 +87,7 @@ def test_wildcards_and_url_signs_are_just_characters(tmp_path, name, stem):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_a_relative_path_outlives_a_change_of_folder(tmp_path, monkeypatch, name):
     needs(name)
     monkeypatch.chdir(tmp_path)
@@ -121,6 +125,7 @@ def test_input_axes(tmp_path, axes, shape):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_any_memory_layout_is_written(stored, name):
     image = image_of((1, 2, 1, 6, 8))
     layouts = [
@@ -133,8 +138,8 @@ def test_any_memory_layout_is_written(stored, name):
     read_only = image.copy()
     read_only.flags.writeable = False
     source = open_images(stored(name, [*layouts, read_only]))
-    wanted = [np.ascontiguousarray(each).astype("uint16") for each in [*layouts, read_only]]
-    assert all_same(source.take(range(len(wanted))), wanted)
+    expected = [np.ascontiguousarray(layout).astype("uint16") for layout in [*layouts, read_only]]
+    assert all_same(source.take(range(len(expected))), expected)
 
 
 class BoomError(Exception):
@@ -150,6 +155,7 @@ def failing(count, error=BoomError):
 @formats
 @pytest.mark.parametrize("count", [0, 40])
 @pytest.mark.parametrize("error", [BoomError, KeyboardInterrupt], ids=lambda error: error.__name__)
+@pytest.mark.share(2, "name", "count", "error")
 def test_a_failing_iterator_leaves_nothing(tmp_path, name, count, error):
     needs(name)
     path = tmp_path / f"images{SUFFIX[name]}"
@@ -159,6 +165,7 @@ def test_a_failing_iterator_leaves_nothing(tmp_path, name, count, error):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_a_failing_iterator_leaves_the_old_content(stored, tmp_path, name):
     images = images_of(SMALL)
     path = stored(name, images, columns={"well": ["A", "B", "C"]})
@@ -171,6 +178,7 @@ def test_a_failing_iterator_leaves_the_old_content(stored, tmp_path, name):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_a_bad_image_in_the_middle_is_one_clear_error(tmp_path, name):
     needs(name)
     path = tmp_path / f"images{SUFFIX[name]}"
@@ -190,6 +198,7 @@ def test_a_bad_image_in_the_middle_is_one_clear_error(tmp_path, name):
 
 @formats
 @pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.share(2, "name", "overwrite")
 def test_a_target_that_exists_or_has_no_folder(tmp_path, name, overwrite):
     needs(name)
     with raises(MissingPathError, path=tmp_path / "nowhere"):
@@ -217,7 +226,7 @@ def test_a_generator_is_streamed(tmp_path, name):
 
     def images():
         nonlocal alive, most
-        for _ in range(60):
+        for _ in range(45):
             image = np.full((1024, 1024), alive, np.uint16)
             weakref.finalize(image, gone)
             alive += 1
@@ -226,7 +235,7 @@ def test_a_generator_is_streamed(tmp_path, name):
 
     write_images(images(), tmp_path / f"images{SUFFIX[name]}", name)
     assert most < 40
-    assert len(open_images(tmp_path / f"images{SUFFIX[name]}")) == 60
+    assert len(open_images(tmp_path / f"images{SUFFIX[name]}")) == 45
 
 
 @pytest.mark.parametrize("name", ["parquet", "duckdb", "lance", "vortex", "tiff"])
@@ -258,6 +267,7 @@ def test_a_generator_is_streamed(tmp_path, name):
     ],
     ids=str,
 )
+@pytest.mark.share(5, "name", "arguments")
 def test_arguments_that_do_not_go_together(tmp_path, name, arguments, facts):
     needs(name)
     with raises(
@@ -297,6 +307,7 @@ def test_convert_takes_an_open_source(stored, tmp_path):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_convert_onto_itself_is_refused(stored, name):
     images = images_of(SMALL)
     path = stored(name, images)

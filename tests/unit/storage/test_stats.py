@@ -68,13 +68,14 @@ def test_values_of_every_dtype(stored, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.share(3, "name")
 def test_values_of_every_format_and_ragged_images(stored, name):
-    made = [images("uint16", 1, (1, 1 + number % 2, 1, 3 + number, 4), seed=number)[0] for number in range(5)]
-    rows = stats(stored(name, made)).table.to_pylist()
+    written = [images("uint16", 1, (1, 1 + number % 2, 1, 3 + number, 4), seed=number)[0] for number in range(5)]
+    rows = stats(stored(name, written)).table.to_pylist()
     assert [row["images"] for row in rows] == [5, 2]
     for row in rows:
         channel = row["channel"]
-        check(row, np.concatenate([image[:, channel].ravel() for image in made if image.shape[1] > channel]))
+        check(row, np.concatenate([image[:, channel].ravel() for image in written if image.shape[1] > channel]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,12 +151,13 @@ def test_stats_of_integers_leave_out_nothing(stored):
 
 @pytest.mark.parametrize("normalize", [True, False, "stats", {"low": "p1", "high": "p99"}], ids=str)
 @pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.share(2, "normalize", "preload")
 def test_samples_and_pictures_of_pixels_that_are_not_finite_cause_no_warning(stored, tmp_path, normalize, preload):
     """NumPy's warnings are errors in this suite."""
-    made = images("float32", shape=(1, 3, 1, 5, 6))
-    made[0][0, 0, 0, 0, :3] = [np.nan, np.inf, -np.inf]
-    made[1][:], made[2][:] = np.nan, np.inf
-    path = stored("parquet", made)
+    pixels = images("float32", shape=(1, 3, 1, 5, 6))
+    pixels[0][0, 0, 0, 0, :3] = [np.nan, np.inf, -np.inf]
+    pixels[1][:], pixels[2][:] = np.nan, np.inf
+    path = stored("parquet", pixels)
     stats(path).write(tmp_path / "stats.parquet")
     if normalize == "stats":
         normalize = str(tmp_path / "stats.parquet")

@@ -150,15 +150,17 @@ def test_types_and_values_are_those_of_the_rule(folder, columns, name, encoding)
 
 @pytest.mark.parametrize("cell", EDGES)
 @pytest.mark.parametrize("others", [(), ("1",), ("0.5",), ("1", "0.5"), ("x",)])
+@pytest.mark.share(5, "cell", "others")
 def test_one_cell_decides_the_type_of_its_column(folder, cell, others):
     columns = {"row": [str(row) for row in range(len(others) + 1)], "a": [*others, cell]}
     check(TableFile(write(folder / "one.csv", columns)).read(), columns)
 
 
 @pytest.mark.parametrize("last", ["007", "1E5", "x", "0.5", "9223372036854775808", "1.", "true", " 7", "NA", "+1"])
-def test_a_last_cell_decides_beyond_the_first_block(folder, last):
-    """Blocks are parsed separately; 3 MB are at least two blocks."""
-    count = 250_000
+def test_a_last_cell_decides_beyond_the_first_block(folder, last, monkeypatch):
+    """Blocks are parsed separately, and columns of many rows are typed in threads."""
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", (2**14, 2**15))
+    count = table_files._MANY_ROWS + 1
     columns = {
         "integers": [str(row) for row in range(count)],
         "floats": [f"{row}.25" for row in range(count)],
@@ -167,7 +169,7 @@ def test_a_last_cell_decides_beyond_the_first_block(folder, last):
     for cells in columns.values():
         cells[-1] = last
     path = write(folder / "long.csv", columns)
-    assert path.stat().st_size > 2 * table_files._BLOCK_BYTES[0]
+    assert path.stat().st_size > 2 * table_files._BLOCK_BYTES[1]
     check(TableFile(path).read(), columns)
 
 

@@ -49,10 +49,12 @@ from omearrow_ds.storage.selected_rows import SelectedRows
 from tests.conftest import needs
 from tests.support.errors import raises, warns
 from tests.support.raw_tables import raw_table, store_table, struct_of
-from tests.support.strategies import ENCODED, NAMES, SUFFIX, TABLES, all_same, image_of, images_of, same
+from tests.support.strategies import ENCODED_OR_LONG, NAMES, SUFFIX, TABLES, all_same, image_of, images_of, same
 
 tables = pytest.mark.parametrize("name", TABLES)
-encoded = pytest.mark.parametrize(("name", "encoding"), [pair for pair in ENCODED if pair[0] in TABLES])
+encoded = pytest.mark.parametrize(
+    ("name", "encoding"), [param for param in ENCODED_OR_LONG if param.values[0] in TABLES]
+)
 REAL = Path(__file__).resolve().parents[4] / "shared/data/ome_arrow/BR00117006.ome.parquet"
 ROWS = 8
 UNMASKED = (0, 3, 4, 7)  # Rows without a mask.
@@ -179,6 +181,7 @@ def test_engines(cyto, engine):
 @tables
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
+@pytest.mark.share(2, "name")
 def test_any_pattern_of_nulls(name, data):
     needs(name)
     rows = data.draw(st.integers(1, 9))
@@ -188,9 +191,9 @@ def test_any_pattern_of_nulls(name, data):
     with tempfile.TemporaryDirectory() as folder:
         path = store_table(name, cyto_table(encoding, shape, nulls, rows), Path(folder) / f"images{SUFFIX[name]}")
         raw = raw_table(name, path)
-        there = [row for row in range(rows) if row not in nulls]
+        rows_with_masks = [row for row in range(rows) if row not in nulls]
         for names in (["mask"], ["rna", "mask"]):
-            check(open_images(path, image_column=names, nulls="skip"), wanted(raw, *names), there)
+            check(open_images(path, image_column=names, nulls="skip"), wanted(raw, *names), rows_with_masks)
         if nulls:
             with raises(FormatError, path=path, mentions=(len(nulls), rows, "'mask'", f"image {min(nulls)}")):
                 open_images(path, image_column="mask")
@@ -236,6 +239,7 @@ def test_without_nulls_nothing_is_put_in_between(cyto, name):
 
 
 @tables
+@pytest.mark.share(3, "name")
 def test_which_column_it_is_has_to_be_said(cyto, name):
     path, _ = cyto(name)
     with raises(ImageColumnError, option="image_column", path=path, mentions="3 columns") as caught:
@@ -257,6 +261,7 @@ def test_which_column_it_is_has_to_be_said(cyto, name):
 
 
 @tables
+@pytest.mark.share(3, "name")
 def test_the_column_called_as_ours_is_taken(tmp_path, name):
     table = cyto_table().rename_columns(["field", "dna", "mask", "nothing", "ome_image", "well"])
     path = store_table(name, table, tmp_path / f"images{SUFFIX[name]}")
@@ -272,6 +277,7 @@ def test_columns_of_one_name_are_not_told_apart(tmp_path, name, names):
 
 
 @tables
+@pytest.mark.share(3, "name")
 def test_images_that_differ_are_not_joined(tmp_path, name):
     rows = [[image_of((1, 1, 1, 2, 3))]] * 3
     kinds = [((1, 1, 1, 3, 2), "uint16"), ((1, 1, 1, 2, 3), "uint8"), ((2, 1, 1, 2, 3), "uint16")]
@@ -306,14 +312,15 @@ def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
 
 
 @tables
+@pytest.mark.share(2, "name")
 def test_preloaded_equals_on_demand(cyto, tmp_path, name):
     path, raw = cyto(name)
     for number, (image_column, names, rows) in enumerate(CHOICES[1:] if name == "parquet" else CHOICES[2:]):
         images = [image[0, :, 0] for image in wanted(raw, *names)]
         opening = {"image_column": image_column, "nulls": "skip", "normalize": False}
         opening |= {"target": "well", "encode_targets": False}
-        made = partial(OMEArrowDataset, path, **opening)
-        opened = [made(cache_dir=tmp_path), made(preload=False)]
+        open_dataset = partial(OMEArrowDataset, path, **opening)
+        opened = [open_dataset(cache_dir=tmp_path), open_dataset(preload=False)]
         for dataset in (*opened, *map(pickle.loads, map(pickle.dumps, opened))):
             assert [target for _, target in map(dataset.__getitem__, range(len(rows)))] == [f"A{row}" for row in rows]
             samples = dataset.__getitems__([len(rows) - 1, *range(len(rows))])
@@ -322,23 +329,26 @@ def test_preloaded_equals_on_demand(cyto, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [*((each, "arrow") for each in TABLES), *(("arrow", each) for each in NAMES)]
+    ("name", "target"),
+    [*((table_format, "arrow") for table_format in TABLES), *(("arrow", table_format) for table_format in NAMES)],
 )
+@pytest.mark.share(2, "name", "target")
 def test_convert_keeps_what_is_not_an_image(cyto, tmp_path, name, target):
     needs(target)
     path, raw = cyto(name)
     copy = tmp_path / f"copy{SUFFIX[target]}"
     convert(path, copy, target, image_column=["mask", "dna"], nulls="skip", checksum=True)
-    found = open_images(copy, verify=True)
-    assert all_same(found.take(range(len(MASKED))), wanted(raw, "mask", "dna"))
-    assert found.columns.column_names == ["field", "nothing", "well"]
-    assert found.columns["nothing"].to_pylist() == [None] * len(MASKED)
-    assert found.columns["well"].to_pylist() == [f"A{row}" for row in MASKED]
-    assert [channel["name"] for channel in found.metadata(0)["channels"]] == ["mask", "dna"]
+    converted = open_images(copy, verify=True)
+    assert all_same(converted.take(range(len(MASKED))), wanted(raw, "mask", "dna"))
+    assert converted.columns.column_names == ["field", "nothing", "well"]
+    assert converted.columns["nothing"].to_pylist() == [None] * len(MASKED)
+    assert converted.columns["well"].to_pylist() == [f"A{row}" for row in MASKED]
+    assert [channel["name"] for channel in converted.metadata(0)["channels"]] == ["mask", "dna"]
 
 
 @pytest.mark.parametrize("taken", ["ome_image", "omearrow_ds", ""])
 @pytest.mark.parametrize("target", NAMES)
+@pytest.mark.share(3, "target", "taken")
 def test_convert_refuses_names_that_would_hide_the_images(cyto, tmp_path, target, taken):
     needs(target)
     table = cyto("arrow")[1].rename_columns([taken, "dna", "mask", "nothing", "rna", "well"])

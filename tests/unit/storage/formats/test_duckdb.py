@@ -199,6 +199,7 @@ def test_the_key_without_its_index_is_a_column(keyed):
         (f"CREATE TABLE more AS SELECT n AS {KEY} FROM pictures; CREATE UNIQUE INDEX {KEY} ON more ({KEY})", "n * 2"),
     ],
 )
+@pytest.mark.share(2, "index", "value")
 def test_a_foreign_column_of_the_keys_name(fresh, keyed, index, value):
     images, path = keyed[1], fresh(".duckdb")
     with database(path) as connection:

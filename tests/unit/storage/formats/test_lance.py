@@ -111,6 +111,7 @@ def set_in_frames(path, offset, value):
 
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**39, 2**63 - 1])
 @pytest.mark.parametrize("position", [1, 9])
+@pytest.mark.share(2, "position", "value")
 def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, position, value):
     """Lance allocates the stored size; without enough memory, this aborts the process."""
     images = images_of(MANY)

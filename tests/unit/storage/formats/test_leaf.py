@@ -132,6 +132,7 @@ def collections_and_indices(draw):
 @paths
 @SETTINGS
 @given(drawn=collections_and_indices(), data=st.data())
+@pytest.mark.share(2, "path")
 def test_every_path_gives_what_was_written(name, path, drawn, data):
     needs(name)
     images, indices, encoding = drawn

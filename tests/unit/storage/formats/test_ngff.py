@@ -61,6 +61,7 @@ def store(group, path, kind, values=SCALE):
 
 @pytest.mark.parametrize("kind", ["array", "<f8", "<f4"])
 @pytest.mark.parametrize("path", ["scale", "transforms/s0"])
+@pytest.mark.share(2, "kind", "path")
 def test_a_scale_given_by_a_path_is_read(tmp_path, version, kind, path):
     store(write(tmp_path / "a.zarr", version, [{"type": "scale", "path": path}]), path, kind)
     with open_images(tmp_path / "a.zarr") as source:

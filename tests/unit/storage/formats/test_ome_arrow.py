@@ -36,6 +36,7 @@ def rewrite(path, change, **options):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("indexed", [True, False], ids=["indexed", "not indexed"])
+@pytest.mark.share(2, "layout", "indexed")
 def test_every_layout_of_theirs(tmp_path, layout, indexed):
     images = images_of([((2, 3, 4, 150, 300), "uint16"), ((1, 1, 1, 5, 600), "float32"), ((1, 2, 17, 9, 8), "int8")])
     path = theirs(images, tmp_path / "theirs", layout=layout, build_physical_index=indexed)
@@ -47,6 +48,7 @@ def test_every_layout_of_theirs(tmp_path, layout, indexed):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.share(3, "compression", "rows")
 def test_every_compression_of_theirs(tmp_path, compression, rows):
     images = images_of(MIXED)
     options = {"compression": compression, "chunk_rows_per_row_group": rows, "chunk_shape": (1, 1, 1, 4, 5)}
@@ -55,6 +57,7 @@ def test_every_compression_of_theirs(tmp_path, compression, rows):
 
 @pytest.mark.parametrize("compression", [None, "snappy", "zstd", "lz4"])
 @pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.share(2, "compression", "rows")
 def test_their_dictionaries_are_cut_without_pyarrow(tmp_path, monkeypatch, compression, rows):
     images = images_of([((1, 3, 1, 20, 30), "uint16"), ((1, 2, 1, 20, 30), "float64"), ((1, 3, 1, 6, 7), "uint8")] * 3)
     images.append(np.zeros((1, 4, 1, 20, 30), "uint16"))  # All chunks of this image share one dictionary value.

@@ -325,6 +325,7 @@ REWRITTEN = [
 
 @pytest.mark.parametrize("options", REWRITTEN, ids=str)
 @pytest.mark.parametrize("touched", [False, True])
+@pytest.mark.share(2, "options", "touched")
 def test_a_member_rewritten_after_opening(fresh, options, touched):
     images = images_of(MANY)
     path, array = stored_zarr(fresh, images)
@@ -355,6 +356,7 @@ def test_a_member_of_another_dtype_or_shape_after_opening(fresh, other):
 
 @pytest.mark.parametrize("compression", ZARR.compressions)
 @pytest.mark.parametrize("damage", ["cut", "longer", "empty", "one byte", "removed", "another's", "a folder", "header"])
+@pytest.mark.share(3, "compression", "damage")
 def test_a_damaged_chunk(fresh, compression, damage):
     images = images_of([((1, 1, 1, 20, 30), "uint16")] * 5)
     path, array = stored_zarr(fresh, images, compression=compression)

@@ -108,6 +108,7 @@ def test_pages_of_any_writer(encoding, images, options, data):
 @pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
 @pytest.mark.parametrize("name", ["parquet", "parquet_duck"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "snappy"])
+@pytest.mark.share(4, "name", "compression", "kinds", "encoding")
 def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, compression, kinds, encoding):
     images = images_of([(shape, dtype if encoding == "bytes" else "uint16") for shape, dtype in kinds])
     source = open_images(stored(name, images, encoding=encoding, compression=compression, rows_per_group=5), name)
@@ -305,6 +306,7 @@ def test_lists_of_other_types(tmp_path, kind):
 )
 @encodings
 @pytest.mark.parametrize("share", SHARES)
+@pytest.mark.share(2, "options", "encoding")
 def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encoding, share):
     images = images_of([((1, 1, 1, 3, 4), "uint16")] * 4)
     table = table_of([record_of(image, whole_chunks(image, encoding), []) for image in images], encoding)

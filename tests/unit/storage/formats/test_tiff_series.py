@@ -91,6 +91,7 @@ storage_info = pytest.mark.parametrize(
 
 @contradictions
 @storage_info
+@pytest.mark.share(3, "description", "options")
 def test_find_image_raises_when_the_description_contradicts_the_pages(
     tmp_path, description, num_pages, numbers, options
 ):
@@ -125,6 +126,7 @@ READINGS = {
 
 @pytest.mark.parametrize(("description", "num_pages", "lengths"), READINGS.values(), ids=READINGS)
 @storage_info
+@pytest.mark.share(3, "description", "options")
 def test_find_image_reads_all_pages_when_one_reading_is_complete(tmp_path, description, num_pages, lengths, options):
     planes = planes_of(num_pages)
     write_pages(tmp_path / "a.tif", planes, description, **options)

@@ -94,6 +94,7 @@ def test_a_region_is_a_part_of_the_image_that_tifffile_reads(tmp_path_factory, d
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 @pytest.mark.parametrize(("byteorder", "predictor"), [*product("<>", (2, 3))])
 @pytest.mark.parametrize("numbers", [(8, 1), (16, 1), (32, 2), (32, 3), (64, 3)], ids=str)
+@pytest.mark.share(5, "parts", "byteorder", "numbers")
 def test_a_region_is_a_part_of_the_image_when_a_predictor_has_no_compression(
     tmp_path, parts, byteorder, predictor, numbers
 ):
@@ -105,6 +106,7 @@ def test_a_region_is_a_part_of_the_image_when_a_predictor_has_no_compression(
 
 @pytest.mark.parametrize("compression", ["jpeg", "jpeg2000", "jpegxl", "png", "webp", "lerc", "jpegxr"])
 @pytest.mark.parametrize("options", [{}, {"tile": (16, 32)}, {"rowsperstrip": 16}], ids=str)
+@pytest.mark.share(3, "compression", "options")
 def test_a_region_is_a_part_of_the_image_when_the_codec_is_one_of_images(tmp_path, compression, options):
     image = planes_of(1, (48, 64))[0].astype(np.uint8)
     if compression == "webp":
@@ -136,6 +138,7 @@ def test_a_region_is_a_part_of_the_image_when_it_has_rare_tags(tmp_path, compres
 
 @pytest.mark.parametrize(("predictor", "fill_order"), [(1, 1), (2, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize(("compression", "parts"), [*product([1, 8], PARTS)], ids=str)
+@pytest.mark.share(4, "predictor", "fill_order", "compression", "parts")
 def test_a_region_of_a_url_is_a_part_of_the_image(tmp_path, predictor, fill_order, compression, parts):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     (tmp_path / "lab").mkdir()

@@ -15,6 +15,7 @@ encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
 
 @encodings
 @pytest.mark.parametrize("look", [list, plain])
+@pytest.mark.share(2, "encoding", "look")
 def test_vortex_of_more_rows_than_a_part_holds(stored, encoding, look):
     images = look([image_of((1, 1, 1, 2, 4), "uint16", number) for number in range(8200)])
     source = open_images(stored("vortex", images, encoding=encoding))
