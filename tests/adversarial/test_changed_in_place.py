@@ -378,6 +378,7 @@ def test_threads_read_on_where_another_closes(numbered, name):
 
 
 @formats
+@pytest.mark.share(3, "name")
 def test_what_was_written_over_is_not_read_with_the_targets_of_before(numbered, tmp_path, monkeypatch, name):
     """Existing files are overwritten, as by ``cp`` and ``rsync --inplace``. Lance's names differ per dataset."""
     monkeypatch.setattr(byte_source, "STATUS_NS", 0)

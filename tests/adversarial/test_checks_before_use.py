@@ -94,12 +94,14 @@ def test_layout_is_read_by_offset_when_nothing_is_damaged(written, layout):
 
 @accesses
 @layouts
+@pytest.mark.share(5, "layout", "access")
 def test_access_returns_the_pixels_when_nothing_is_damaged(written, layout, access):
     np.testing.assert_array_equal(access.read(access.open(written(layout))), access.expected)
 
 
 @accesses
 @cases
+@pytest.mark.share(5, "layout", "kind", "access")
 def test_access_is_refused_when_the_collection_is_damaged(damaged, layout, kind, access):
     path, named = damaged(layout, kind)
     pixels = outcome(lambda: access.read(access.open(path)))
@@ -148,6 +150,7 @@ def test_other_images_are_right_or_refused_when_one_is_damaged(damaged, layout, 
 
 @on_demand
 @layouts
+@pytest.mark.share(5, "layout", "name")
 def test_access_is_refused_when_the_file_is_cut_after_opening(written, tmp_path, layout, name):
     access = ACCESSES[name]
     path = copy_to(tmp_path, written(layout))

@@ -85,6 +85,7 @@ def hold_and_compare(ways, rng, *, epochs):
 
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.share(4, "seed", "preload")
 def test_held_at_random(path, preload, seed):
     dataset, rng = OMEArrowDataset(path, preload=preload), random.Random(seed)
     ours, torchs = OMEArrowDataLoader(dataset, SIZE, num_workers=0), DataLoader(dataset, SIZE)

@@ -52,6 +52,7 @@ def test_a_source_is_gone_with_its_last_reference(stored, alive, name):
 
 @formats
 @pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.share(2, "name", "preload")
 def test_a_dataset_and_its_loader_are_gone_with_their_last_reference(stored, alive, name, preload):
     dataset = OMEArrowDataset(stored(name, IMAGES), name, preload=preload)
     loader = OMEArrowDataLoader(dataset, 2, num_workers=0)

@@ -99,17 +99,18 @@ def write_ipc(path, batches):
 
 @pytest.mark.parametrize(("case", "encoding"), EACH)
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.share(5, "case", "encoding")
 def test_arrow_rows(tmp_path, case, encoding, both):
     """Each encoding has its own layout: one batch for lists, and several, with offsets, for bytes; or both layouts."""
     rows = rows_of(case, encoding)
     rows.validate(full=True)
     moved = pa.concat_arrays([rows.slice(0, 1), rows]).slice(1)
     layouts = {"list": [rows], "bytes": [moved.slice(0, 1), moved.slice(1)]}
-    path, found = tmp_path / "images.arrow", []
+    path, refused = tmp_path / "images.arrow", []
     for batches in layouts.values() if both else [layouts[encoding]]:
         write_ipc(path, batches)
-        found.append(check(path, rows, case))
-    assert found[0] == found[-1]
+        refused.append(check(path, rows, case))
+    assert refused[0] == refused[-1]
 
 
 def test_the_list_of_stricter_cases_is_complete(tmp_path):
@@ -172,7 +173,8 @@ formats = pytest.mark.parametrize("name", NAMES)
 
 
 @formats
-@pytest.mark.parametrize(("case", "encoding"), [each for each in EACH if each.values[0].name in LEAF_CASES])
+@pytest.mark.parametrize(("case", "encoding"), [param for param in EACH if param.values[0].name in LEAF_CASES])
+@pytest.mark.share(4, "name", "case", "encoding")
 def test_a_pixel_leaf_that_contradicts_its_places(tmp_path, name, case, encoding):
     path = tmp_path / f"images{SUFFIX[name]}"
     column = store(name, rows_of(case, encoding), path)
@@ -218,6 +220,7 @@ TYPED = [case for case in CASES if case.types]
 
 
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
+@pytest.mark.share(2, "encoding")
 def test_other_arrow_types_in_parquet(tmp_path, encoding):
     path = tmp_path / "images.parquet"
     stored = 0

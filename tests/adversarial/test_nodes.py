@@ -108,15 +108,16 @@ def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
 PART_BYTES = 2000  # One image.
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(nodes, tmp_path):
     plate, path = numbered.write_plate(tmp_path / "plate", 60), tmp_path / "plate.parts"
     engine = Engine(nodes)
     driver = engine.convert(nodes[0], plate, path, PART_BYTES)
-    made = numbered.wait_for_parts(path, 5)
+    num_parts = numbered.wait_for_parts(path, 5)
     kill(engine.workers[0])
-    said = driver.communicate(timeout=100)[0]
-    assert driver.returncode == 0, said
-    assert made < 60
+    output = driver.communicate(timeout=100)[0]
+    assert driver.returncode == 0, output
+    assert num_parts < 60
     assert numbered.check_parts(path, 60) == [1] * 60
 
 
@@ -213,12 +214,13 @@ def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_
     assert (state["epoch"], state["nodes"], state["samples"]) == (2, 2, 5)
 
 
+@pytest.mark.slow
 def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(programs, nodes, tmp_path):
     path = tmp_path / "plate.parts"
     write_images([numbered.image(number) for number in range(COUNT)], tmp_path / "images.arrow", axes="CYX")
     convert(tmp_path / "images.arrow", path, part_bytes=PART_BYTES)
     begun = torchrun(nodes, path, tmp_path / "begun", "--batches", 2)
-    first, second = (set(each["held"]) for each in begun)
+    first, second = (set(record["held"]) for record in begun)
     assert len(first) > 1
     assert len(second) > 1
     assert all(part.startswith("00000-") for part in first & second)  # The first part has the layout of all parts.
@@ -226,6 +228,6 @@ def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(progr
     words = path, tmp_path / "rest", "--resume", tmp_path / "begun" / "state"
     as_torchrun(programs, "from tests.support.rank import main; main()", *words, ranks=1)
     rest = json.loads((tmp_path / "rest" / "0.json").read_text())
-    counted = Counter(number for each in [*begun, rest] for number in each["found"])
+    counted = Counter(number for record in [*begun, rest] for number in record["found"])
     assert set(counted) == set(range(COUNT))
     assert counted.total() <= COUNT + 1

@@ -82,6 +82,7 @@ READS["decode"] = _decoded
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("checks", [1, 2])
 @pytest.mark.parametrize(("name", "engine"), [*((name, None) for name in NAMES), ("parquet_duck", "duckdb")])
+@pytest.mark.share(4, "name", "how", "checks")
 def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, monkeypatch, name, engine, how, checks):
     compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # Compressed files are not read in place.
     path = stored(name, OLD, compression=compression)

@@ -110,6 +110,7 @@ def regions_within(shape):
 
 @settings(deadline=None, max_examples=8)
 @given(data=st.data())
+@pytest.mark.share(4, "composition")
 def test_a_read_through_a_composition_is_a_composition_of_reads(composition, data):
     images, images_below = composition
     rows = data.draw(st.lists(st.integers(0, len(images) - 1), min_size=1, max_size=6))
@@ -126,6 +127,7 @@ def test_a_read_through_a_composition_is_a_composition_of_reads(composition, dat
     assert all(same(np.array(crop), image[box].copy()) for crop, image, box in zip(crops, expected, boxes, strict=True))
 
 
+@pytest.mark.share(4, "composition")
 def test_a_stream_of_a_composition_has_every_image_once_in_order(composition):
     images, images_below = composition
     streamed = [np.array(image) for _, block in images.stream() for image in block]

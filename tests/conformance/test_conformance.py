@@ -125,6 +125,7 @@ def misaligned(array):
 
 @pytest.mark.parametrize("count", [1, 3])
 @encoded
+@pytest.mark.share(2, "name", "count")
 def test_what_lies_at_odd_addresses(stored, name, encoding, count):
     """Lance panics on such data. Parquet returns a single image as a view of the mapped file."""
     pixels = np.frombuffer(b"?" + np.arange(60, dtype=np.uint16).tobytes(), np.uint8)[1:].view(np.uint16)
@@ -180,6 +181,7 @@ def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
 
 
 @pytest.mark.parametrize(("src", "dst"), CONVERSIONS)
+@pytest.mark.share(2, "src")
 def test_convert_keeps_everything(stored, tmp_path, src, dst):
     needs(dst)
     images = images_of([((1, 2, 1, 3, 4), "uint16"), ((2, 2, 3, 2, 2), "float32")])

@@ -96,6 +96,7 @@ def test_ome_arrows_vortex_export_of_bytes_has_no_pixels(tmp_path):
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.share(2, "dtype", "zarr_format", "levels")
 def test_ome_arrows_zarr(tmp_path, dtype, zarr_format, levels):
     needs("ome_zarr")
     images = images_of([(SHAPE, dtype)] * 2)
@@ -146,6 +147,7 @@ TIFF_OPTIONS = [
 
 @pytest.mark.parametrize("options", TIFF_OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.share(3, "options", "dtype")
 def test_every_kind_of_tiff_that_tifffile_reads(tmp_path, options, dtype):
     if options.get("compression") == "jpeg2000" and (dtype == "float32" or not imagecodecs.JPEG2K.available):
         pytest.skip("JPEG 2000 holds integers, and needs its codec")
@@ -319,6 +321,7 @@ def test_ngff_groups_of_others(tmp_path, version, zarr_format, axes, shape):
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("names", ["tczyx", "ctzyx", "xyzct", "YXC", "zyx", "xy", ("time", "channel", "y", "x")])
 @pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.share(4, "zarr_format", "names", "plain")
 def test_dimensions_of_plain_zarr_arrays_are_taken_by_their_names(tmp_path, zarr_format, names, plain):
     needs("ome_zarr")
     import zarr
@@ -329,10 +332,10 @@ def test_dimensions_of_plain_zarr_arrays_are_taken_by_their_names(tmp_path, zarr
     named = {"dimension_names": names} if zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": list(names)}}
     stored = image if plain else image.astype(">u2")
     zarr.create_array(tmp_path / "image.zarr", data=stored, zarr_format=zarr_format, **named)
-    wanted = to_tczyx(image, "".join(name[0].upper() for name in names), "")
+    expected = to_tczyx(image, "".join(name[0].upper() for name in names), "")
     source = open_images(tmp_path / "image.zarr")
-    assert all_same(source.take([0, 0]), [wanted, wanted])
-    assert windows_are_cut(source, [wanted])
+    assert all_same(source.take([0, 0]), [expected, expected])
+    assert windows_are_cut(source, [expected])
 
 
 @pytest.mark.parametrize("names", [("t", "c", "angle", "y", "x"), "tcyyx", (None, "c", "z", "y", "x")], ids=str)
@@ -508,6 +511,7 @@ def test_an_ome_tiff_that_lost_planes_is_refused(tmp_path, page):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.share(3, "name")
 def test_an_rgb_tiff_converts(tmp_path, name):
     needs(name)
     (tmp_path / "rgb").mkdir()
@@ -540,6 +544,7 @@ def write_planes(path, planes, odd, options, xml):
 @pytest.mark.parametrize("options", [{"compression": "lzw"}, {"tile": (16, 16)}], ids=str)
 @pytest.mark.parametrize("odd", range(1, 12))
 @pytest.mark.parametrize("xml", [None, OME_XML.format("<TiffData/>")], ids=["plain", "ome"])
+@pytest.mark.share(4, "options", "odd", "xml")
 def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, odd, xml):
     """tifffile reads all of them like the first one, so compressed bytes would be returned as pixels."""
     planes = image_of((12, 8, 8))
@@ -547,8 +552,8 @@ def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, 
     with raises(FormatError, path=tmp_path / "a.tif"):
         open_images(tmp_path)
     write_planes(tmp_path / "a.tif", planes, odd, {}, xml)
-    wanted = planes.reshape(1, 1, 12, 8, 8) if xml is None else planes.reshape(1, 3, 4, 8, 8).swapaxes(1, 2)
-    assert same(open_images(tmp_path).read(0), wanted)
+    expected = planes.reshape(1, 1, 12, 8, 8) if xml is None else planes.reshape(1, 3, 4, 8, 8).swapaxes(1, 2)
+    assert same(open_images(tmp_path).read(0), expected)
 
 
 @pytest.mark.parametrize("planes", ["", "<MetadataOnly/>"])
