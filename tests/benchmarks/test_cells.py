@@ -22,7 +22,7 @@ from benchmarks.support.cells import (
 )
 from benchmarks.support.workload import Workload
 from omearrow_ds import OMEArrowDatasetNumpy, write_images
-from tests.benchmarks.test_benchmark_suite import BRIEF, rows
+from tests.benchmarks.test_benchmark_suite import BRIEF, UNDRAWN, rows
 from tests.support.programs import ROOT
 
 SHAPE = (90, 110)
@@ -80,17 +80,17 @@ def test_a_made_mask_has_its_objects_number_at_its_centre():
 
 def test_cells_are_measured_in_every_way_and_equal_their_references(runs, folder, tmp_path):
     (tmp_path / "brief.py").write_text(dedent(BRIEF))
+    (tmp_path / "undrawn.py").write_text(dedent(UNDRAWN))
     files = ("benchmarks/test_track6_cells.py", "benchmarks/test_cells.py")
     words = ("--formats", "arrow,tiff", "-k", "not MONAI and not compiled", "--results", str(tmp_path / "results"))
-    done = runs.run(
-        *files, "-pbrief", "--images", str(folder), "--data", str(tmp_path / "data"), *words, path=tmp_path, root=ROOT
-    )
+    words = (*words, "-pbrief", "-pundrawn", "--images", str(folder), "--data", str(tmp_path / "data"))
+    done = runs.run(*files, *words, path=tmp_path, root=ROOT)
     assert done.returncode == 0, done.stdout
-    found = rows(tmp_path / "results", 6)
-    assert {(row["format"], row["sample"], row["access"], row["status"]) for row in found} >= {
+    measured = rows(tmp_path / "results", 6)
+    assert {(row["format"], row["sample"], row["access"], row["status"]) for row in measured} >= {
         (name, sample, "on_demand", "ok") for name in ("arrow", "tiff") for sample in ("crop", "mask")
     }
-    assert {(row["fields"], row["objects"], row["of"], row["crop_shape"]) for row in found} == {
+    assert {(row["fields"], row["objects"], row["of"], row["crop_shape"]) for row in measured} == {
         (2, 4, folder.name, "2 x 64 x 64")
     }
     limits = {(row["operation"], row["format"], row["status"]) for row in rows(tmp_path / "results", "reference")}

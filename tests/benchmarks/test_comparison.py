@@ -177,6 +177,7 @@ def test_all_that_overlaps_being_skipped_is_an_error(suite):
     ],
 )
 @pytest.mark.parametrize("option", [SAVE, "--benchmark-save=mine"])
+@pytest.mark.share(2, "three", "option")
 def test_run_that_failed_is_not_stored(three, why, status, option, suite):
     assert suite.run(option, THREE=three) == status
     assert f"Not stored for later comparisons: {why}" in suite.said
@@ -218,17 +219,21 @@ def test_long_lists_are_cut_with_a_count(suite):
     assert " and 1 more" in suite.said
 
 
-@pytest.mark.parametrize("words", [("--num-images", "11"), ("--num-images", "10"), ("--profile", "full")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(("--num-images", "11"), marks=pytest.mark.slow), ("--num-images", "10"), ("--profile", "full")],
+    ids=" ".join,
+)
 def test_other_workload_is_never_compared_with(words, suite):
     """Ten images by request are another workload than ten by default: benchmarks of memory differ."""
     suite.save()
     assert suite.run(SAVE, *words) == OK
     first, second = suite.stored()
-    for here, mine, other in (((), first, "0002"), (words, second, "0001")):
-        assert suite.run(COMPARE, *here) == OK
+    for options, mine, other in (((), first, "0002"), (words, second, "0001")):
+        assert suite.run(COMPARE, *options) == OK
         assert f"comparison: with {mine.parent.name}/{mine.name}" in suite.said
         suite.stored()[-1].unlink()
-        assert suite.run(f"--benchmark-compare={other}", *here) == USAGE
+        assert suite.run(f"--benchmark-compare={other}", *options) == USAGE
         assert "its workload is " in suite.said
         assert suite.said.count(" images of 100 x 100 uint16, synthetic, seed 42") == 2
         assert not suite.measured()
@@ -248,6 +253,7 @@ def test_run_of_an_older_version_is_another_workload(suite):
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "a list", "no number", "no figures"])
 @pytest.mark.parametrize("compare", [COMPARE, "--benchmark-compare=0001"])
+@pytest.mark.share(2, "damage", "compare")
 def test_damaged_run_is_an_error(damage, compare, suite):
     suite.save()
     (stored,) = suite.stored()
@@ -257,8 +263,8 @@ def test_damaged_run_is_an_error(damage, compare, suite):
         content["benchmarks"][0]["stats"]["min"] = float("nan")
     if damage == "no figures":
         content["benchmarks"][0]["stats"].pop("rounds")
-    made = {"truncated": text[: len(text) // 2], "empty": "", "a list": "[]"}
-    stored.write_text(made.get(damage, json.dumps(content)))
+    contents = {"truncated": text[: len(text) // 2], "empty": "", "a list": "[]"}
+    stored.write_text(contents.get(damage, json.dumps(content)))
     assert suite.run(compare) == USAGE
     assert f"the stored run {stored} is damaged" in suite.said.replace("\n", "")
     assert "delete it" in suite.said
@@ -285,11 +291,11 @@ def test_runs_at_once_get_numbers_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((COMPARE, "benchmarks/"), "as written, 'benchmarks/' is taken for the stored run"),
         (("tests", FAIL), "`pytest benchmarks/ --benchmark-compare-fail`"),
-        ((".", SAVE), "`pytest benchmarks/ --benchmark-autosave`"),
+        pytest.param((".", SAVE), "`pytest benchmarks/ --benchmark-autosave`", marks=pytest.mark.slow),
         (
             ("benchmarks", COMPARE, FAIL, "--benchmark-storage=/dev/null/none"),
             "store one by running with --benchmark-compare only",
@@ -298,7 +304,7 @@ def test_runs_at_once_get_numbers_of_their_own(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_suite_of_this_repository_is_guarded(words, said, runs):
+def test_suite_of_this_repository_is_guarded(words, message, runs):
     done = runs.run(*words)
     assert done.returncode == USAGE, done.stdout
-    assert said in done.stdout
+    assert message in done.stdout

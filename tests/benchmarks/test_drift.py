@@ -56,6 +56,7 @@ def test_sums_of_ranks_are_those_of_scipy():
 
 @pytest.mark.parametrize(("shape", "over"), [("one step", 1), ("bit by bit", 20), ("four steps", 12)])
 @pytest.mark.parametrize("noise", ["Gaussian", "Student, 3 degrees", "outlier runs"])
+@pytest.mark.share(3, "shape", "noise")
 def test_ten_percent_in_all_are_found_within_twenty_runs(shape, over, noise):
     series = 0.03 * NOISES[noise](np.random.default_rng(0), 100, 40 + over + 20)
     assert found(series, shape, over) >= 95
@@ -69,6 +70,7 @@ def test_a_planted_shape_ends_where_it_says():
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.share(2, "noise")
 def test_noise_is_no_drift(noise):
     series = NOISES[noise](np.random.default_rng(3), BENCHMARKS, 200)
     assert abs(np.median(series.std(axis=1)) - 1) < 0.2 or noise == "outlier runs"

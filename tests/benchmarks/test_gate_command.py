@@ -379,7 +379,7 @@ def test_bad_arguments(repository: Repository, words: list[str], message: str) -
     assert message in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_gate_leaves_nothing(repository: Repository, room: Path, number: int) -> None:
     repository.add("long", "__import__('time').sleep(60)")
     before = repository.state()
@@ -389,8 +389,8 @@ def test_an_interrupted_gate_leaves_nothing(repository: Repository, room: Path, 
         assert process.poll() is None
     time.sleep(1.0)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
     assert repository.state() == before
     assert not left_behind(room)
     assert not [words for words in running() if "benchmarks/test_gate.py" in words and str(room) in words]

@@ -153,6 +153,7 @@ def a_file(path: Path) -> Path:
 
 class TestDataCache:
     @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+    @pytest.mark.share(3, "fmt")
     def test_made_once_and_checked(self, fmt: Format, tmp_path: Path) -> None:
         if fmt.missing_backend:
             pytest.skip(fmt.missing_backend)
@@ -182,13 +183,14 @@ class TestDataCache:
         ],
         ids=["truncated", "member", "zeros", "no-manifest", "half-manifest", "odd-manifest", "data", "piece", "extra"],
     )
+    @pytest.mark.share(3, "name", "damage")
     def test_damaged_piece_is_rebuilt_and_no_other(
         self, name: str, damage: Callable[[Path], object], tmp_path: Path
     ) -> None:
         fmt, other = BY_NAME[name], BY_NAME["parquet"]
         with DataCache(tmp_path, SMALL) as cache:
-            path, kept = cache.path(fmt, encodings(fmt)[0]), cache.path(other, "bytes")
-        before = stamps(kept)
+            path, undamaged = cache.path(fmt, encodings(fmt)[0]), cache.path(other, "bytes")
+        before = stamps(undamaged)
         damage(path)
         assert not intact(path.parent)
         with DataCache(tmp_path, SMALL) as cache:
@@ -197,7 +199,7 @@ class TestDataCache:
             with open_images(path, fmt.name) as source:
                 assert np.array_equal(source.read(5), synthetic_image(5, SMALL.shape, "uint16", 3))
         assert intact(path.parent)
-        assert stamps(kept) == before
+        assert stamps(undamaged) == before
 
     def test_copied_cache_is_hashed_once_and_kept(self, tmp_path: Path) -> None:
         with DataCache(tmp_path / "one", SMALL) as cache:
@@ -292,7 +294,7 @@ class TestDataCache:
         code = (
             "import sys; from pathlib import Path; from benchmarks.support.data import DataCache;"
             "from benchmarks.support.workload import Workload; from omearrow_ds import FORMATS;"
-            "cache = DataCache(Path(sys.argv[1]), Workload(200, (1, 1, 1, 9, 7), seed=3));"
+            "cache = DataCache(Path(sys.argv[1]), Workload(60, (1, 1, 1, 9, 7), seed=3));"
             "path = cache.path(FORMATS[6], 'native');"
             "print(path.stat().st_ino, path)"
         )
