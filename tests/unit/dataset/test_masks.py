@@ -451,15 +451,17 @@ def test_fields_without_a_label_image_are_told_or_left_out(tmp_path):
     path = zarr_plate(tmp_path / "p.zarr", "0.5", absent=(1,))
     with raises(MetadataError, path=path, mentions=("1 of 3", "'A/1/1'", "nulls='skip'")):
         OMEArrowDataset(path, masks="labels/nuclei")
-    kept = OMEArrowDatasetNumpy(path, masks="labels/nuclei", nulls="skip", normalize=False, return_ids=True)
-    assert [kept[number][2] for number in range(len(kept))] == ["A/1/0", "B/2/0"]
-    np.testing.assert_array_equal(kept[1][1], LABELS[2][0, 0])
-    with raises(ArgumentError, path=path, mentions=("'cells'", "'nuclei'"), remedy=False):
+    images_with_masks = OMEArrowDatasetNumpy(
+        path, masks="labels/nuclei", nulls="skip", normalize=False, return_ids=True
+    )
+    assert [images_with_masks[number][2] for number in range(len(images_with_masks))] == ["A/1/0", "B/2/0"]
+    np.testing.assert_array_equal(images_with_masks[1][1], LABELS[2][0, 0])
+    with raises(ArgumentError, option="masks", path=path, mentions=("'labels/cells'", "'labels/nuclei'"), remedy=False):
         OMEArrowDataset(path, masks="labels/cells")
-    with raises(ArgumentError, path=path, mentions="'../0'", remedy=False):
+    with raises(ArgumentError, option="masks", path=path, mentions="'labels/../0'", remedy=False):
         OMEArrowDataset(path, masks="labels/../0")
     with raises(MissingPathError, option="masks", path=path, mentions="'labels/nuclei'", remedy=False):
         OMEArrowDataset(path, masks="cells")
     write_images(OF_ZARR, tmp_path / "f.arrow")
-    with raises(ArgumentError, path=tmp_path / "f.arrow", mentions=("Arrow IPC", "'nuclei'"), remedy=False):
+    with raises(ArgumentError, option="masks", path=tmp_path / "f.arrow", mentions="Arrow IPC", remedy=False):
         OMEArrowDataset(tmp_path / "f.arrow", masks="labels/nuclei")

@@ -169,8 +169,10 @@ class Images(ColumnReader, ABC):
             If no image has one.
         """
         raise ArgumentError(
-            f"label images {name!r} do not exist, because {self.format.label} does not store label images",
+            f"{self.format.label} does not store label images",
             path=self.path,
+            option="masks",
+            value=f"labels/{name}",
             remedy="pass the path of another collection with the masks",
         )
 

@@ -348,22 +348,18 @@ class Source(FolderSource):
         return list(names)
 
     def labels(self, name: str) -> tuple[Images, Array]:
+        error = partial(ArgumentError, path=self.path, option="masks", value=f"labels/{name}")
         if self.fetches:
-            raise ArgumentError(
-                f"label images {name!r} on a server are not supported",
-                path=self.path,
-                remedy="copy the collection to this machine",
-            )
+            raise error("label images on a server are not supported", remedy="copy the collection to this machine")
         if not name or ".." in PurePosixPath(name).parts:
-            raise ArgumentError(
-                f"{name!r} is not a valid name of label images", path=self.path, remedy="pass a name below labels/"
-            )
+            raise error("is not a valid name of label images", remedy="pass a name below labels/")
         files = [f"{member.file}/labels/{name}" for member in self._members]
         indices = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
         if not indices:
             names = self.label_images()
-            remedy = f"pass one of {', '.join(map(repr, names))}" if names else "pass masks as another collection"
-            raise ArgumentError(f"no image has label images {name!r}", path=self.path, remedy=remedy)
+            listed = ", ".join(repr(f"labels/{other}") for other in names)
+            remedy = f"pass one of {listed}" if names else "pass masks as another collection"
+            raise error("no image has these label images", remedy=remedy)
         ids = [self.image_ids[index] for index in indices]
         paths = [files[index] for index in indices]
         label_source = Source.of_files(self.path, self._root, paths, ids, range(len(indices)), level=self._level)
