@@ -112,3 +112,12 @@ def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
     write_images(NEW, path, name, overwrite=True)
     with raises(FormatError, path=path):
         next(source.images.stream())
+
+
+def test_parquet_is_not_opened_again_after_it_was_replaced(stored):
+    path = stored("parquet", OLD)
+    with open_images(path) as source:
+        assert same(source.read(1), OLD[1])  # Opens the bytes, and not the file that pyarrow reads.
+        write_images(NEW, path, "parquet", overwrite=True)
+        with raises(FormatError, path=path, mentions="replaced"):
+            source.images._file.get()

@@ -317,6 +317,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescribed_track_are_rows(
     run: Run, workplace: Path, copied: Path, programs: Programs
 ) -> None:
@@ -328,19 +329,19 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
     done = run(*words, files=(SAMPLES, CONVERSIONS), root=copied)
     assert done.returncode == 1, done.stdout
     for track in (1, 4, 8, 9):
-        told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
-        assert told - {("memory", "ok", None)} == {
+        statuses = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
+        assert statuses - {("memory", "ok", None)} == {
             ("lance", "missing", "no lance here"),
             ("tiff", "failed", "OSError: disk on fire"),
             ("arrow", "ok", None),
             ("papyrus", "ok", None),
         }
-        assert (("memory", "ok", None) in told) == (track != 4)
+        assert (("memory", "ok", None) in statuses) == (track != 4)
         table = pq.read_table(results / f"pytest_benchmark_track{track}.parquet")
         assert list(formats_of(table).values())[-2:] == ["ome-arrow", "Papyrus"]
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
-    held = [row for row in rows(results, 1) if row["access"] == "preloaded"]
-    assert [(row["order"], row["transform"], row["format"]) for row in held] == [
+    preloaded_rows = [row for row in rows(results, 1) if row["access"] == "preloaded"]
+    assert [(row["order"], row["transform"], row["format"]) for row in preloaded_rows] == [
         ("random", transform, "memory") for transform in ("none", "normalize")
     ]
     assert {row["fastest_us"] is None for row in rows(results, 8) if row["status"] == "ok"} == {False}
@@ -376,6 +377,7 @@ OWN = """
 """
 
 
+@pytest.mark.slow
 def test_model_and_transform_of_ones_own(run: Run, workplace: Path) -> None:
     (workplace / "mine.py").write_text(dedent(OWN))
     words = ("--formats", "arrow", "--model", "mine:Mean", "--transform", "mine:upside_down")

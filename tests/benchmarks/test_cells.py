@@ -78,6 +78,7 @@ def test_a_made_mask_has_its_objects_number_at_its_centre():
         assert np.mean(found == np.arange(1, len(found) + 1)) > 0.9
 
 
+@pytest.mark.slow
 def test_cells_are_measured_in_every_way_and_equal_their_references(runs, folder, tmp_path):
     (tmp_path / "brief.py").write_text(dedent(BRIEF))
     (tmp_path / "undrawn.py").write_text(dedent(UNDRAWN))

@@ -191,6 +191,7 @@ def test_text_of_a_drift():
     assert str(told) == "t::a +10.0% (+8.0% to +12.0%) since about run 0041"
 
 
+@pytest.mark.slow
 def test_tables_of_rates_are_printed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.report.drift_rates.false_alarms", lambda runs: [["Gaussian", "0.0", f"{runs}"]])
     monkeypatch.setattr("benchmarks.report.drift_rates.power", lambda: [["a", "b", *"12345"]])

@@ -270,27 +270,29 @@ def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Reposi
     assert not left_behind(room)
 
 
+@pytest.mark.slow
 def test_what_is_open_is_measured_again_and_is_no_pass(repository: Repository) -> None:
     """With only six rounds, a change of 3 % is not resolved against 0.5 %, however small the noise."""
     repository.write(count=2060)
-    status, said = gate(repository, "--threshold", "0.5", wanted=3)
-    assert status == 3, said
-    assert "round 5 of 5: 3 benchmarks" in said
-    assert "round 6 of 6: " in said
-    assert "Too noisy to judge" in said
-    assert "a slowdown of more than 0.50% is neither shown nor excluded" in said
+    status, output = gate(repository, "--threshold", "0.5", wanted=3)
+    assert status == 3, output
+    assert "round 5 of 5: 3 benchmarks" in output
+    assert "round 6 of 6: " in output
+    assert "Too noisy to judge" in output
+    assert "a slowdown of more than 0.50% is neither shown nor excluded" in output
 
 
+@pytest.mark.slow
 def test_no_further_round_is_begun_that_would_take_too_long(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "_MOST_S", 1.0)
     monkeypatch.setattr(rounds, "_AGAIN", 0.0)
     repository.write(count=2060)
-    status, said = gate(repository, "--threshold", "0.5", wanted=3)
-    assert status == 3, said
-    assert "round 5 of 5" in said
-    assert "round 6" not in said
+    status, output = gate(repository, "--threshold", "0.5", wanted=3)
+    assert status == 3, output
+    assert "round 5 of 5" in output
+    assert "round 6" not in output
 
 
 @pytest.mark.slow

@@ -290,6 +290,7 @@ class TestDataCache:
             assert all(map(np.array_equal, cache.images(), expected))
         assert made == [*range(len(expected))] * (1 if kept else 3)
 
+    @pytest.mark.slow
     def test_processes_at_once_build_one(self, programs: Programs, tmp_path: Path) -> None:
         code = (
             "import sys; from pathlib import Path; from benchmarks.support.data import DataCache;"

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -47,8 +48,12 @@ def record_walk(operation: Callable[[], object]) -> Walk:
     return Walk(len(files), sum(file != following for file, following in pairwise(files)))
 
 
+@patch("omearrow_ds.kernels.stacks.getrusage", new=lambda _: SimpleNamespace(ru_majflt=0, ru_inblock=0))
 def record_walks(folder: Path) -> dict[str, Walk]:
-    """Return the walks of the main operations, of objects that were used before; ``folder`` is an empty one."""
+    """Return the walks of the main operations, of objects that were used before; ``folder`` is an empty one.
+
+    No read waits for a disk, as after such reads pages are requested.
+    """
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     parquet, arrow = folder / "images.parquet", folder / "images.arrow"

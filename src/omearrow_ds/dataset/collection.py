@@ -315,8 +315,7 @@ class Collection(StoredImages):
     @cached_property
     def _decodes_in_threads(self) -> bool:
         """Whether threads decode the images of a large batch faster than one."""
-        source = self.source
-        return self._is_read_once and source.format.decodes_in_threads and not source.fetches
+        return self._is_read_once and self.source.decodes_in_threads
 
     def _scaled(self, image: Array, position: int) -> Array:
         view = self.plan.cuts[position](image)

@@ -19,7 +19,7 @@ from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
 _NUM_BATCHES = 16
-_NUM_RECENT = 16  # Requests whose images are not requested again: one loader requests at most a few batches ahead.
+_NUM_RECENT, _RECENT_NS = 16, 10**9  # Images of the last 16 requests are not requested again within a second.
 _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 
 
@@ -88,13 +88,17 @@ class Prefixes:
         starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
         request_ranges(starts.ravel(), np.full(starts.size, len(self._expected[0])))
 
-    def page_range(self, like: Array) -> tuple[int, int] | None:
-        """Return offset and length of the bytes of an image and before its chunks; None if they are several ranges."""
+    def page_range(self, addresses: Array, like: Array) -> tuple[int, int] | None:
+        """Return offset and length of the bytes of an image and before its chunks.
+
+        Return None if they are several ranges, or if ``addresses`` are those of regions.
+        """
         offsets, span_bytes = byte_ranges(like)
         first, stop = int(offsets[0]), int(offsets[0]) + span_bytes
         start = min(first, int(self._distances.min(initial=first)))
         last = int(self._distances.max(initial=start)) + len(self._expected[0])
-        is_one = len(offsets) == 1 and first - start <= GAP_BYTES and last <= stop
+        are_whole = len(addresses) > 0 and addresses[0] == self._addresses[0]
+        is_one = are_whole and len(offsets) == 1 and first - start <= GAP_BYTES and last <= stop
         return (start, stop - start) if is_one else None
 
     def check(self, indices: Iterable[int]) -> None:
@@ -156,7 +160,7 @@ class Stacks:
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self.num_images = self._starts[-1]
         self._origins: dict[int, tuple[Array, int]] = {}
-        self._recent: deque[list[int]] = deque(maxlen=_NUM_RECENT)
+        self._recent: deque[tuple[int, list[int]]] = deque(maxlen=_NUM_RECENT)  # Times and images of requests.
 
     def __len__(self) -> int:
         return self.num_images
@@ -202,9 +206,11 @@ class Stacks:
         if rows is not None:
             request(self.addresses[indices], self.like, rows)
         else:
-            recent = set().union(*self._recent)
+            now_ns = monotonic_ns()
+            # The copy is atomic: other threads may append meanwhile.
+            recent = set().union(*(images for ns, images in tuple(self._recent) if now_ns - ns < _RECENT_NS))
             indices = np.array([index for index in indices.tolist() if index not in recent], np.int64)
-            self._recent.append(indices.tolist())
+            self._recent.append((now_ns, indices.tolist()))
             if self._page_range is not None:
                 first, num_bytes = self._page_range
                 request_ranges(self.addresses[indices] + first, np.full(len(indices), num_bytes))
@@ -216,7 +222,7 @@ class Stacks:
     @functools.cached_property
     def _page_range(self) -> tuple[int, int] | None:
         """Offset and length of the only byte range of an image, if this contains the bytes before its chunks."""
-        return None if self.prefixes is None else self.prefixes.page_range(self.like)
+        return None if self.prefixes is None else self.prefixes.page_range(self.addresses, self.like)
 
     def located(self, indices: Array) -> ImageAddresses:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -32,6 +33,7 @@ from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.remote import Storage
 
+_TYPES = "UNSUPPORTED_TYPES"  # Name in a format's module: tests of types that it cannot store.
 _ANY_BYTES = 2**31 - 1
 _WIDE, _MAX_COLUMN_CHUNKS = 256, 40_000  # Columns of a wide table, and chunks of all its columns and row groups.
 _WIDE_BYTES = 2**28  # Pixels of a row group of a wide table.
@@ -278,6 +280,10 @@ def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Sche
             )
             raise PathExistsError(msg)
     in_parquet = (pa.types.is_interval,) if fmt.kind == "directory" else ()
-    refuse_types(columns, getattr(module, "UNSUPPORTED_TYPES", in_parquet), fmt.label, str(path))
-    if hasattr(module, "refuse_target"):
-        module.refuse_target(path, columns)
+    # A format of another package may reuse the source, and so the limits, of a format of this package.
+    modules = [module, *(sys.modules[parent.__module__] for parent in module.Source.__mro__)]
+    types = next((vars(owner)[_TYPES] for owner in modules if _TYPES in vars(owner)), in_parquet)
+    refuse_types(columns, types, fmt.label, str(path))
+    refuse_target = next((owner.refuse_target for owner in modules if hasattr(owner, "refuse_target")), None)
+    if refuse_target is not None:
+        refuse_target(path, columns)

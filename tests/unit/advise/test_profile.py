@@ -187,10 +187,11 @@ def test_a_slow_transform_is_what_binds(path, workers):
 @ALONE
 @ONE_OF_TWO
 @pytest.mark.usefixtures("whole_turns")
+@pytest.mark.slow
 def test_a_slow_store_is_what_binds(path, workers):
     def judged():
-        found = profile_dataset(slow_store(path), model=Sleeping(), num_workers=workers, **QUICK)
-        return found.verdict.bound == "read" and found.verdict.kind == "data-bound"
+        profile = profile_dataset(slow_store(path), model=Sleeping(), num_workers=workers, **QUICK)
+        return profile.verdict.bound == "read" and profile.verdict.kind == "data-bound"
 
     assert mostly(judged)
 
@@ -264,15 +265,16 @@ def test_stages_of_workers_are_counted_in_the_workers(path):
     assert found["hand-over"].worker_s > 0
 
 
+@pytest.mark.slow
 def test_without_workers_all_is_the_program(path):
-    found = profile_dataset(path, transform=slow, num_workers=0, model=Sleeping(), **QUICK).breakdown
-    assert found.wait_s == 0
-    assert found.workers == ()
-    assert all(each.worker_s == 0 for each in found.stages)
-    assert found["transform"].calls == found.samples
+    breakdown = profile_dataset(path, transform=slow, num_workers=0, model=Sleeping(), **QUICK).breakdown
+    assert breakdown.wait_s == 0
+    assert breakdown.workers == ()
+    assert all(row.worker_s == 0 for row in breakdown.stages)
+    assert breakdown["transform"].calls == breakdown.samples
     for stage in ("forward", "backward", "optimizer step"):
-        assert found[stage].calls == found.batches
-    assert found["forward"].total_s >= 0.99 * Sleeping().sleep_s * found.batches
+        assert breakdown[stage].calls == breakdown.batches
+    assert breakdown["forward"].total_s >= 0.99 * Sleeping().sleep_s * breakdown.batches
 
 
 @pytest.mark.parametrize("name", NAMES_OR_LONG)

@@ -95,14 +95,23 @@ def test_one_request_is_made_for_an_image_of_several_pages_of_parquet(stored, mo
     assert len(requested) == COUNT  # An image is less than 128 kB.
 
 
-def test_images_are_not_requested_again_until_16_requests_later(requested):
+def test_images_are_requested_again_after_16_requests_or_a_second(requested, reads):
     images = Stacks([np.zeros((64, 10, 10), "uint16")], is_mapped=True)
     counts = []
-    for number in range(18):
+    for number in range(20):
+        reads.time_ns += 1000 * MS * (number == 19)
         images.request(np.array([0, number + 1]))
         counts.append(len(requested))
         requested.clear()
-    assert counts == [2, *[1] * 16, 2]
+    assert counts == [2, *[1] * 16, 2, 1, 2]
+
+
+def test_requests_for_regions_include_the_bytes_before_chunks(requested):
+    array = np.zeros((4, 1, 1, 1, 512, 128), "uint16")
+    prefixes = Prefixes(Stacks([array]).addresses, np.array([-4]), np.zeros((1, 4), "uint8"), pytest.fail)
+    stacks = Stacks([array], prefixes=prefixes).cut(lambda images: images[..., 256:, :])
+    stacks.request(np.array([1]))
+    assert covers(requested, address_of(array[1]) - 4)
 
 
 @settings(deadline=None)

@@ -12,6 +12,7 @@ import pytest
 from omearrow_ds import (
     FORMATS,
     FormatError,
+    MetadataError,
     OMEArrowDataset,
     convert,
     formats,
@@ -75,6 +76,15 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
     tests = [name for name in vars(FormatConformance) if name.startswith("test_")]
     assert done.returncode == 0, done.stdout
     assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # One test has two cases.
+
+
+def test_a_format_that_reuses_a_source_has_its_limits(installed):
+    pytest.importorskip("duckdb")
+    of_duckdb = PAPYRUS.replace("import arrow", "import duckdb").replace("arrow.", "duckdb.")
+    folder = installed(of_duckdb.replace('("none", "lz4")', '("none",)'))
+    columns = {"span": pa.array([1, 2, 3], pa.duration("s"))}
+    with raises(MetadataError, path=folder / "a.papyrus", mentions="'span'"):
+        write_images(images_of(SHAPES), folder / "a.papyrus", columns=columns)
 
 
 def test_profile_tells_the_stages_that_it_names(installed):

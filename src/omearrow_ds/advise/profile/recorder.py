@@ -105,13 +105,20 @@ class Recorder(ExitStack):
             self.wrap(owner, name, stage)
         if dataset is not None:
             self.wrap(type(dataset), "__getitems__", "other")
+            collection = getattr(dataset, "_collection", None)
+            if collection is not None:  # Stages of other threads are not timed.
+                self._replace(collection, "_decodes_in_threads", value=False)
             if vars(dataset).get("_transform") is not None:
                 self.wrap(dataset, "_transform", "transform")
 
     def wrap(self, owner: Any, name: str, stage: str) -> None:
         """Time a function of a module, class or object, until the recorder is closed."""
+        self._replace(owner, name, self.timed(getattr(owner, name), stage))
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until the recorder is closed."""
         undo = (setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)
-        setattr(owner, name, self.timed(getattr(owner, name), stage))
+        setattr(owner, name, value)
         self.callback(*undo)
 
     def timed(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:

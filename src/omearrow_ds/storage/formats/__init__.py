@@ -62,8 +62,6 @@ class Format:
         default size of parts to a worker memory of one part plus 200 MB.
     scanned_rows : tuple of (str, int)
         Per compression: number of rows that reading one row decodes, if more than one.
-    decodes_in_threads : bool
-        Whether two threads decode a batch of large compressed images at least 1.3 times as fast as one.
     by_ranges : bool
         Whether files at URLs are read by range requests, by ``Source`` with ``objects``, or by ``RemoteSource``.
     fetched_whole : bool
@@ -101,7 +99,6 @@ class Format:
     written_at_once: bool = False
     writer_factor: float = 0.0
     scanned_rows: tuple[tuple[str, int], ...] = ()
-    decodes_in_threads: bool = False
     by_ranges: bool = False
     fetched_whole: bool = False
     other_suffixes: tuple[str, ...] = ()
@@ -166,7 +163,6 @@ FORMATS = (
         compressions=("none", "lz4", "zstd", "snappy"),
         grouped=True,
         written_at_once=True,
-        decodes_in_threads=True,
         by_ranges=True,
         engines=("pages", "pyarrow"),
         open_options=("look",),

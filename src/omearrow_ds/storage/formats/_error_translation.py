@@ -47,7 +47,9 @@ class translate_errors:  # noqa: N801  # reads as a phrase: with refusing(path, 
             raise KeyboardInterrupt from error
         if isinstance(error, self._errors) or is_panic(error):
             failure = None if self._failure is None else self._failure(error)
-            raise failure or damaged(self._path, self._label, error) from error
+            failure = failure or damaged(self._path, self._label, error)
+            failure.path = failure.path or str(self._path)
+            raise failure from error
 
 
 def is_stop(error: BaseException) -> bool:

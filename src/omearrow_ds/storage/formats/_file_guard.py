@@ -100,7 +100,7 @@ class FileGuard:
             status = os.stat(self._tracked)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
             raise MissingPathError(
-                f"{self.path}: was removed since it was opened; restore it, and open it again"
+                f"{self.path}: was removed since it was opened; restore it, and open it again", path=self.path
             ) from None
         fingerprint: Fingerprint = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
@@ -117,7 +117,8 @@ class FileGuard:
         if self.fingerprint is None:
             self.fingerprint = fingerprint
         if fingerprint != self.fingerprint:
-            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+            problem = "was replaced or changed since it was opened"
+            raise FormatError(problem, path=self.path, remedy="open it again")
 
 
 def _file_fingerprint(path: str) -> Fingerprint:

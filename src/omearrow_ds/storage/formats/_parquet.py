@@ -208,7 +208,7 @@ class ParquetSource(TableSource):
     def _open(self) -> pq.ParquetFile:
         file = self._bytes.get()
         if isinstance(file, MappedFile):
-            with self.guard.reading():
+            with self.guard:
                 # A second map reads fewer cold pages.
                 return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
         with self.guard.reading():
@@ -239,6 +239,10 @@ class ParquetSource(TableSource):
         self._file.close()
         self._reader.close()
         self._bytes.close()
+
+    @property
+    def decodes_in_threads(self) -> bool:
+        return bool(self._chunks) and self._objects is None  # Pyarrow would decode a row group in each thread.
 
     def _read_images(self, rows: Sequence[int]) -> list[Array]:
         parts = group_by_part(self._starts, rows)
