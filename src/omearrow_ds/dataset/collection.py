@@ -291,16 +291,17 @@ class Collection(StoredImages):
         if self._is_read_once and self.page_requests.is_needed():
             self.request_ahead(positions)
         source = self._filling_source if samples.nbytes >= _BLOCK_BYTES else None
-        all_images = None if source is not None or self._decodes_in_threads else self._distinct(positions)
+        decodes_in_fill = source is not None or self._decodes_in_threads
+        images = {} if decodes_in_fill else self._distinct(positions)
         worth(samples.nbytes)
 
         def fill(share: slice) -> None:
             # Fresh memory for all images of a batch causes page faults, which take longer than reading large images.
             shape = tuple(self.shapes[0].tolist())
             block = [] if source is None else [new_image(shape, self.dtypes[0], str(self.path))]
-            images = self._distinct(positions[share]) if all_images is None and source is None else all_images or {}
+            decoded = self._distinct(positions[share]) if source is None and decodes_in_fill else images
             for position, sample in zip(positions[share], samples[share], strict=True):
-                image = images[position] if source is None else source.read_arrays([position], out=block)[0]
+                image = decoded[position] if source is None else source.read_arrays([position], out=block)[0]
                 scale(plan.cuts[position](image), plan.divisors[position], sample)
 
         fill_in_threads(fill, samples, threads)

@@ -203,21 +203,24 @@ class Stacks:
 
     def request(self, indices: Array, rows: Rows | None = None) -> None:
         """Request the pages of images, or of rows of images (T, C, Z, Y, X), unless they were requested recently."""
-        if rows is not None:
-            request(self.addresses[indices], self.like, rows)
-        else:
-            now_ns = monotonic_ns()
-            # The copy is atomic: other threads may append meanwhile.
-            recent = set().union(*(images for ns, images in tuple(self._recent) if now_ns - ns < _RECENT_NS))
-            indices = np.array([index for index in indices.tolist() if index not in recent], np.int64)
-            self._recent.append((now_ns, indices.tolist()))
+        if rows is None:
+            indices = self._drop_recent(indices)
             if self._page_range is not None:
                 first, num_bytes = self._page_range
                 request_ranges(self.addresses[indices] + first, np.full(len(indices), num_bytes))
                 return
-            request(self.addresses[indices], self.like, None)
+        request(self.addresses[indices], self.like, rows)
         if self.prefixes is not None:
             self.prefixes.request(indices)
+
+    def _drop_recent(self, indices: Array) -> Array:
+        """Return the images that were not requested recently, and record them as requested."""
+        now_ns = monotonic_ns()
+        # The copy is atomic: other threads may append meanwhile.
+        recent = set().union(*(images for ns, images in tuple(self._recent) if now_ns - ns < _RECENT_NS))
+        others = [index for index in indices.tolist() if index not in recent]
+        self._recent.append((now_ns, others))
+        return np.array(others, np.int64)
 
     @functools.cached_property
     def _page_range(self) -> tuple[int, int] | None:

@@ -64,7 +64,7 @@ class InputTable(NamedTuple):
     @property
     def subject(self) -> dict[str, Any]:
         """Field of errors about the table: its path, or the option that passed it."""
-        return {"path": self.name} if "/" in self.name else {"option": self.name.removesuffix("=")}
+        return {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
 
     def column_schema(self, read: pa.Schema) -> pa.Schema:
         """Return all columns in the order of the table; ``read`` are those that are not unread."""

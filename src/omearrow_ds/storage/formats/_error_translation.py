@@ -15,7 +15,7 @@ from omearrow_ds.errors import FormatError, OMEArrowDSError
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
 
 
-class translate_errors:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
+class translate_errors:  # noqa: N801  # reads as a phrase: with translate_errors(path, "Parquet", errors):
     """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
     ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.

@@ -100,7 +100,7 @@ class FileGuard:
             status = os.stat(self._tracked)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
             raise MissingPathError(
-                f"{self.path}: was removed since it was opened; restore it, and open it again", path=self.path
+                "was removed since it was opened", path=self.path, remedy="restore it, and open it again"
             ) from None
         fingerprint: Fingerprint = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):

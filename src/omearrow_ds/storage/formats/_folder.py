@@ -44,7 +44,7 @@ from omearrow_ds.storage.formats._detect import (
     refuse_special,
 )
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
-from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
@@ -502,7 +502,7 @@ class FolderSource(Images):
             return self._files.open(self._at(member.file))
         folder = self._folder.get()
         if self._listed and monotonic_ns() >= self._check_ns:
-            _refuse_written_over(self.path, folder.descriptor, self.guard.fingerprint)
+            _refuse_written_over(self.guard, folder.descriptor)
             self._check_ns = monotonic_ns() + STATUS_NS
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
         return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
@@ -578,14 +578,15 @@ def _refuse_strangers(path: Path, listed: set[str], present: set[str]) -> None:
             )
 
 
-def _refuse_written_over(path: Path, folder: int, fingerprint: Fingerprint | None) -> None:
+def _refuse_written_over(guard: FileGuard, folder: int) -> None:
     """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
     try:
         status = os.stat(SIDECAR, dir_fd=folder)
     except FileNotFoundError:
-        raise FormatError(f"{path}: was removed since it was opened; restore it, and open it again") from None
-    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != fingerprint:
-        raise FormatError(f"{path}: was replaced or changed since it was opened; open it again")
+        raise FormatError(
+            "was removed since it was opened", path=guard.path, remedy="restore it, and open it again"
+        ) from None
+    guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 def _shapes_of(members: Sequence[Member]) -> Array:
