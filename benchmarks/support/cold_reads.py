@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--formats", nargs="+", default=_FORMATS, metavar="NAME")
     parser.add_argument("--batches", type=int, default=20, help="after the first one (default: 20)")
     parser.add_argument("--model-ms", type=float, default=0, help="simulated time of a model per batch, not counted")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of the loader; bytes are not counted")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
     options = parser.parse_args(arguments)
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in range(options.rounds):
             for name, path in paths.items():
                 drop(files_of(path))
-                results[name].append(_in_process(path, seed, options.batches, options.model_ms))
+                results[name].append(_in_process(path, seed, options.batches, options.model_ms, options.workers))
             floors.append(
                 _floor_s(_largest(first), 2 * int(np.prod(options.shape)), options.batches * _BATCH_SIZE, seed)
             )
@@ -74,8 +75,9 @@ def _images(count: int, shape: list[int]) -> Iterator[np.ndarray[Any, Any]]:
         yield generator.integers(0, 2**16, shape, dtype=np.uint16)
 
 
-def _in_process(path: Path, seed: int, num_batches: int, model_ms: float) -> dict[str, float]:
-    command = [sys.executable, "-c", _PROGRAM, str(path), str(seed), str(num_batches), str(model_ms)]
+def _in_process(path: Path, seed: int, num_batches: int, model_ms: float, num_workers: int) -> dict[str, float]:
+    arguments = [str(path), *map(str, (seed, num_batches, model_ms, num_workers))]
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
     output = subprocess.check_output(command, text=True)  # noqa: S603
     result: dict[str, float] = json.loads(output)
     return result
@@ -85,12 +87,13 @@ _PROGRAM = """
 import json, sys
 from pathlib import Path
 from benchmarks.support.cold_reads import read
-print(json.dumps(read(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))))
+path, seed, num_batches, model_ms, num_workers = sys.argv[1:]
+print(json.dumps(read(Path(path), int(seed), int(num_batches), float(model_ms), int(num_workers))))
 """
 
 
-def read(path: Path, seed: int, num_batches: int, model_ms: float) -> dict[str, float]:
-    """Return seconds, and bytes read from the disk, of opening, of the first batch and of the next batches.
+def read(path: Path, seed: int, num_batches: int, model_ms: float, num_workers: int) -> dict[str, float]:
+    """Return seconds, and bytes that this process reads, of opening, of the first batch and of the next batches.
 
     After each batch, the process is busy for ``model_ms``, which is not counted.
     """
@@ -98,7 +101,7 @@ def read(path: Path, seed: int, num_batches: int, model_ms: float) -> dict[str, 
     dataset = OMEArrowDataset(path, preload=False)
     bounds.append((perf_counter(), read_bytes()))
     torch.manual_seed(seed)
-    loader = OMEArrowDataLoader(dataset, _BATCH_SIZE, shuffle=True, num_workers=0)
+    loader = OMEArrowDataLoader(dataset, _BATCH_SIZE, shuffle=True, num_workers=num_workers)
     batches = itertools.islice(loader, 1 + num_batches)
     image_bytes = 2 * next(batches)[0].numel()
     bounds.append((perf_counter(), read_bytes()))
