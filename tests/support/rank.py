@@ -35,7 +35,8 @@ def as_torchrun(programs: Programs, code: str, *words: object, ranks: int) -> No
     env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     code = f"import torch; torch.set_num_threads(1)  # as OMP_NUM_THREADS, which torchrun sets, would\n{code}"
     started = [
-        programs.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
+        programs.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, has_workers=True)
+        for rank in range(ranks)
     ]
     for done in [program.wait() for program in started]:
         assert done.returncode == 0, done.stdout + done.stderr

@@ -299,7 +299,9 @@ def shell(tmp_path, programs):
     def run(code, folder):
         calls = plain_calls(code)
         for words in calls or ():
-            done = programs.start(_COMMAND, folder, *words, env=os.environ).wait()
+            done = programs.start(
+                _COMMAND, folder, *words, env=os.environ, has_workers=words[0] in ("profile", "recommend")
+            ).wait()
             assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         if calls is not None:
             return

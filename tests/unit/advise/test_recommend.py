@@ -730,12 +730,12 @@ def test_the_command_prints_text_or_json(folder, work):
 
 def test_ctrl_c_removes_the_private_folder(programs, folder, work):
     code = "from omearrow_ds.cli import main; main()"
-    program = programs.start(code, "recommend", folder, "--work-dir", work, "--seconds", "60")
+    program = programs.start(code, "recommend", folder, "--work-dir", work, "--seconds", "60", has_workers=True)
     inside = []
     while not inside and psutil.pid_exists(program.pid):
         time.sleep(0.05)
         # `os.walk` ignores folders that vanish during the walk.
-        inside = [each for each in work.iterdir() if any("images." in str(place) for place in os.walk(each))]
+        inside = [entry for entry in work.iterdir() if any("images." in str(step) for step in os.walk(entry))]
     if inside:
         assert stat.S_IMODE(inside[0].stat().st_mode) == 0o700
         os.kill(program.pid, signal.SIGINT)

@@ -42,7 +42,7 @@ def model(shape):
 
 IN_FOREGROUND = """
 import os, sys
-os.setsid()  # Ctrl-C is for all of a session
+os.setpgrp()  # Ctrl-C is for all of a process group
 os.chdir(sys.argv.pop(1))
 sys.path.insert(0, "")
 from omearrow_ds.cli import main
@@ -126,7 +126,7 @@ def test_what_the_own_function_raises(path, workers):
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ctrl_c_ends_it_at_once(programs, path, tmp_path, workers):
     words = [path, "--seconds", "60", "--workers", workers, "--transform", "own_functions:slow", "--no-trials"]
-    program = programs.start(IN_FOREGROUND, tmp_path, "profile", *words)
+    program = programs.start(IN_FOREGROUND, tmp_path, "profile", *words, has_workers=True)
     children = _running(psutil.Process(program.pid), workers, tmp_path)
     start = time.monotonic()
     os.killpg(program.pid, signal.SIGINT)

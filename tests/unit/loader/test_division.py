@@ -41,7 +41,8 @@ def rows(programs, tmp_path_factory):
     """Run every program on two ranks, and return the samples of each rank."""
     folder = tmp_path_factory.mktemp("division")
     store(folder)
-    for done in [program.wait() for program in [programs.start(RANK, folder, rank) for rank in range(RANKS)]]:
+    started = [programs.start(RANK, folder, rank, has_workers=True) for rank in range(RANKS)]
+    for done in [program.wait() for program in started]:
         assert done.returncode == 0, done.stdout + done.stderr
     return summary(folder)
 

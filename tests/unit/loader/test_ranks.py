@@ -83,7 +83,9 @@ def ranks(request, programs, tmp_path_factory):
         [image_of((4, 5), "uint16", n) for n in range(COUNT)], folder / "images.arrow", columns={"n": [*range(COUNT)]}
     )
     words = folder / "images.arrow", folder, folder / "held"
-    started = [programs.start(RANK, *words, rank, request.param) for rank in range(request.param)]
+    started = [
+        programs.start(RANK, *words, rank, request.param, has_workers=rank == 1) for rank in range(request.param)
+    ]
     for done in [program.wait() for program in started]:
         assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]

@@ -142,7 +142,7 @@ def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(
         del __file__
         exec(compile(code, "<cell>", "exec"))
     """
-    done = programs.run(code, numbered("parquet"))
+    done = programs.run(code, numbered("parquet"), has_workers=True)
     assert done.stdout == "done __main__\n" * 2, done.stderr
 
 
@@ -205,7 +205,7 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 multiprocessing.current_process()._config["semprefix"] = f"/endless{os.getpid()}"
 
-os.setsid()
+os.setpgrp()
 
 def slow(image):
     time.sleep(0.05)
@@ -236,7 +236,7 @@ def of(program):
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
-    program = programs.start(ENDLESS, numbered("arrow", count=20))
+    program = programs.start(ENDLESS, numbered("arrow", count=20), has_workers=True)
     workers = [psutil.Process(int(pid)) for pid in program.first_line().split()]
     everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
     assert len(workers) == 2

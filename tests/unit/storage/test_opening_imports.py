@@ -23,6 +23,6 @@ def test_opening_imports_neither_pandas_nor_pyarrow_dataset(stored, programs):
     images = [np.full((4, 4), value, np.uint16) for value in range(4)]
     names = ["parquet", "arrow", "tiff", "ome_zarr"]
     paths = [str(stored(name, images, columns={"well": ["A01"] * 4})) for name in names]
-    done = programs.run(PROGRAM, *paths)
+    done = programs.run(PROGRAM, *paths, has_workers=True)
     assert done.returncode == 0, done.stderr
     assert dict(zip(names, done.stdout.splitlines(), strict=True)) == dict.fromkeys(names, "2")
