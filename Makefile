@@ -115,8 +115,7 @@ open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (h
 
 # While types are checked one process imports the tests: those that run them, at once, would each compile them all.
 test: $(READY) ## environment, lint, types and tests
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory --jobs=2 types collected
+	@$(MAKE) --no-print-directory --jobs=2 lint types collected
 	@$(MAKE) --no-print-directory unit
 
 contract: $(READY) ## renew the golden files in tests/data/contract and print their diffs (ARGS=api.json for one file)

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import sys
-import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +68,10 @@ NAMES = frozenset(
 )
 _PHRASES = {advice: re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE) for advice, phrase in PHRASES.items()}
 _CODE = re.compile(r"```.*?```|^\s*>>>.*$|^\s*\.\.\. .*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_STRING_OR_COMMENT = re.compile(  # In a fifth of the time of tokenize.
+    r"""(?P<quote>\"{3}|'{3})(?:\\.|.)*?(?P=quote)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<comment>#[^\n]*)""",
+    re.DOTALL,
+)
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _MESSAGE_NAMES = {"msg", "message", "text", "hint", "reason", "remedy"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -118,9 +120,9 @@ def _of_document(text: str) -> Iterator[Section]:
 def _of_python(text: str) -> Iterator[Section]:
     lines = text.splitlines(keepends=True)
     comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith(_NOT_PROSE)
+        text.count("\n", 0, match.start()) + 1: match["comment"].lstrip("# ")
+        for match in _STRING_OR_COMMENT.finditer(text)
+        if match["comment"] and not match["comment"].startswith(_NOT_PROSE)
     }
     tree = ast.parse(text)
     yield from _of_node(tree, "", range(1, len(lines) + 1), lines, comments)
@@ -136,7 +138,7 @@ def _of_node(
     inner = (
         []
         if isinstance(node, _FUNCTIONS)
-        else [each for each in node.body if isinstance(each, (*_FUNCTIONS, ast.ClassDef))]
+        else [child_node for child_node in node.body if isinstance(child_node, (*_FUNCTIONS, ast.ClassDef))]
     )
     own_lines = set(span)
     for child in inner:
@@ -144,7 +146,7 @@ def _of_node(
         child_span = range(first, (child.end_lineno or first) + 1)
         own_lines -= set(child_span)
         yield from _of_node(child, f"{name}.{child.name}".lstrip("."), child_span, lines, comments)
-    own_nodes = list(_walk_without(node, inner))
+    own_nodes = _walk_without(node, set(inner))
     documented = (child for child in own_nodes if isinstance(child, (ast.Module, ast.ClassDef, *_FUNCTIONS)))
     docstrings = [ast.get_docstring(child) or "" for child in documented]
     own_comments = [comments[line] for line in sorted(own_lines & set(comments))]
@@ -153,11 +155,11 @@ def _of_node(
     yield Section(name or "module", span.start, source, prose, tuple(_bound_names(own_nodes)))
 
 
-def _walk_without(node: ast.AST, left_out: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if child not in left_out:
-            yield from _walk_without(child, left_out)
+def _walk_without(node: ast.AST, left_out: Collection[ast.AST]) -> list[ast.AST]:
+    nodes = [node]
+    for parent in nodes:
+        nodes += [child for child in ast.iter_child_nodes(parent) if child not in left_out]
+    return nodes
 
 
 def _messages(nodes: Iterable[ast.AST]) -> Iterator[str]:
