@@ -26,7 +26,7 @@ from omearrow_ds.advise.profile.trials import preloaded
 from omearrow_ds.errors import MemoryLimitError, PathExistsError
 from omearrow_ds.storage import byte_source
 from tests.support.errors import find_problems, raises
-from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of
+from tests.support.strategies import FOLDERS, NAMES, NAMES_OR_LONG, SUFFIX, all_same, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
 COUNT = 12
@@ -344,7 +344,7 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
 # ---- all formats
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_scan_goes_on_where_its_source_is_closed(numbered, name):
     source = open_images(numbered(name), name)
     scan = source.images.stream()
@@ -353,7 +353,7 @@ def test_a_scan_goes_on_where_its_source_is_closed(numbered, name):
     assert all_same([*first, *(image for _, part in scan for image in part)], IMAGES)
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_threads_read_on_where_another_closes(numbered, name):
     source = open_images(numbered(name), name)
     failures, done = [], threading.Event()

@@ -94,14 +94,14 @@ def test_layout_is_read_by_offset_when_nothing_is_damaged(written, layout):
 
 @accesses
 @layouts
-@pytest.mark.share(5, "layout", "access")
+@pytest.mark.share(9, "layout", "access")
 def test_access_returns_the_pixels_when_nothing_is_damaged(written, layout, access):
     np.testing.assert_array_equal(access.read(access.open(written(layout))), access.expected)
 
 
 @accesses
 @cases
-@pytest.mark.share(5, "layout", "kind", "access")
+@pytest.mark.share(9, "layout", "kind", "access")
 def test_access_is_refused_when_the_collection_is_damaged(damaged, layout, kind, access):
     path, named = damaged(layout, kind)
     pixels = outcome(lambda: access.read(access.open(path)))

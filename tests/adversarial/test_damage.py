@@ -22,16 +22,19 @@ from tests.adversarial import damage
 from tests.adversarial.mutations import Plan
 from tests.conftest import needs
 from tests.support.errors import raises
-from tests.support.strategies import NAMES, SUFFIX, images_of
+from tests.support.strategies import NAMES, NAMES_OR_LONG, SUFFIX, images_of, slow_except
 
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
 SHARES = 10, pytest.param(1, marks=pytest.mark.slow)  # A tenth of the damages, or all.
 MUTATIONS = {"duckdb": 42}  # Other formats get 150. DuckDB takes ten times as long to open a file.
 formats = pytest.mark.parametrize("name", NAMES)
+formats_or_long = pytest.mark.parametrize("name", NAMES_OR_LONG)
+# Memory-mapped, decoded by pages, a file per image, a folder that a library reads.
+DAMAGED = "arrow", "parquet", "tiff", "lance"
 FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]
 
 
-@formats
+@pytest.mark.parametrize("name", slow_except(DAMAGED, NAMES))
 @pytest.mark.parametrize("share", SHARES)
 def test_damage_gives_the_same_pixels_or_an_error(name, share):
     needs(name)
@@ -43,7 +46,7 @@ def test_damage_gives_the_same_pixels_or_an_error(name, share):
     assert name == "duckdb" or tally.caught > 0  # DuckDB has a checksum in each block.
 
 
-@formats
+@formats_or_long
 def test_every_structural_damage_is_planned(stored, name):
     path = stored(name, images_of(SMALL))
     plan = Plan(path)
@@ -79,6 +82,7 @@ def broken_main(folder, name, start, stop, *arguments):
     child.main(folder, name, start, stop, *arguments)
 
 
+@pytest.mark.slow  # Waits for a child that hangs.
 def test_the_harness_sees_what_it_looks_for(monkeypatch):
     monkeypatch.setattr(damage, "CHILD", "tests.adversarial.test_damage:broken_main")
     tally = damage.run("arrow", 5, seed=1, limit_s=3)
@@ -96,7 +100,7 @@ def said_by(tmp_path, function, *arguments):
     return status, (tmp_path / "said").read_text()[-2000:]
 
 
-@formats
+@formats_or_long
 def test_what_may_not_be_read(stored, tmp_path, name):
     path = stored(name, images_of(SMALL))
     for parent in list(path.parents)[:4]:  # With several test processes, each has a folder in that of the run.
@@ -247,17 +251,20 @@ def test_panics_become_errors():
 
 @pytest.mark.parametrize(
     ("name", "encoding", "engine"),
-    [
-        *((name, "bytes", None) for name in NAMES),
-        ("vortex", "list", None),
-        ("parquet", "bytes", "pyarrow"),
-        ("lance", "bytes", "lance"),
-    ],
+    slow_except(
+        [*DAMAGED, ("vortex", "list", None)],
+        [
+            *((name, "bytes", None) for name in NAMES),
+            ("vortex", "list", None),
+            ("parquet", "bytes", "pyarrow"),
+            ("lance", "bytes", "lance"),
+        ],
+    ),
     ids=str,
 )
 def test_a_file_that_is_cut_short_while_it_is_open(stored, tmp_path, name, encoding, engine):
     """Runs in its own process, because access to a missing mapped page would end it (SIGBUS)."""
     images = images_of([((1, 1, 1, 80, 70), "uint16")] * 30)
     path = stored(name, images, encoding=encoding)
-    status, said = said_by(tmp_path, "read_what_is_cut_short", str(path), name, engine, images, 30)
-    assert (status, said[-5:]) == (0, "done\n"), said
+    status, output = said_by(tmp_path, "read_what_is_cut_short", str(path), name, engine, images, 30)
+    assert (status, output[-5:]) == (0, "done\n"), output

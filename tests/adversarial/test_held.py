@@ -123,12 +123,13 @@ def negated_twice(image):
 
 @pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
 @pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.share(2, "kind", "preload")
 def test_every_batch_of_an_epoch_can_be_kept(path, kind, preload):
     dataset = OMEArrowDataset(path, preload=preload)
     loader = kind(dataset, SIZE, num_workers=0)
-    for held in HOLDS.values():
-        kept = [held(batch) for batch in loader]
-        assert all(same_values(each, held(wanted_of(number))) for number, each in enumerate(kept))
+    for hold in HOLDS.values():
+        batches = [hold(batch) for batch in loader]
+        assert all(same_values(actual, hold(wanted_of(number))) for number, actual in enumerate(batches))
     weights, loss = torch.ones(1, requires_grad=True), 0
     for batch in loader:  # Only autograd's graph keeps it.
         loss = loss + (batch * weights).double().sum()

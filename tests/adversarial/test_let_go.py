@@ -18,7 +18,7 @@ from omearrow_ds.storage.formats import _handles
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from tests.support.errors import raises
-from tests.support.strategies import NAMES, image_of
+from tests.support.strategies import NAMES, NAMES_OR_LONG, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
 IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
@@ -39,7 +39,7 @@ def alive():
     gc.enable()
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_source_is_gone_with_its_last_reference(stored, alive, name):
     source = open_images(stored(name, IMAGES), name)
     source.read(3)

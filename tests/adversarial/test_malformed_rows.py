@@ -18,7 +18,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats._table import unnest
 from tests.adversarial.malformed import CASES, oracle, records_of, rows_of
 from tests.conftest import needs
-from tests.support.strategies import SUFFIX, same
+from tests.support.strategies import SUFFIX, same, slow_except
 
 GUARANTEES = Path(__file__).parents[2] / "docs/explanation/guarantees.md"
 EACH = [pytest.param(case, encoding, id=f"{encoding} {case.name}") for case in CASES for encoding in case.encodings]
@@ -197,10 +197,7 @@ def rows_of_files_that_open(encoding):
 
 
 # Two of the four formats in each encoding; nightly runs use all formats in both.
-ALL_CASES = [
-    pytest.param(*pair, marks=() if (pair[0] in ("parquet", "vortex")) == (pair[1] == "bytes") else pytest.mark.slow)
-    for pair in product(NAMES, schema.ENCODINGS)
-]
+ALL_CASES = slow_except([("parquet", "bytes"), ("lance", "list")], product(NAMES, schema.ENCODINGS))
 
 
 @pytest.mark.parametrize(("name", "encoding"), ALL_CASES)

@@ -11,7 +11,7 @@ import pytest
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from tests.support.errors import find_problems, raises
-from tests.support.strategies import NAMES, all_same, image_of, same
+from tests.support.strategies import NAMES, NAMES_OR_LONG, all_same, image_of, same
 
 formats = pytest.mark.parametrize("name", NAMES)
 OLD = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
@@ -30,7 +30,7 @@ def opened(stored):
     return make
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_samples_of_old_and_new_are_never_mixed(opened, name):
     dataset, replace = opened(name)
     assert same(dataset[1][0].numpy(), OLD[1])
@@ -40,7 +40,7 @@ def test_samples_of_old_and_new_are_never_mixed(opened, name):
         assert same(image.numpy(), OLD[number])
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_process_that_opens_later_takes_no_other_collection_for_it(opened, name):
     dataset, replace = opened(name)
     pickled = pickle.dumps(dataset)
@@ -82,7 +82,7 @@ READS["decode"] = _decoded
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("checks", [1, 2])
 @pytest.mark.parametrize(("name", "engine"), [*((name, None) for name in NAMES), ("parquet_duck", "duckdb")])
-@pytest.mark.share(4, "name", "how", "checks")
+@pytest.mark.share(5, "name", "how", "checks")
 def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, monkeypatch, name, engine, how, checks):
     compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # Compressed files are not read in place.
     path = stored(name, OLD, compression=compression)

@@ -117,7 +117,7 @@ MATCHED = {"s*r": "ser", "a[bc]d": "abd", "{a,b}": "b"}  # Another name that eac
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("odd", ODD_NAMES)
-@pytest.mark.share(3, "name", "odd")
+@pytest.mark.share(7, "name", "odd")
 def test_a_path_is_one_name_whatever_is_in_it(tmp_path, name, odd):
     needs(name)
     path = tmp_path / f"{odd}{SUFFIX[name]}"

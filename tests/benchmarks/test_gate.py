@@ -311,14 +311,14 @@ def test_a_process_ends_with_all_that_it_started(tmp_path):
 
 
 def test_what_both_sides_are_compared_in_reads_every_workload_in_every_way(tmp_path, monkeypatch):
-    fewer = {name: replace(each, count=min(each.count, 40)) for name, each in gated_data.WORKLOADS.items()}
+    fewer = {name: replace(workload, count=min(workload.count, 20)) for name, workload in gated_data.WORKLOADS.items()}
     monkeypatch.setattr(gated_data, "WORKLOADS", fewer)
     monkeypatch.setattr(pixels, "formats", lambda: [get_format("arrow")])
     with gated_data.Collections(tmp_path) as collections:
-        found = pixels.checksums(collections)
-    assert {name.partition(":")[0].rpartition(", ")[2] for name in found} == fewer.keys()
-    for name, digest in found.items():
-        assert found[name.replace("on demand", "preloaded")] == digest
+        hashes = pixels.checksums(collections)
+    assert {name.partition(":")[0].rpartition(", ")[2] for name in hashes} == fewer.keys()
+    for name, digest in hashes.items():
+        assert hashes[name.replace("on demand", "preloaded")] == digest
 
 
 def gated(runs):

@@ -119,7 +119,7 @@ def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track)
 
 
 @pytest.mark.parametrize("track", range(len(TRACKS)))
-@pytest.mark.share(2, "track")
+@pytest.mark.share(4, "track")
 def test_panels_title_units_the_fixed_order_of_formats_and_no_text_over_another(track):
     drawn = drawn_of(track)
     assert_no_text_over_another(drawn)

@@ -110,7 +110,7 @@ def regions_within(shape):
 
 @settings(deadline=None, max_examples=8)
 @given(data=st.data())
-@pytest.mark.share(4, "composition")
+@pytest.mark.share(6, "composition")
 def test_a_read_through_a_composition_is_a_composition_of_reads(composition, data):
     images, images_below = composition
     rows = data.draw(st.lists(st.integers(0, len(images) - 1), min_size=1, max_size=6))

@@ -40,6 +40,7 @@ from tests.support.raw_tables import store_table
 from tests.support.strategies import (
     FEW_FORMATS,
     NAMES,
+    NAMES_OR_LONG,
     SUFFIX,
     TABLES,
     image_of,
@@ -199,7 +200,7 @@ def test_a_file_of_no_certain_format(tmp_path):
         open_images(tmp_path / "0", "hdf5")
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_another_format_than_the_one_named(stored, name):
     path = stored(
         "tiff" if name in ("lance", "ome_zarr") else "arrow" if name != "arrow" else "parquet", images_of(SMALL)
@@ -308,7 +309,7 @@ def test_a_truncated_file(stored, name, length):
         pytest.fail("a truncated file was read without a word")
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_file_of_other_bytes(stored, name):
     path = stored(name, images_of(SMALL))
     for file in [path, *path.rglob("*")]:
@@ -343,7 +344,7 @@ def test_a_missing_zarr_chunk_is_no_black_image(stored):
         read_all(path, "ome_zarr")
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_collection_that_changed_after_opening(stored, name):
     path = stored(name, images_of(SMALL))
     source = open_images(path)
@@ -351,11 +352,11 @@ def test_a_collection_that_changed_after_opening(stored, name):
     write_images(images_of([((1, 1, 1, 7, 8), "uint16")] * 2), path, name, overwrite=True)
     for read in (lambda: source.take([4, 0]), lambda: dataset[0], lambda: dataset.__getitems__([3, 4])):
         try:
-            found = read()
+            actual = read()
         except FormatError as error:
             assert path.name in str(error)  # noqa: PT017
         else:  # A file that is still mapped or open keeps its old content.
-            assert np.asarray(found[0]).size == 30 * 40
+            assert np.asarray(actual[0]).size == 30 * 40
 
 
 FULL = """

@@ -29,7 +29,16 @@ from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._stored import spread
 from tests.conftest import needs
-from tests.support.strategies import ENCODED_OR_LONG, METADATA, NAMES, RAGGED, SUFFIX, all_same, images_of
+from tests.support.strategies import (
+    ENCODED_OR_LONG,
+    METADATA,
+    NAMES,
+    NAMES_OR_LONG,
+    RAGGED,
+    SUFFIX,
+    all_same,
+    images_of,
+)
 
 formats = pytest.mark.parametrize("name", NAMES)
 NOISE = [np.random.default_rng(i).integers(0, 65535, (1, 2, 1, 64, 64), dtype=np.uint16) for i in range(20)]
@@ -108,7 +117,7 @@ def test_info_says_the_compression_that_was_asked_for(stored, name, compression)
     assert facts["reading"].startswith("in place") is in_place
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_info_decodes_no_pixel(stored, monkeypatch, name):
     path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
     source_type = get_format(name).module().Source

@@ -41,6 +41,7 @@ def held(folder):
 
 @pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
+@pytest.mark.share(2, "kinds", "name")
 def test_it_is_built_once_and_found_again(stored, tmp_path, decodings, name, kinds):
     path, folder = stored(name, images_of(kinds)), tmp_path / "held" / "here"
     plain = OMEArrowDataset(path, axes="TCZYX")
@@ -114,6 +115,7 @@ OTHERS = [image + 1 for image in images_of(UNIFORM)]
 
 @pytest.mark.parametrize("when", ["before it is opened", "after it is opened", "while it is decoded"])
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
+@pytest.mark.share(2, "when", "name")
 def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, name, when):
     """Regression: pixels of the old collection were cached for the new one, which had the same shapes."""
     path, folder = stored(name, images_of(UNIFORM)), tmp_path / "held"

@@ -104,18 +104,19 @@ def arrays(samples):
 
 @encoded
 @pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+@pytest.mark.share(2, "name", "kinds")
 def test_preloaded_equals_on_demand_equals_numpy(stored, name, encoding, kinds):
     images = images_of(kinds)
     path = stored(name, images, encoding=encoding)
     order = [4, 0, -1, 0, 2]
     for (kind, normalize), preload in product(((OMEArrowDataset, True), (OMEArrowDatasetNumpy, False)), BOTH):
-        wanted = [sample_of(image, "TCZYX", normalize=normalize) for image in images]
+        expected = [sample_of(image, "TCZYX", normalize=normalize) for image in images]
         dataset = kind(path, preload=preload, axes="TCZYX", normalize=normalize)
         assert dataset.preloaded is preload
-        for index, other in enumerate(wanted):
+        for index, other in enumerate(expected):
             assert isinstance(dataset[index], torch.Tensor if kind is OMEArrowDataset else np.ndarray)
             assert same(np.asarray(dataset[index]), other)
-        assert all_same(list(map(np.asarray, dataset.__getitems__(order))), [wanted[index] for index in order])
+        assert all_same(list(map(np.asarray, dataset.__getitems__(order))), [expected[index] for index in order])
 
 
 @st.composite
@@ -218,6 +219,7 @@ def test_indices(stored, preload, kind):
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
 @pytest.mark.parametrize("normalize", BOTH, ids=["normalized", "stored"])
+@pytest.mark.share(2, "name", "preload", "normalize")
 def test_a_sample_is_the_callers_own(stored, name, preload, normalize):
     images = images_of(UNIFORM)
     dataset = OMEArrowDataset(stored(name, images), preload=preload, normalize=normalize)
@@ -455,6 +457,7 @@ def test_a_pickle_outlives_its_owner(programs, labelled, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
+@pytest.mark.share(2, "name", "preload")
 def test_a_pickle_in_the_same_process(stored, name, preload):
     path = stored(name, images_of(UNIFORM), columns=pa.table({"label": range(5)}))
     dataset = OMEArrowDataset(path, preload=preload, select={"C": [2, 0, 1]}, crop_size=(3, 3), target="label")

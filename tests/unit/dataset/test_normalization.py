@@ -76,6 +76,7 @@ NORMALIZE = [
 
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
 @pytest.mark.parametrize("normalize", NORMALIZE[1::2], ids=str)
+@pytest.mark.share(2, "name", "normalize")
 def test_every_path_gives_the_same_bits(stored, name, normalize):
     path = stored(name, IMAGES)
     for samples in every_way(path, normalize=normalize):

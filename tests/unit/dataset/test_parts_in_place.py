@@ -48,6 +48,7 @@ def path(request, images, tmp_path_factory) -> Path:
     ],
     ids=str,
 )
+@pytest.mark.share(2, "path", "options", "which")
 def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch, tmp_path):
     monkeypatch.setattr(storage_parts.PartsSource, "_open_parts", 2)
     write_images(images, tmp_path / "one.arrow")
@@ -66,6 +67,7 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
 
 @pytest.mark.parametrize("which", ["numpy", "numba"])
 @pytest.mark.parametrize("pad", ["constant", "reflect"])
+@pytest.mark.share(2, "path", "which", "pad")
 def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeypatch):
     monkeypatch.setattr(storage_parts.PartsSource, "_open_parts", 2)
     ids = [f"id-{number}" for number in range(COUNT)]
@@ -78,8 +80,8 @@ def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeyp
             OMEArrowDataset(path, preload=False, **options),
         )
         for order in ([0, 45, 30, 7, 22, 5, 6], [9]):
-            found, want = (collate(each.__getitems__(order)).numpy() for each in (dataset, whole))
-            assert found.tobytes() == want.tobytes()
+            actual, want = (collate(crops.__getitems__(order)).numpy() for crops in (dataset, whole))
+            assert actual.tobytes() == want.tobytes()
 
 
 def test_a_part_that_is_compressed_is_decoded(images, tmp_path):

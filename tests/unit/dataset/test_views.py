@@ -192,6 +192,7 @@ class Handing(Plain):
 
 @preloads
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.share(2, "preload", "workers")
 def test_concatenated_datasets_make_batches_at_once(path, preload, workers, monkeypatch):
     dataset = OMEArrowDataset(path, preload=preload)
     train, test = dataset.split((0.5, 0.5))
@@ -199,8 +200,8 @@ def test_concatenated_datasets_make_batches_at_once(path, preload, workers, monk
     nested = Subset(ConcatDataset([test, ConcatDataset([halves[0], Plain()])]), [*range(0, 20, 2), *range(15)])
     whole = ConcatDataset([nested, Handing(dataset), halves[1], dataset])
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0)).tolist()
-    wanted = [torch.stack([whole[index] for index in order[i : i + 8]]) for i in range(0, len(order), 8)]
-    before = [list(vars(each)) for each in (whole, nested, nested.dataset)]
+    expected = [torch.stack([whole[index] for index in order[i : i + 8]]) for i in range(0, len(order), 8)]
+    before = [list(vars(concatenated)) for concatenated in (whole, nested, nested.dataset)]
     one, many = [], []
     get, gets = OMEArrowDataset.__getitem__, OMEArrowDataset.__getitems__
 
@@ -213,16 +214,16 @@ def test_concatenated_datasets_make_batches_at_once(path, preload, workers, monk
         if not workers:
             patched.setattr(OMEArrowDataset, "__getitem__", lambda self, index: one.append(index) or get(self, index))
             patched.setattr(OMEArrowDataset, "__getitems__", getitems)
-        found = list(loader)
-    assert equal(found, wanted)
+        actual = list(loader)
+    assert equal(actual, expected)
     if not workers:
         of_ours = sum(1 for index in order if not whole[index].min() < 0)
         assert not one
         assert sum(many) == of_ours
-        assert len(many) <= 4 * len(wanted)
+        assert len(many) <= 4 * len(expected)
     assert loader.dataset is whole
     assert type(whole) is ConcatDataset is type(nested.dataset)
-    assert [list(vars(each)) for each in (whole, nested, nested.dataset)] == before
+    assert [list(vars(concatenated)) for concatenated in (whole, nested, nested.dataset)] == before
 
 
 def test_concatenated_batches_are_torchs(path):
@@ -258,12 +259,13 @@ def test_auto_takes_no_workers_for_what_is_in_memory(path):
 
 @preloads
 @loaders
+@pytest.mark.share(2, "preload", "loader")
 def test_workers_make_the_same_of_views(path, preload, loader):
     dataset = OMEArrowDataset(path, preload=preload, target="number", return_ids=True)
     train, test = dataset.split((0.75, 0.25), stratify="label")
     for view in (train, test.with_transform(torch.neg)):
-        found = list(OMEArrowDataLoader(view, 4, num_workers=2))
-        for (images, numbers, ids), (others, of_others, ids_of_others) in zip(found, loader(view, 4), strict=True):
+        batches = list(OMEArrowDataLoader(view, 4, num_workers=2))
+        for (images, numbers, ids), (others, of_others, ids_of_others) in zip(batches, loader(view, 4), strict=True):
             assert torch.equal(images, others)
             assert torch.equal(numbers, of_others)
             assert list(ids) == list(ids_of_others)

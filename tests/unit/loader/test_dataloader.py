@@ -49,6 +49,7 @@ def test_it_is_a_torch_dataloader(stored):
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
 @preloads
 @pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+@pytest.mark.share(2, "name", "preload", "kind")
 def test_an_epoch_equals_direct_access(stored, name, preload, kind):
     dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=preload)
     expected = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])

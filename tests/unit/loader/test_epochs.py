@@ -81,6 +81,7 @@ LOOPS = [until_the_end, with_zip, with_next, with_two_batches]
 
 @PATHS_AND_WORKERS
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.share(2, "workers", "loop")
 def test_iteration_has_another_order_and_other_draws_however_the_last_one_ended(path, loop, workers):
     torch.manual_seed(0)
     loader = make_loader(path, workers, transform=add_noise)
@@ -249,6 +250,7 @@ class TestStopIteration:
     @PATHS_AND_WORKERS
     @pytest.mark.parametrize("batch_size", [BATCH_SIZE, None])
     @pytest.mark.parametrize("option", ["transform", "target"])
+    @pytest.mark.share(2, "workers", "batch_size", "option")
     def test_loader_names_the_sample_when_a_function_raises_it(self, path, option, batch_size, workers):
         function = {"transform": exhausted_transform, "target": exhausted_target}[option]
         dataset = open_images(path, **{option: function})

@@ -117,6 +117,7 @@ def test_a_column_of_the_same_table_is_a_mask_of_its_declared_dtype(tmp_path, dt
 
 @preloads
 @pytest.mark.parametrize("background", [True, False])
+@pytest.mark.share(2, "preload", "background")
 def test_crops_of_int64_masks_keep_their_object_in_workers(images, tmp_path, preload, background):
     masks = [np.zeros((20, 24), np.int64) for _ in IMAGES]
     for number, mask in enumerate(masks):
@@ -134,12 +135,12 @@ def test_crops_of_int64_masks_keep_their_object_in_workers(images, tmp_path, pre
         axes="YX",
         preload=preload,
     )
-    ((_, found),) = OMEArrowDataLoader(dataset, 3, num_workers=2)
-    assert found.dtype == torch.int32
+    ((_, actual),) = OMEArrowDataLoader(dataset, 3, num_workers=2)
+    assert actual.dtype == torch.int32
     for number, (y, label) in enumerate([(6, 7 + 2**30), (11, 10), (6, 7 + 2**30)]):
         window = masks[number][y - 3 : y + 4, y - 3 : y + 4]
         np.testing.assert_array_equal(
-            found[number].numpy(), np.where(window == label, label, 0) if background else window
+            actual[number].numpy(), np.where(window == label, label, 0) if background else window
         )
 
 

@@ -215,6 +215,7 @@ class TestDatasets:
         assert all(np.array_equal(dataset[index], window) for index, window in enumerate(windows))
 
     @pytest.mark.parametrize("preload", [True, False])
+    @pytest.mark.share(2, "preload", "stored")
     def test_batches_of_workers_are_the_images(self, stored, preload):
         folder, images = stored
         dataset = OMEArrowDataset(folder, axes="CYX", normalize=False, preload=preload)

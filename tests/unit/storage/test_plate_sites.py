@@ -135,6 +135,7 @@ def test_crops_are_of_the_field_that_the_site_counts(wells, shift):
 
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.share(2, "preload", "converted")
 def test_objects_of_sites_from_1_are_cut_from_their_fields(tmp_path, preload, converted):
     plate = path = write_plate(tmp_path / "p.zarr", {"A/1": ["0", "1", "2"], "A/2": ["0", "1", "2"]})
     if converted:

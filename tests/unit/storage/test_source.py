@@ -27,7 +27,7 @@ from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._detect import detect
 from tests.conftest import needs
 from tests.support.errors import raises
-from tests.support.strategies import NAMES, RAGGED, SUFFIX, all_same, image_of, images_of, same
+from tests.support.strategies import NAMES, NAMES_OR_LONG, RAGGED, SUFFIX, all_same, image_of, images_of, same
 
 formats = pytest.mark.parametrize("name", NAMES)
 SMALL = [((1, 1, 1, 3, 4), "uint16")] * 3
@@ -215,7 +215,7 @@ def test_a_target_that_exists_or_has_no_folder(tmp_path, name, overwrite):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_generator_is_streamed(tmp_path, name):
     needs(name)
     alive = most = 0
@@ -334,15 +334,15 @@ def test_progress_shows_on_stderr_only_when_asked(stored, capsys):
     assert "3/3" in capsys.readouterr().err
 
 
-@formats
+@pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_a_result_has_the_users_permissions(stored, name):
     old = os.umask(0o022)
     try:
         path = stored(name, images_of(SMALL))
     finally:
         os.umask(old)
-    for each in [path, *Path(path).rglob("*")]:
-        assert each.stat().st_mode & 0o777 == (0o755 if each.is_dir() else 0o644)
+    for entry in [path, *Path(path).rglob("*")]:
+        assert entry.stat().st_mode & 0o777 == (0o755 if entry.is_dir() else 0o644)
 
 
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])

@@ -290,6 +290,7 @@ def test_a_table_at_a_url_is_the_local_one(server, bucket, opened, suffix):
 
 @pytest.mark.parametrize("suffix", BY_RANGES)
 @pytest.mark.parametrize(("side", "count"), [(40, 300), (217, 60)])
+@pytest.mark.share(2, "suffix", "side")
 def test_a_stored_image_is_one_request_of_its_own_bytes(server, bucket, opened, suffix, side, count):
     images = list(np.random.default_rng(0).integers(0, 2**16, (count, 1, 5, 1, side, side), np.uint16))
     write_images(images, bucket / f"a.{suffix}", axes="TCZYX")

@@ -147,6 +147,7 @@ def test_every_path_gives_what_was_written(name, path, drawn, data):
 @paths
 @encodings
 @pytest.mark.parametrize("look", [list, pytest.param(plain, marks=pytest.mark.slow)])
+@pytest.mark.share(2, "path", "encoding")
 def test_rows_beside_each_other_and_apart(stored, name, path, encoding, look):
     images = look(images_of(MANY))
     target = stored(name, images, encoding=encoding)

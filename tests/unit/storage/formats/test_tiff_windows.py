@@ -94,7 +94,7 @@ def test_a_region_is_a_part_of_the_image_that_tifffile_reads(tmp_path_factory, d
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 @pytest.mark.parametrize(("byteorder", "predictor"), [*product("<>", (2, 3))])
 @pytest.mark.parametrize("numbers", [(8, 1), (16, 1), (32, 2), (32, 3), (64, 3)], ids=str)
-@pytest.mark.share(5, "parts", "byteorder", "numbers")
+@pytest.mark.share(6, "parts", "byteorder", "numbers")
 def test_a_region_is_a_part_of_the_image_when_a_predictor_has_no_compression(
     tmp_path, parts, byteorder, predictor, numbers
 ):
