@@ -19,7 +19,7 @@ _COMMANDS = {
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection to another format or layout."),
     "crops": ("omearrow_ds.cli.samples:crops", "Write the crops around cells as a new collection."),
     "publish": ("omearrow_ds.cli.parts:publish", "Complete a collection whose parts were written by tasks."),
-    "cache": ("omearrow_ds.cli.cache:cache", "List or evict cached parts of remote collections."),
+    "cache": ("omearrow_ds.cli.parts:cache", "List or evict cached parts of remote collections."),
     "verify": ("omearrow_ds.cli.files:verify", "Compare every image with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure pixel statistics by channel and group."),
     "show": ("omearrow_ds.cli.files:show", "Draw a grid of random images."),
@@ -29,35 +29,29 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """A group that imports its commands lazily and shows failures in one line."""
-
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
         _fill_closed_streams()
         return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of commands, in the order of typical use."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, or None if it does not exist."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
         module, name = _COMMANDS[cmd_name][0].split(":")
-        found: click.Command = getattr(importlib.import_module(module), name)
-        return found
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the requested command."""
         logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # Our errors contain its messages on broken files.
         with failures.in_one_line():
             return super().invoke(ctx)

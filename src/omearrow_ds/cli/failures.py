@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,13 +35,10 @@ _OWN = (OMEArrowDSError, click.ClickException, click.exceptions.Exit, click.Abor
 
 
 class Failure(click.ClickException):
-    """An error that is shown as one line on stderr: ``error: ...``."""
-
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(line.strip() for line in message.strip().splitlines()))
 
     def show(self, file: Any = None) -> None:
-        """Write the line to a file, by default to stderr."""
         click.echo(f"error: {self.message}", file=file, err=True)
 
 
@@ -56,26 +54,20 @@ def in_one_line() -> Iterator[None]:
             with naming():
                 yield
         except BaseException as error:
-            stop = _stop_of(error)
-            if stop is not None:
-                click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
-                # If a stop interrupts an eval of a string (as in every namedtuple), Python would end the process by
-                # SIGINT instead of the exit code, unless a later eval completes.
-                eval("None")  # noqa: S307
-                raise click.exceptions.Exit(128 + stops.number) from None
-            raise
+            stop: BaseException | None = error
+            while stop is not None and not isinstance(stop, KeyboardInterrupt):
+                stop = stop.__cause__  # Imports of extension modules wrap a stop in another error.
+            if stop is None:
+                raise
+            click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
+            # If a stop interrupts an eval of a string (as in every namedtuple), Python would end the process by SIGINT
+            # instead of the exit code, unless a later eval completes.
+            eval("None")  # noqa: S307
+            raise click.exceptions.Exit(128 + stops.number) from None
 
 
 def _show_warning(message: Warning | str, *_location: Any, **_source: Any) -> None:
-    """Write a warning to stderr without file and line number."""
     click.echo(f"warning: {_show_text(_flags(), str(message))}", err=True)
-
-
-def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the stop that is this error or its cause; imports of extension modules wrap a stop in another error."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__
-    return error
 
 
 @contextmanager
@@ -132,19 +124,15 @@ def _show_flag(flags: Mapping[str, str], option: str, value: Any) -> str:
 
 
 def _show_text(flags: Mapping[str, str], message: str) -> str:
-    """Return a text with the arguments in it replaced by flags."""
-    words = message.split(" ")
-    for index, word in enumerate(words):
-        start = "(" * word.startswith("(")
-        name, equals, value = word.removeprefix(start).partition("=")
-        if value.startswith("Storage("):  # As in ``target_storage=Storage(endpoint=),``.
-            field, _, value = value.removeprefix("Storage(").partition("=")
-            name, value = f"{name.removesuffix('storage')}{field}", value.removeprefix("True").removeprefix(")")
-        if equals and name in flags:
-            value = value.removeprefix("True")
-            space = " " if value[:1] not in {"", *",.;:)"} else ""
-            words[index] = f"{start}{flags[name]}{space}{value}"
-    return " ".join(words)
+    """Return a text with the arguments in it replaced by flags, also in ``target_storage=Storage(endpoint=)``."""
+
+    def shown(match: re.Match[str]) -> str:
+        start, name, field = match.groups()
+        name = f"{name.removesuffix('storage')}{field}" if field else name
+        space = " " * (message[match.end() : match.end() + 1] not in {*" ,.;:)", ""})
+        return f"{start}{flags[name]}{space}" if name in flags else match[0]
+
+    return re.sub(r"(?<![^ ])(\(?)(\w+)=(?:Storage\((\w+)=(?:True)?\)?|)(?:True)?", shown, message)
 
 
 def _flags() -> dict[str, str]:
@@ -167,11 +155,8 @@ class Stops(ExitStack):
     """
 
     number: int = signal.SIGINT
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last_s = -_SAME_STOP_S
-        self._times_put_off = 0
+    _last_s = -_SAME_STOP_S
+    _times_put_off = 0
 
     def __enter__(self) -> Self:
         for number in _STOP_SIGNALS:
@@ -193,7 +178,6 @@ class Stops(ExitStack):
             self._report_dropped(dropped)
 
     def _put_off(self) -> None:
-        """Send the signal again after 0.05 s."""
         self._last_s = -_SAME_STOP_S
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), self.number))
         again.daemon = True
@@ -213,7 +197,6 @@ class Stops(ExitStack):
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a frame is within an import."""
     while frame is not None and frame.f_code.co_filename != _IMPORTS:
         frame = frame.f_back
     return frame is not None

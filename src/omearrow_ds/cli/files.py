@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +19,7 @@ from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import (
     OBJECTS,
     PATH,
-    echo_json,
-    echo_result,
+    echo,
     flags,
     json_option,
     names,
@@ -32,7 +31,6 @@ from omearrow_ds.dataset.show import show as draw
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
-from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.selected_rows import SelectedRows
 from omearrow_ds.storage.stats import check_output
@@ -60,54 +58,47 @@ def info(path: Path, *, as_json: bool, **options: Any) -> None:
       omearrow-ds info plate1.pq --format parquet
     """
     description = describe(path, options.pop("format"), read_pixels=True, **options)
-    if as_json:
-        echo_json(description.as_dict())
-    else:
-        click.echo("\n".join(text.table(_facts(description, is_filtered=options.get("filter") is not None))))
+    facts = _facts(description, is_filtered=options.get("filter") is not None)
+    echo(description.as_dict(), *text.table(facts), as_json=as_json)
 
 
 def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, str]]:
-    stored = description.stored
-    rows = [
+    stored, memory = description.stored, text.size(description.available_bytes)
+    # Files also contain the images that a filter leaves out.
+    has_percent = description.decoded_bytes and not is_filtered
+    share = f", {description.allocated_bytes / description.decoded_bytes:.0%} of decoded" if has_percent else ""
+    files = f"{text.size(description.disk_bytes)} in {text.count(description.disk_files, 'file')}"
+    sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
+    looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'image')} read)"
+    looks_like = None
+    if description.looks_like is not None:
+        pattern, fields, channels = description.looks_like
+        whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
+        looks_like = f"{whole}, one file per channel; add --pattern {pattern}"
+    fits = "fits in" if description.preload_fits else "larger than"
+    rows: list[tuple[str, Any]] = [
         ("path", click.format_filename(description.path)),
         ("format", f"{description.format_label} ({description.format_name})"),
         *_image_columns(description),
         ("images", f"{description.images:,}"),
         ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in description.shapes.items()})} ({AXES})"),
         ("dtype", _kinds(description.dtypes)),
-        *([] if description.pixel_range is None else [("pixels", description.pixel_range.text)]),
+        ("pixels", description.pixel_range and description.pixel_range.text),
         ("channels", _channels(description)),
-    ]
-    if description.looks_like is not None:
-        pattern, fields, channels = description.looks_like
-        whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
-        rows.append(("looks like", f"{whole}, one file per channel; add --pattern {pattern}"))
-    if description.physical_sizes:
-        sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
-        rows.append(("pixel size", ", ".join(sizes)))
-    fits = "fits in" if description.preload_fits else "larger than"
-    # Files also contain the images that a filter leaves out.
-    has_percent = description.decoded_bytes and not is_filtered
-    share = f", {description.allocated_bytes / description.decoded_bytes:.0%} of decoded" if has_percent else ""
-    files = f"{text.size(description.disk_bytes)} in {text.count(description.disk_files, 'file')}"
-    rows += [
+        ("looks like", looks_like),
+        ("pixel size", ", ".join(sizes)),
         ("columns", _some([f"{name} ({kind})" for name, kind in description.columns.items()]) or "none"),
         ("on disk", f"{text.size(description.allocated_bytes)}{share}, {files}"),
         ("decoded", text.size(description.decoded_bytes)),
-        ("preload", f"{fits} half of the {text.size(description.available_bytes)} of available memory"),
-    ]
-    if description.labels:
-        rows.append(("labels", f"{_some(list(description.labels))}, separate images in the collection"))
-    if stored.encoding is not None:
-        rows.append(("encoding", stored.encoding))
-    looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'image')} read)"
-    return [
-        *rows,
+        ("preload", f"{fits} half of the {memory} of available memory"),
+        ("labels", description.labels and f"{_some(list(description.labels))}, separate images in the collection"),
+        ("encoding", stored.encoding),
         ("checksums", "one per image" if description.checksums else "none"),
         ("compression", f"{stored.compression}{looked_at}"),
         ("chunking", f"{stored.chunking}{looked_at}"),
         ("reading", stored.reading),
     ]
+    return [(name, value) for name, value in rows if value]
 
 
 def _image_columns(found: Description) -> list[tuple[str, str]]:
@@ -135,8 +126,9 @@ def _channels(facts: Description) -> str:
     if facts.channels is None:
         unknown = "names unknown until a part is fetched"
         return f"{number}, {unknown if facts.stored.looked_at == 0 else 'not the same in all images'}"
-    names = [name for name in facts.channels if name is not None]
-    return f"{number}: {_some([name or '(no name)' for name in facts.channels])}" if names else f"{number}, no names"
+    if not any(name is not None for name in facts.channels):
+        return f"{number}, no names"
+    return f"{number}: {_some([name or '(no name)' for name in facts.channels])}"
 
 
 def _some(names: list[str], between: str = ", ") -> str:
@@ -167,21 +159,13 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
     run = Writing(src, dst, **options)
     with run.open() as (opened, keywords):
         source.convert(opened, dst, **keywords)
-        left_out = _left_out(opened.images)
-    if not run.report("image", {"src": src}, {"left_out": left_out}):
-        return
-    if left_out["rows"]:
-        click.echo(f"skipped: {text.count(left_out['rows'], 'row')} without an image")
-    if left_out["image_columns"]:
-        click.echo(f"skipped: images in {_some(left_out['image_columns'])}; select columns with --image-column")
-
-
-def _left_out(opened: Images) -> dict[str, Any]:
-    """Return the number of rows without an image, and the image columns that were not opened."""
-    columns = [column for column in opened.image_columns() if column.name in opened.image_column]
-    num_filtered = opened.num_filtered if isinstance(opened, SelectedRows) else 0
-    rows = columns[0].images + columns[0].nulls - num_filtered - len(opened) if columns else 0
-    return {"rows": rows, "image_columns": list(opened.other_image_columns)}
+        images, others = opened.images, list(opened.images.other_image_columns)
+        columns = [column for column in images.image_columns() if column.name in images.image_column]
+        num_filtered = images.num_filtered if isinstance(images, SelectedRows) else 0
+        rows = columns[0].images + columns[0].nulls - num_filtered - len(images) if columns else 0
+    skipped = [f"skipped: {text.count(rows, 'row')} without an image"] if rows else []
+    skipped += [f"skipped: images in {_some(others)}; select columns with --image-column"] if others else []
+    run.report("image", {"src": src}, skipped, left_out={"rows": rows, "image_columns": others})
 
 
 @click.command()
@@ -203,7 +187,13 @@ def verify(path: Path, *, as_json: bool, **options: Any) -> None:
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with _uncached(path, options) as uncached, closing(source.open_source(path, **uncached)) as plain:
+    with ExitStack() as stack:
+        if isinstance(path, Url) and is_parts(path):  # An empty part cache, so that the files on the server are read.
+            parent = options.get("part_cache")
+            if parent is not None:
+                Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+            options["part_cache"] = stack.enter_context(TemporaryDirectory(prefix="omearrow-ds-", dir=parent))
+        plain = stack.enter_context(closing(source.open_source(path, **options)))
         if plain.checksums is None and len(plain):
             remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
@@ -212,24 +202,9 @@ def verify(path: Path, *, as_json: bool, **options: Any) -> None:
             for _, images in VerifiedSource(plain).stream():
                 bar.update(len(images))
     elapsed_s = time.perf_counter() - started_s
-    if as_json:
-        echo_json({"path": str(plain.path), "images": len(plain), "seconds": elapsed_s})
-        return
+    values = {"path": str(plain.path), "images": len(plain), "seconds": elapsed_s}
     count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
-    click.echo(f"{click.format_filename(plain.path)}: {count} as written; {took}")
-
-
-@contextmanager
-def _uncached(path: Path, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield options that open a path with an empty part cache, so that the files on the server are verified."""
-    if not isinstance(path, Url) or not is_parts(path):
-        yield options
-        return
-    parent = options.get("part_cache")
-    if parent is not None:
-        Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="omearrow-ds-", dir=parent) as folder:
-        yield {**options, "part_cache": folder}
+    echo(values, f"{click.format_filename(plain.path)}: {count} as written; {took}", as_json=as_json)
 
 
 @click.command()
@@ -261,7 +236,7 @@ def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **opt
     table = measure(path, progress=not as_json and sys.stderr.isatty(), **options)
     if out is not None:
         table.write(out, overwrite=overwrite)
-    echo_result(table, as_json=as_json)
+    echo(table.as_dict(), table.as_text(), as_json=as_json)
 
 
 @click.command()
@@ -293,14 +268,11 @@ def show(path: Path, *, out: Path, by: str | None, as_json: bool, **options: Any
       omearrow-ds show plate1.parquet --channels DAPI --out dapi.png --json
     """
     grid = draw(path, out, by=by, **options)
-    if as_json:
-        echo_json({"out": str(out.absolute()), **grid.as_dict()})
-        return
     facts = [f"{len(grid.images):,} of {text.count(grid.total, 'image')}"]
     if grid.groups is not None:
         rows = len({image["group"] for image in grid.images})
         facts.append(f"{rows:,} of {text.count(grid.groups, 'value')} of {by}")
     facts += [text.count(len(grid.channels), "channel"), text.size(len(grid.png))]
-    click.echo(f"{click.format_filename(out)}: {', '.join(facts)}")
-    if grid.pixel_range is not None:
-        click.echo(f"pixels: {grid.pixel_range.text}")
+    lines = [f"{click.format_filename(out)}: {', '.join(facts)}"]
+    lines += [] if grid.pixel_range is None else [f"pixels: {grid.pixel_range.text}"]
+    echo({"out": str(out.absolute()), **grid.as_dict()}, *lines, as_json=as_json)

@@ -25,10 +25,7 @@ from omearrow_ds.storage.remote import Storage
 
 
 class _PathOrUrl(click.Path):
-    """Type of an argument that is an existing local path, or a URL, or a new local path."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value as a `Path` or `Url`."""
         path = super().convert(value, param, ctx)
         return path if os.path.lexists(path) else url_of(os.fsdecode(path)) or path
 
@@ -37,8 +34,6 @@ PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
-
-
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
@@ -59,47 +54,12 @@ def _column_types(values: Sequence[str]) -> dict[str, str] | None:
     return types or None
 
 
-def _match(pattern: str, value: str, expected: str) -> re.Match[str]:
-    match = re.fullmatch(pattern, value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not {expected}")
-    return match
-
-
 def _selection(values: Sequence[str]) -> dict[str, Any] | None:
     """Return the indices of each axis: a list for ``C=0,2``, an integer for ``T=0``."""
-    selection: dict[str, Any] = {}
-    for value in values:
-        expected = f"AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2"
-        match = _match(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", value, expected)
-        indices = [int(index) for index in match[2].split(",")]
-        selection[match[1]] = indices if len(indices) > 1 else indices[0]
-    return selection or None
-
-
-def size_in_bytes(value: str) -> int:
-    """Return a number of bytes, with or without a decimal unit."""
-    expected = "a number of bytes; write e.g. 2500000, 2.5MB or 20GB"
-    match = _match(r"(?i)(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip(), expected)
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
-
-
-def _size(value: str) -> tuple[int, int]:
-    """Return height and width in pixels: ``256`` or ``256x512``."""
-    match = _match(r"([1-9]\d*)(?:x([1-9]\d*))?", value, "a size; write 256 or 256x512 (height x width)")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _task(value: str) -> tuple[int, int]:
-    expected = "a task; write 3/384 for the third of 384 tasks"
-    number, num_tasks = map(int, _match(r"([1-9]\d*)/([1-9]\d*)", value, expected).groups())
-    if number > num_tasks:
-        raise click.BadParameter(f"{value!r} is not {expected}")
-    return number, num_tasks
-
-
-def _workers(value: str) -> int | str:
-    return value if _match(r"auto|\d+", value, "a number from 0 or 'auto'")[0] == "auto" else int(value)
+    expected = f"AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2"
+    read = _reader(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", expected, lambda axis, indices: (axis, indices.split(",")))
+    selected = {axis: list(map(int, indices)) for axis, indices in map(read, values)}
+    return {axis: indices if len(indices) > 1 else indices[0] for axis, indices in selected.items()} or None
 
 
 def _formats(value: str) -> tuple[str, ...]:
@@ -109,18 +69,24 @@ def _formats(value: str) -> tuple[str, ...]:
     return chosen
 
 
-def _rate(value: str) -> str:
-    if not text.as_rate(value):
-        raise click.BadParameter(f"{value!r} is not a rate; {text.RATES}")
-    return value
+def _reader(pattern: str, expected: str, convert: Callable[..., Any]) -> Callable[[str], Any]:
+    """Return a function that converts the groups of ``pattern``; values that do not match or give None are errors."""
+
+    def read(value: str) -> Any:
+        match = re.fullmatch(pattern, value.strip())
+        result = None if match is None else convert(*match.groups())
+        if result is None:
+            raise click.BadParameter(f"{value!r} is not {expected}")
+        return result
+
+    return read
 
 
-def _time(value: str) -> str:
-    if text.as_seconds(value) is None:
-        raise click.BadParameter(f"{value!r} is not a time; {text.TIMES}")
-    return value
-
-
+size_in_bytes = _reader(
+    r"(?i)(\d+(?:\.\d+)?)\s*([kmgt]?)b?",
+    "a number of bytes; write e.g. 2500000, 2.5MB or 20GB",
+    lambda number, unit: int(float(number) * 1000 ** " kmgt".index(unit.lower() or " ")),
+)
 _REPEATED = ("names", "names or auto", "repeated", "types", "selection")  # Kinds of flags that may be repeated.
 _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
@@ -130,24 +96,34 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "types": _column_types,
         "selection": _selection,
         "bytes": size_in_bytes,
-        "size": _size,
-        "task": _task,
-        "workers": _workers,
+        "size": _reader(
+            r"([1-9]\d*)(?:x([1-9]\d*))?",
+            "a size; write 256 or 256x512 (height x width)",
+            lambda height, width: (int(height), int(width or height)),
+        ),
+        "task": _reader(
+            r"([1-9]\d*)/([1-9]\d*)",
+            "a task; write 3/384 for the third of 384 tasks",
+            lambda number, tasks: (int(number), int(tasks)) if int(number) <= int(tasks) else None,
+        ),
+        "workers": _reader(
+            r"(auto|\d+)", "a number from 0 or 'auto'", lambda value: value if value == "auto" else int(value)
+        ),
         "preload": lambda value: {"yes": True, "no": False}.get(value, value),
         "formats": _formats,
-        "rate": _rate,
-        "time": _time,
+        "rate": _reader("(.*)", f"a rate; {text.RATES}", lambda value: value if text.as_rate(value) else None),
+        "time": _reader(
+            "(.*)", f"a time; {text.TIMES}", lambda value: None if text.as_seconds(value) is None else value
+        ),
     }
 )
 
 
 def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a click callback that converts the value of an option by ``read`` if the option is passed."""
     return lambda _context, _parameter, value: None if value is None else read(value)
 
 
 def all_of(*options: Decorator) -> Decorator:
-    """Return a decorator that adds several options to a command."""
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -229,13 +205,11 @@ source_options = all_of(
 OBJECTS = ("objects", "center", "box", "pad")
 
 
-def echo_json(values: Any) -> None:
-    """Write one JSON document to stdout, in ASCII; commands that open images add their filter, or null."""
+def echo(values: Mapping[str, Any], *lines: str, as_json: bool) -> None:
+    """Write lines to stdout, or values as one JSON document in ASCII, with the filter of commands that open images."""
+    if not as_json:
+        click.echo("\n".join(lines))
+        return
     params = click.get_current_context().params
     values = {**values, "filter": params["filter"]} if "filter" in params else values
     click.echo(json.dumps(values, indent=2, allow_nan=False))
-
-
-def echo_result(result: Any, *, as_json: bool) -> None:
-    """Write a result to stdout, as JSON or as text for people."""
-    echo_json(result.as_dict()) if as_json else click.echo(result.as_text())

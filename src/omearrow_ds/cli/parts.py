@@ -1,4 +1,4 @@
-"""Options of collections in parts, their executors, and ``omearrow-ds publish``."""
+"""Options of collections in parts, their executors, and ``omearrow-ds publish`` and ``cache``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +27,12 @@ from omearrow_ds.cli.options import (
     PATH,
     Decorator,
     all_of,
-    echo_json,
+    echo,
     flags,
     json_option,
     opening_options,
+    read_by,
+    size_in_bytes,
     storage_options,
 )
 from omearrow_ds.options import LAYOUT, PARTS, WriteSettings
@@ -39,12 +42,15 @@ from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory
+from omearrow_ds.storage.part_cache import PARTIAL, PartCache, default_folder
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import Target
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
+# State of a cached file by whether it is pinned, and whether it is incomplete.
+_USES = {(True, True): "being fetched", (True, False): "in use", (False, True): "left unfinished", (False, False): ""}
 _HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
 
 
@@ -89,22 +95,20 @@ class Writing:
         with CollectionSource(images) as source, executor_of(self._executor) as executor:
             yield source, {**self._keywords, "executor": executor}
 
-    def report(self, noun: str, paths: Mapping[str, Path], details: Mapping[str, Any] | None = None) -> bool:
-        """Print the result, and return whether the printed line describes a complete collection.
+    def report(self, noun: str, paths: Mapping[str, Path], more: Sequence[str] = (), **details: Any) -> None:
+        """Print the result, with ``more`` lines or ``details`` in JSON if the collection is complete.
 
         ``noun`` is that of an image, and of its sources if it has them, such as ``"crop of 2 fields"``.
         """
         elapsed_s, settings = time.perf_counter() - self._start_s, self._settings
         if settings.task is not None:
             tell_share(self._dst, settings.task, settings.target_storage, elapsed_s, as_json=self._as_json)
-            return False
+            return
         written = describe(self._dst, self._keywords["format"], storage=settings.target_storage)
-        if self._as_json:
-            absolute = {name: str(path.absolute()) for name, path in paths.items()}
-            echo_json({**absolute, "seconds": elapsed_s, "written": written.as_dict(), **(details or {})})
-            return False
-        click.echo(f"{click.format_filename(self._dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}")
-        return True
+        absolute = {name: str(path.absolute()) for name, path in paths.items()}
+        values = {**absolute, "seconds": elapsed_s, "written": written.as_dict(), **details}
+        line = f"{click.format_filename(self._dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}"
+        echo(values, line, *more, as_json=self._as_json)
 
 
 def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
@@ -193,15 +197,13 @@ def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapse
     target = source.parts_target(dst, storage)
     total = (target.plan or {"parts": 0})["parts"]
     num_ready = total if target.is_published else len(target.finished_parts())
-    if as_json:
-        counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total}
-        echo_json({"path": str(dst.absolute()), **counts, "seconds": elapsed_s})
-        return
+    counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total}
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": storage})]
     rest = f"publish it: {shlex.join(words)}" if num_ready == total else "publish it after all parts are written"
     progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} written"
-    share = "task {} of {}".format(*task)
-    click.echo(f"{click.format_filename(dst)}: {share} in {text.duration(elapsed_s)}; {progress}; {rest}")
+    share = f"{click.format_filename(dst)}: {'task {} of {}'.format(*task)} in {text.duration(elapsed_s)}"
+    values = {"path": str(dst.absolute()), **counts, "seconds": elapsed_s}
+    echo(values, f"{share}; {progress}; {rest}", as_json=as_json)
 
 
 @click.command()
@@ -223,7 +225,59 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     if not already:
         source.publish(dst, storage=storage)
     written = describe(dst, storage=storage)
-    if as_json:
-        echo_json({"written": written.as_dict()})
-        return
-    click.echo(f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{in_words(written)}")
+    line = f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{in_words(written)}"
+    echo({"written": written.as_dict()}, line, as_json=as_json)
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--limit",
+    callback=read_by(size_in_bytes),
+    metavar="BYTES",
+    help="Evict the oldest parts down to this size, e.g. 100GB.",
+)
+@click.option("--clear", is_flag=True, help="Evict all parts that no process uses.")
+@json_option
+def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool) -> None:
+    """List the parts in a part cache: the folder of --part-cache or part_cache=, or the default folder.
+
+    --limit and --clear evict parts that no process uses, the least recently used first. This is safe while trainings
+    run: they fetch evicted parts again. A folder that is not a part cache is an error.
+
+    \b
+    Examples:
+      omearrow-ds cache /scratch/cache
+      omearrow-ds cache /scratch/cache --limit 100GB
+      omearrow-ds cache --clear --json
+    """
+    if clear and limit is not None:
+        raise click.UsageError("--clear removes all parts, so --limit has no effect; pass only one of them")
+    part_cache = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
+    parts = before = part_cache.entries()
+    if before and (clear or limit is not None):
+        part_cache.shrink()
+        parts = part_cache.entries()
+    num_bytes, before_bytes = (sum(part.size_bytes for part in entries) for entries in (parts, before))
+    used_bytes = sum(part.size_bytes for part in parts if part.is_pinned)
+    removed_bytes = max(0, before_bytes - num_bytes)
+    used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
+    if limit is not None and num_bytes > limit:
+        raise failures.Failure(
+            f"{part_cache.folder}: {text.size(num_bytes)} exceed --limit {text.size(limit)}, because running processes "
+            f"use {used} ({removed}); run the command again after they end"
+        )
+    values, rows = [], []
+    for part in parts:
+        used_at = datetime.fromtimestamp(part.used_s, UTC).isoformat(timespec="seconds")
+        age = f"used {text.duration(max(0.0, time.time() - part.used_s))} ago"
+        use = _USES[part.is_pinned, part.name.endswith(PARTIAL)]
+        sizes = {"name": part.name, "size_bytes": part.size_bytes}
+        values.append({**sizes, "last_used": used_at, "held": part.is_pinned})
+        rows.append([f"  {part.name}", text.size(part.size_bytes), age, use])
+    facts = [text.count(len(parts), "file"), text.size(num_bytes), f"{used} of it in use"]
+    facts += [removed] if clear or limit is not None else []
+    line = f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}"
+    totals = {"path": str(part_cache.folder), "bytes": num_bytes, "held_bytes": used_bytes}
+    totals = {**totals, "removed_bytes": removed_bytes, "parts": values}
+    echo(totals, line, *(text.table(rows) if rows else []), as_json=as_json)

@@ -14,7 +14,7 @@ from omearrow_ds.advise.profile import profile_dataset
 from omearrow_ds.advise.profile.loop import named
 from omearrow_ds.advise.recommend import recommend as measure
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import OBJECTS, PATH, echo_result, flags, json_option, source_options
+from omearrow_ds.cli.options import OBJECTS, PATH, echo, flags, json_option, source_options
 from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.dataset.write_crops import write_crops
 from omearrow_ds.options import ProfileSettings, RecommendSettings, SampleSettings
@@ -85,7 +85,7 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
         if options["transform"] is not None:
             options["transform"] = named(options["transform"], "transform")
         result = profile_dataset(path, **options, progress=sys.stderr.isatty())
-    echo_result(result, as_json=as_json)
+    echo(result.as_dict(), result.as_text(), as_json=as_json)
 
 
 @click.command()
@@ -113,4 +113,5 @@ def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
       omearrow-ds recommend plate1/ --bandwidth 1Gb --latency 20ms
       omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
     """
-    echo_result(measure(path, progress=True, start_methods=_START_METHODS, **options), as_json=as_json)
+    result = measure(path, progress=True, start_methods=_START_METHODS, **options)
+    echo(result.as_dict(), result.as_text(), as_json=as_json)
