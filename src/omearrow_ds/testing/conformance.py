@@ -67,22 +67,11 @@ METADATA = {
     "physical_size_y_unit": "µm",
     "physical_size_z_unit": "nm",
     "channels": [
-        {
-            "id": "ch-0",
-            "name": "DNA & <ER>",
-            "emission_um": 0.461,
-            "excitation_um": 0.358,
-            "illumination": "Epifluorescence",
-            "color_rgba": 0x0000FFFF,
-        },
-        {
-            "id": "ch-1",
-            "name": "Mito",
-            "emission_um": None,
-            "excitation_um": 0.6,
-            "illumination": "free text",
-            "color_rgba": 0xFF00FF80,
-        },
+        dict(zip(("id", "name", "emission_um", "excitation_um", "illumination", "color_rgba"), values, strict=True))
+        for values in (
+            ("ch-0", "DNA & <ER>", 0.461, 0.358, "Epifluorescence", 0x0000FFFF),
+            ("ch-1", "Mito", None, 0.6, "free text", 0xFF00FF80),
+        )
     ],
 }
 

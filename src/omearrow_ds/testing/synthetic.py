@@ -20,9 +20,8 @@ tile       level  synthetic  NF1     DAPI    GFP     RFP
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -50,8 +49,7 @@ BAND_PIXELS = 2**15  # Pixels exposed at once, so that temporaries stay in the C
 REACH = 1.5  # Radii at which a cell is cut off, with exp(-REACH**4) = 0.6 % of its peak.
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
+class _Cells(NamedTuple):
     """Cells of one image; arrays have one value per cell, and lengths are in pixels."""
 
     y: NDArray[np.float64]
@@ -64,8 +62,7 @@ class _Cells:
     focus: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stain:
+class _Stain(NamedTuple):
     """Stain of one channel: one peak in counts per cell, extent in nucleus radii, texture and background."""
 
     peaks: NDArray[np.float64]
@@ -103,10 +100,7 @@ def synthetic_image(
     ValueError
         If an argument is outside its range.
     """
-    _check("index", index)
-    _check("seed", seed)
-    shape = _checked_shape(shape)
-    values = _level_values(dtype, levels)
+    values = _checked_values(shape, dtype, levels, index=index, seed=seed)
     # The bit generator is explicit because NumPy may change the one of `default_rng`.
     rng = np.random.Generator(np.random.PCG64([seed, index]))
     size_t, size_c, size_z, size_y, size_x = shape
@@ -150,37 +144,25 @@ def synthetic_images(
     ValueError
         If an argument is invalid, at the call and not at the first image.
     """
-    _check("count", count)
-    _check("seed", seed)
-    shape = _checked_shape(shape)
-    _level_values(dtype, levels)
+    _checked_values(shape, dtype, levels, count=count, seed=seed)
     return (synthetic_image(index, shape, dtype, seed, levels=levels) for index in range(count))
 
 
-def _check(name: str, value: int) -> None:
-    if value < 0:
-        raise ValueError(f"{name}={value}: expected 0 or more")
-
-
-def _checked_shape(shape: Shape) -> Shape:
+def _checked_values(shape: Shape, dtype: DTypeLike, num_levels: int, **numbers: int) -> NDArray[Any]:
+    """Check the arguments; return the pixel value of each camera level, spread over the range of the dtype."""
+    for name, number in numbers.items():
+        if number < 0:
+            raise ValueError(f"{name}={number}: expected 0 or more")
     if len(shape) != 5 or any(not isinstance(size, int | np.integer) or size < 1 for size in shape):
         raise ValueError(f"shape={shape!r}: expected five positive integers (T, C, Z, Y, X)")
-    return shape
-
-
-def _level_values(dtype: DTypeLike, num_levels: int) -> NDArray[Any]:
-    """Return the pixel value of each camera level, spread over the range of the dtype."""
     pixel_dtype = np.dtype(dtype)
     if pixel_dtype.name not in DTYPES or not pixel_dtype.isnative:
         raise ValueError(f"dtype={pixel_dtype.str}: expected one of {', '.join(DTYPES)}, in native byte order")
     if not 2 <= num_levels <= 2**16:
         raise ValueError(f"levels={num_levels}: expected 2 to 65,536")
-    levels = np.arange(num_levels, dtype=np.int64)
-    spread = (
-        levels / (num_levels - 1)
-        if pixel_dtype.kind == "f"
-        else levels * int(np.iinfo(pixel_dtype).max) // (num_levels - 1)
-    )
+    levels, steps = np.arange(num_levels, dtype=np.int64), num_levels - 1
+    is_float = pixel_dtype.kind == "f"
+    spread = levels / steps if is_float else levels * int(np.iinfo(pixel_dtype).max) // steps
     return spread.astype(pixel_dtype)
 
 
@@ -210,7 +192,6 @@ def _draw_stain(rng: np.random.Generator, number: int, size_y: int, size_x: int)
 
 
 def _bow(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """Return uneven illumination along one axis: 1 at a random position, less toward the ends."""
     centre, width = rng.uniform(0.25, 0.75) * size, 1.3 * size
     return 1 - ((np.arange(size, dtype=np.float32) - centre) / width) ** 2
 
