@@ -10,10 +10,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import Datasets
 from benchmarks.support.library import (
+    Breakdown,
     Duration,
     Loop,
-    Recording,
-    break_down,
     break_even_epochs,
     preloaded,
 )
@@ -33,14 +32,14 @@ def _on_one_core(one_core: None) -> None:
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets: Datasets, profile: Profile) -> None:
     """One shuffled epoch in batches of 16, without workers, after an epoch with a timer around each stage."""
-    dataset, recordings = datasets.batched(fmt, access), list[Recording]()
+    dataset, breakdowns = datasets.batched(fmt, access), list[Breakdown]()
     with Loop(dataset, BATCH_SIZE) as loop:
         loop.warm_up()
         rounds = profile.whole.rounds(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
         benchmark.pedantic(
-            lambda: loop.run(_EPOCH), setup=lambda: recordings.append(loop.record(_EPOCH)), rounds=rounds
+            lambda: loop.run(_EPOCH), setup=lambda: breakdowns.append(loop.record(_EPOCH)), rounds=rounds
         )
-    rows = [row for recording in recordings for row in break_down(recording).stages]
+    rows = [row for breakdown in breakdowns for row in breakdown.stages]
     stage_s = {row.stage: [other.total_s for other in rows if other.stage == row.stage] for row in rows}
     benchmark.extra_info.update(images=len(dataset), stage_s=stage_s)
 

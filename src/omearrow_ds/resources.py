@@ -1,4 +1,4 @@
-"""Memory and cores of this process, limited by machine, control groups, ulimits and ranks."""
+"""Memory, cores and temporary folders of this process, limited by the system and by ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import os
 import resource
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import psutil
+
+from omearrow_ds.errors import MissingPathError
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -22,8 +26,6 @@ _FILES = {
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # With the field of statm that counts toward the limit.
-
-
 _BLOCK_BYTES = 512  # Unit of st_blocks on all file systems.
 
 
@@ -84,7 +86,6 @@ def one_of(values: Sequence[Any]) -> bool:
 
 
 def pixel_count(shape: Sequence[int]) -> int:
-    """Return the number of pixels of ``shape``, without integer overflow."""
     return math.prod(int(size) for size in shape)
 
 
@@ -103,8 +104,26 @@ def preload_limit_bytes(available: int | None = None) -> int:
     return (available_bytes() if available is None else available) // 2
 
 
+def over_limit_message(n_bytes: int, name: str, limit_bytes: int, limit_name: str) -> str:
+    """Return an error text if ``n_bytes`` exceed the limit of memory or disk, else an empty string."""
+    needs = f"needs {n_bytes:,} bytes of {name} but the limit is {limit_bytes:,} ({limit_name})"
+    return needs if n_bytes > limit_bytes else ""
+
+
+@contextmanager
+def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Create a folder in ``parent`` that only this user can enter, and remove it with its content at the end."""
+    if parent is not None and not Path(parent).is_dir():
+        raise MissingPathError("no such folder", option="work_dir", value=str(parent), remedy="create it")
+    folder = TemporaryDirectory(prefix="omearrow-ds-", dir=parent, ignore_cleanup_errors=True)
+    try:
+        with folder:
+            yield Path(folder.name)
+    finally:
+        folder.cleanup()  # Again, because an interrupt can end the first removal.
+
+
 def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> list[int]:
-    """Return the remaining bytes of each control group of this process with a limit below the machine's total."""
     left = []
     for folder, version in control_groups("memory", root, own).items():
         limit_files, usage_file, cached = _FILES[version]
@@ -116,9 +135,8 @@ def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> lis
 
 
 def _left_by_limits() -> list[int]:
-    """Return the remaining bytes of each ulimit that is set."""
-    found = [(resource.getrlimit(kind)[0], field) for kind, field in _LIMITS]
-    limits = [(limit, field) for limit, field in found if limit != resource.RLIM_INFINITY]
+    limits = [(resource.getrlimit(kind)[0], field) for kind, field in _LIMITS]
+    limits = [(limit, field) for limit, field in limits if limit != resource.RLIM_INFINITY]
     used = numbers(Path("/proc/self/statm")) if limits else ()
     return [limit - used[field] * resource.getpagesize() for limit, field in limits if used]
 
@@ -179,7 +197,6 @@ def number_named(file: Path, name: str) -> int:
 
 
 def _read(file: Path) -> bytes:
-    """Return the content of a system file, or empty bytes if it cannot be read."""
     try:
         with file.open("rb", buffering=0) as raw:
             return raw.read() or b""

@@ -22,7 +22,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.profile.trials import preloaded
+from omearrow_ds.advise.profile.measure import preloaded
 from omearrow_ds.errors import MemoryLimitError, PathExistsError
 from omearrow_ds.storage import byte_source
 from tests.support.errors import find_problems, raises

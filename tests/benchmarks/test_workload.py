@@ -17,7 +17,7 @@ from benchmarks.support import data as data_module
 from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
 from benchmarks.support.workload import NAMED, PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
-from omearrow_ds.advise.recommend.report import resemblance
+from omearrow_ds.advise.recommend.sample import resemblance
 from omearrow_ds.testing import synthetic_image
 from tests.support.errors import raises
 from tests.support.programs import Programs

@@ -94,5 +94,4 @@ def uncertainty_note(rounds: int, noise: float) -> str:
 
 
 def too_noisy(why: str) -> str:
-    """Return a message that the machine is too noisy for a certain result, with the reason ``why``."""
     return f"not sure: the machine was too noisy, {why}; run the command again on an idle machine"

@@ -22,8 +22,8 @@ from omearrow_ds import (
     stats,
     write_images,
 )
-from omearrow_ds.advise.profile import trials
-from omearrow_ds.advise.profile.trials import on_demand, preloaded
+from omearrow_ds.advise.profile import measure
+from omearrow_ds.advise.profile.measure import on_demand, preloaded
 from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.advise.recommend.trials import in_turn
 from omearrow_ds.cli import main
@@ -51,7 +51,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(("preload", "masked"), [(True, False), (False, True)])
 def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
-    monkeypatch.setattr(trials, "available_cores", lambda: 1)  # Workers take long to start.
+    monkeypatch.setattr(measure, "available_cores", lambda: 1)  # Workers take long to start.
     masks = path.with_name("m.arrow") if masked else None
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=preload, masks=masks)
     actual = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)

@@ -30,9 +30,9 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
-from omearrow_ds.advise.profile import measure, trials
+from omearrow_ds.advise.profile import measure
 from omearrow_ds.advise.profile.loop import Duration, Loop, Step
-from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, break_down, stage_functions
+from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
@@ -239,11 +239,10 @@ def test_stages_are_all_the_wall_time(path, workers):
     with Loop(dataset, BATCH, workers, step=step, has_worker_clocks=True) as loop:
         loop.warm_up()
         start = time.perf_counter()
-        recording = loop.record(Duration(0, float("inf"), 1))
+        breakdown = loop.record(Duration(0, float("inf"), 1))
         outside_s = time.perf_counter() - start
-    counted_s = recording.program[:, 0].sum()
-    assert 0.97 < counted_s / recording.run.wall_s < 1.03
-    assert counted_s <= outside_s
+    assert breakdown.wall_s <= outside_s
+    assert -0.03 < breakdown["other"].share < 0.2  # It has the time that no clock counted.
     breakdown = profile_dataset(path, transform=slow, num_workers=workers, **QUICK).breakdown
     assert sum(row.total_s for row in breakdown.stages) == pytest.approx(breakdown.wall_s)
     assert sum(row.share for row in breakdown.stages) == pytest.approx(1.0)
@@ -486,7 +485,7 @@ def test_preloading_that_takes_too_long_is_estimated(tmp_path, monkeypatch):
 
 
 def test_preloading_that_does_not_fit(path, monkeypatch):
-    monkeypatch.setattr(trials, "preload_limit_bytes", lambda: 500)
+    monkeypatch.setattr(measure, "preload_limit_bytes", lambda: 500)
     with raises(MemoryLimitError, path=path, mentions=("196,608", 500)):
         profile_dataset(path, preload=True, **QUICK)
     actual = profile_dataset(path, preload="auto", batch_size=BATCH, seconds=0.1, num_workers=0)
@@ -601,7 +600,7 @@ def test_models_are_given_in_three_ways(path):
 
 def test_a_recording_at_another_speed_has_a_remark(path):
     with Loop(OMEArrowDataset(path, preload=False), BATCH) as loop:
-        breakdown = break_down(loop.record(Duration(0, float("inf"), 1)))
+        breakdown = loop.record(Duration(0, float("inf"), 1))
     rate = breakdown.samples / breakdown.wall_s
     remarks = [" ".join(measure._remarks(loop, breakdown, rate * factor)) for factor in (1.1, 1 / 1.1, 1.3, 1 / 1.3)]
     assert ["the shares above are from the first" in text for text in remarks] == [False, False, True, True]

@@ -17,14 +17,12 @@ from omearrow_ds.advise.profile.loop import SampleOrder
 from omearrow_ds.advise.profile.recorder import (
     STAGE_NOTES,
     Recorder,
-    Recording,
     Run,
     break_down,
     measure_clock_cost,
     without_clocks,
 )
-from omearrow_ds.advise.profile.result import judge
-from omearrow_ds.advise.profile.trials import Trial, break_even_epochs
+from omearrow_ds.advise.profile.result import Trial, break_even_epochs, judge
 
 STAGES = [*STAGE_NOTES, "wait"]
 NO_COST = (0.0, 0.0)
@@ -47,9 +45,9 @@ def counted(recorder):
     return dict(zip(STAGES, np.array(recorder.counts).reshape(-1, 3).tolist(), strict=True))
 
 
-def recording(wall_s, program, *workers, cost=NO_COST):
+def breakdown_of(wall_s, program, *workers, cost=NO_COST):
     by_worker = np.array(workers).reshape(-1, len(STAGES), 3)
-    return Recording(Run(100, 10, wall_s), cost, program, by_worker, tuple(range(len(workers))))
+    return break_down(Run(100, 10, wall_s), cost, program, by_worker, range(len(workers)))
 
 
 def trial(name, gain, least_gain=None):
@@ -166,7 +164,7 @@ def test_sample_order_continues_after_the_last_batch_of_the_previous_run(count, 
 
 
 def test_ceilings_are_the_rest_of_the_time_without_workers():
-    breakdown = break_down(recording(10.0, counts(read=6.0, forward=3.0, other=1.0)))
+    breakdown = breakdown_of(10.0, counts(read=6.0, forward=3.0, other=1.0))
     assert breakdown["read"].ceiling == pytest.approx(10 / 4)
     assert breakdown["forward"].ceiling == pytest.approx(10 / 7)
     assert breakdown["decode"].ceiling == 1
@@ -176,7 +174,7 @@ def test_ceilings_are_the_rest_of_the_time_without_workers():
 
 def test_waits_for_workers_are_divided_among_their_stages():
     worker = counts(read=2.0, transform=6.0, wait=2.0)
-    breakdown = break_down(recording(10.0, counts(wait=6.0, forward=3.0, other=1.0), worker, worker))
+    breakdown = breakdown_of(10.0, counts(wait=6.0, forward=3.0, other=1.0), worker, worker)
     assert breakdown.wait_s == 6
     assert (breakdown["transform"].total_s, breakdown["read"].total_s) == (4.5, 1.5)
     assert (breakdown["transform"].worker_s, breakdown["transform"].program_s) == (12, 0)
@@ -189,14 +187,14 @@ def test_waits_for_workers_are_divided_among_their_stages():
 
 def test_stages_of_workers_take_no_time_when_workers_are_not_waited_for():
     worker = counts(transform=2.0, wait=8.0)
-    breakdown = break_down(recording(10.0, counts(forward=9.0, other=1.0), worker))
+    breakdown = breakdown_of(10.0, counts(forward=9.0, other=1.0), worker)
     assert breakdown["transform"].total_s == 0
     assert breakdown["transform"].ceiling == 1
     assert breakdown["forward"].ceiling == pytest.approx(10 / 2)
 
 
 def test_waits_are_hand_over_when_workers_counted_nothing():
-    breakdown = break_down(recording(10.0, counts(wait=4.0, other=6.0), counts(wait=9.0)))
+    breakdown = breakdown_of(10.0, counts(wait=4.0, other=6.0), counts(wait=9.0))
     assert (breakdown["hand-over"].total_s, breakdown["other"].total_s) == (4, 6)
 
 
@@ -207,7 +205,7 @@ many_seconds = st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(ST
 def test_stages_add_up_to_the_wall_time(program, workers, calls):
     wall_s = max(sum(program), 1e-3)
     program, *workers = (np.array([(seconds, calls, 0) for seconds in stages]) for stages in (program, *workers))
-    breakdown = break_down(recording(wall_s, program, *workers, cost=(1e-4, 0.0)))
+    breakdown = breakdown_of(wall_s, program, *workers, cost=(1e-4, 0.0))
     assert sum(row.total_s for row in breakdown.stages) == pytest.approx(wall_s)
     assert sum(row.share for row in breakdown.stages) == pytest.approx(1.0)
     assert all(row.ceiling is None or row.ceiling >= 1 - 1e-9 for row in breakdown.stages)
@@ -250,7 +248,7 @@ def test_report_states_when_preloading_pays(rates, setup_s, text):
     [(None, "data-bound"), (0.98, "compute-bound"), (1.1, "compute-bound"), (1.4, "balanced"), (3.0, "data-bound")],
 )
 def test_verdict_follows_the_headroom(headroom, kind):
-    breakdown = break_down(recording(10.0, counts(read=3.0, decode=4.0, forward=3.0)))
+    breakdown = breakdown_of(10.0, counts(read=3.0, decode=4.0, forward=3.0))
     verdict = verdict_of(breakdown, [] if headroom is None else [headroom] * 3, [trial("preload", 2.0)])
     assert (verdict.kind, verdict.bound, verdict.headroom) == (kind, "decode", pytest.approx(headroom))
     assert verdict.sure
@@ -258,7 +256,7 @@ def test_verdict_follows_the_headroom(headroom, kind):
 
 
 def test_verdict_recommends_a_faster_trial_when_compute_bound():
-    breakdown = break_down(recording(10.0, counts(read=1.0, forward=9.0)))
+    breakdown = breakdown_of(10.0, counts(read=1.0, forward=9.0))
     verdict = verdict_of(breakdown, [1.05], [trial("preload", 1.04), trial("batch", 1.6)])
     assert (verdict.kind, verdict.first) == ("compute-bound", "batch")
     assert "was 1.60x as fast" in verdict.advice
@@ -276,7 +274,7 @@ def test_verdict_recommends_a_faster_trial_when_compute_bound():
     ids=["disagreement", "noise", "few rounds"],
 )
 def test_verdict_is_not_sure_after_rounds_with(ratios, slow_rounds, reason):
-    breakdown = break_down(recording(10.0, counts(read=3.0, forward=7.0)))
+    breakdown = breakdown_of(10.0, counts(read=3.0, forward=7.0))
     verdict = verdict_of(breakdown, ratios, slow_rounds=slow_rounds)
     assert (verdict.kind, verdict.sure) == ("balanced", False)
     assert verdict.headroom == pytest.approx(median(ratios))
@@ -286,7 +284,7 @@ def test_verdict_is_not_sure_after_rounds_with(ratios, slow_rounds, reason):
 
 
 def test_verdict_never_recommends_a_slower_trial():
-    breakdown = break_down(recording(10.0, counts(transform=8.0, forward=2.0)))
+    breakdown = breakdown_of(10.0, counts(transform=8.0, forward=2.0))
     trials = [
         trial("preload", 0.4),
         trial("workers", 1.05),
@@ -301,6 +299,6 @@ def test_verdict_never_recommends_a_slower_trial():
 
 
 def test_verdict_recommends_the_first_of_equally_good_trials():
-    breakdown = break_down(recording(10.0, counts(read=9.0, forward=1.0)))
+    breakdown = breakdown_of(10.0, counts(read=9.0, forward=1.0))
     assert verdict_of(breakdown, [5.0], [trial("preload", 4.0), trial("cache_dir", 4.2)]).first == "preload"
     assert verdict_of(breakdown, [5.0], [trial("preload", 4.0), trial("workers", 8.0)]).first == "workers"

@@ -32,13 +32,16 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
+from omearrow_ds.advise.recommend import recommend, tiles_of, trials
 from omearrow_ds.advise.recommend.choices import (
     CLOSE,
     LoadingPlan,
+    NetworkLink,
     PlanCost,
     PlanTiming,
     ReadBudget,
+    RemoteCost,
+    RemoteEstimate,
     StorageLayout,
     choose,
     confidence,
@@ -46,10 +49,8 @@ from omearrow_ds.advise.recommend.choices import (
     plan_costs,
     ranked,
 )
-from omearrow_ds.advise.recommend.link import NetworkLink, RemoteCost, RemoteEstimate
-from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings
-from omearrow_ds.advise.recommend.report import SampleCoverage
-from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
+from omearrow_ds.advise.recommend.sample import Limits, SampleCoverage, SampleFields, take_sample
+from omearrow_ds.advise.recommend.trials import LoaderTiming, Settings
 from omearrow_ds.cli import main
 from omearrow_ds.options import SampleSettings
 from tests.support.errors import raises
@@ -82,8 +83,8 @@ def work(tmp_path):
 @pytest.fixture(autouse=True)
 def one_core_and_few_rounds(monkeypatch):
     monkeypatch.setattr("omearrow_ds.advise.recommend.trials._MOST_ROUNDS", 2)
-    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders._MOST_ROUNDS", 2)
-    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders.available_cores", lambda: 1)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.trials._MOST_LOADER_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.trials.available_cores", lambda: 1)
     monkeypatch.setattr("omearrow_ds.advise.recommend.advice.available_cores", lambda: 1)
 
 
@@ -281,13 +282,13 @@ def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
     def found(workers, ratio, batch_size=16):
         return LoaderTiming(Settings(workers, batch_size, 2 if workers else None), ratio, 0.1, 3, ratio)
 
-    assert loaders.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
-    assert loaders.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
+    assert trials.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
+    assert trials.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
     # They start in 0.1 s, and save a fifth of the work.
-    assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
-    assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
-    assert {item.num_workers for item in loaders.grid(16, 6)} == {0, 1, 2, 4, 6}
-    assert {item.num_workers for item in loaders.grid(16, 1)} == {0}
+    assert trials.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
+    assert trials.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
+    assert {item.num_workers for item in trials.grid(16, 6)} == {0, 1, 2, 4, 6}
+    assert {item.num_workers for item in trials.grid(16, 1)} == {0}
     settings = Settings(2, 16, 4, "spawn")
     assert settings.keywords == {"num_workers": 2, "prefetch_factor": 4, "multiprocessing_context": "spawn"}
 

@@ -20,7 +20,7 @@ import tifffile
 from click.testing import CliRunner
 
 from omearrow_ds import ArgumentError, Storage, convert, open_images, write_images
-from omearrow_ds.advise.recommend import report, sample
+from omearrow_ds.advise.recommend import choices, sample
 from omearrow_ds.advise.recommend.choices import StorageLayout
 from omearrow_ds.cli import failures, main, options
 from omearrow_ds.cli.parts import target_storage, tell_share
@@ -159,14 +159,14 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, cache_options):
     run("verify", "s3://bucket/plate.parts", *reach)
     storage = Storage(anonymous=True, endpoint=server.url, region="eu-west-1")
     layout, plate = StorageLayout(get_format("arrow")), url_of("s3://bucket/plate.parts")
-    command = report.conversion(plate, tmp_path / "b.arrow", layout, {"storage": storage})
+    command = choices.conversion(plate, tmp_path / "b.arrow", layout, {"storage": storage})
     run(*command.split()[1:], *cache_options)
     options = {"format": "arrow", "storage": storage, "part_cache": str(tmp_path / "cache"), "preload": False}
-    code = report.loading_code(plate, options, {"batch_size": 4})
+    code = choices.loading_code(plate, options, {"batch_size": 4})
     names = {}
     exec(code, names)
     assert len(names["dataset"]) == 12
-    assert report.unused_path_near(url_of("s3://bucket/plate.parts"), ".arrow") == Path("plate.arrow")
+    assert choices.unused_path_near(url_of("s3://bucket/plate.parts"), ".arrow") == Path("plate.arrow")
     assert not (tmp_path / "home").exists()
 
 

@@ -33,7 +33,7 @@ from omearrow_ds import (
     SelectError,
     write_images,
 )
-from omearrow_ds.advise.profile.trials import preloaded
+from omearrow_ds.advise.profile.measure import preloaded
 from omearrow_ds.dataset import preload as cache
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.gather import DecodedRows

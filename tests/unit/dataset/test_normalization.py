@@ -23,7 +23,7 @@ from omearrow_ds import (
     stats,
     write_images,
 )
-from omearrow_ds.advise.profile.trials import part_preloaded
+from omearrow_ds.advise.profile.measure import part_preloaded
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, NAMES_OR_LONG, images_of, same, slow_except
 

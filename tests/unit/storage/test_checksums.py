@@ -26,7 +26,7 @@ from omearrow_ds import (
     convert,
     open_images,
 )
-from omearrow_ds.advise.profile.trials import part_preloaded, preloaded
+from omearrow_ds.advise.profile.measure import part_preloaded, preloaded
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import _base

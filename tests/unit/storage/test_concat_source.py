@@ -30,7 +30,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.recommend.report import unused_path_near
+from omearrow_ds.advise.recommend.choices import unused_path_near
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.parts_source import PartsSource
 from tests.support.errors import raises

@@ -37,8 +37,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.recommend import recommend
-from omearrow_ds.advise.recommend.choices import StorageLayout
-from omearrow_ds.advise.recommend.report import conversion
+from omearrow_ds.advise.recommend.choices import StorageLayout, conversion
 from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.dataset.samples import DatasetOptions

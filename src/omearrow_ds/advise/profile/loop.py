@@ -18,7 +18,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 
-from omearrow_ds.advise.profile.recorder import COMPUTE, Recorder, Recording, Run, WorkerClocks, measure_clock_cost
+from omearrow_ds.advise.profile.recorder import (
+    COMPUTE,
+    Breakdown,
+    Recorder,
+    Run,
+    WorkerClocks,
+    break_down,
+    measure_clock_cost,
+)
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
@@ -116,7 +124,6 @@ class Step:
         self._optimizer.zero_grad()
 
     def finish(self) -> None:
-        """Wait for pending work of a CUDA device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -149,7 +156,6 @@ class Loop:
         )
 
     def warm_up(self) -> None:
-        """Run a few batches, so that workers are started and files are open."""
         self.run(Duration(0.0, 0.0), 2 * self.loader.num_workers or 1)
         self._order.next_index = 0
 
@@ -168,9 +174,9 @@ class Loop:
         self.step.finish()
         return Run(samples, batches, perf_counter() - start)
 
-    def record(self, duration: Duration) -> Recording:
+    def record(self, duration: Duration) -> Breakdown:
         """Run the loop with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
-        cost, torch_batches = measure_clock_cost(), self.loader._iterator  # noqa: SLF001  # None without workers.
+        torch_batches = self.loader._iterator  # noqa: SLF001  # None without workers.
         with Recorder("other", self.step.finish) as recorder:
             recorder.wrap_stages(self.dataset if torch_batches is None else None)
             for name, stage in zip(("forward", "backward", "optimize"), COMPUTE, strict=True):
@@ -178,13 +184,13 @@ class Loop:
             if torch_batches is not None:  # Time the wait for workers separately from receiving their batches.
                 queue = torch_batches._data_queue  # noqa: SLF001  # torch has no name for it
                 recorder.wrap(queue, "_poll" if hasattr(queue, "_poll") else "get", "wait")  # get: pinned by a thread.
-            before = self._clocks.counts()
+            before, cost = self._clocks.counts(), measure_clock_cost()
             recorder.start()
             run = self.run(duration)
             recorder.stop()
-        pids = tuple(worker.pid for worker in getattr(torch_batches, "_workers", ()))
+        pids = (worker.pid for worker in getattr(torch_batches, "_workers", ()))
         counts = np.array(recorder.counts).reshape(-1, 3)
-        return Recording(run, cost, counts, self._clocks.counts() - before, pids)
+        return break_down(run, cost, counts, self._clocks.counts() - before, pids)
 
     def __enter__(self) -> Self:
         return self

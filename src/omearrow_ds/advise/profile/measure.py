@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
 from omearrow_ds.advise.profile.loop import Duration, Loop, Optimizer, make_step
-from omearrow_ds.advise.profile.recorder import Breakdown, break_down
-from omearrow_ds.advise.profile.result import Profile, judge
-from omearrow_ds.advise.profile.trials import WAYS, ProfiledDataset, Trial, find_candidates, open_samples, set_up
+from omearrow_ds.advise.profile.recorder import Breakdown
+from omearrow_ds.advise.profile.result import ON_DEMAND, Profile, Trial, judge
 from omearrow_ds.advise.turns import InterleavedRounds, noise
-from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
+from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, split_options
 from omearrow_ds.dataset.targets import Target
-from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError, OMEArrowDSError
 from omearrow_ds.options import ProfileSettings, SampleSettings
-from omearrow_ds.resources import available_bytes
+from omearrow_ds.resources import (
+    available_bytes,
+    available_cores,
+    over_limit_message,
+    preload_limit_bytes,
+    workspace,
+)
 from omearrow_ds.storage.masks import Masks
-from omearrow_ds.storage.protocol import Paths, StrPath
+from omearrow_ds.storage.part_files import is_path
+from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
+from omearrow_ds.storage.source import convert, open_source, refuse_opening_again
+from omearrow_ds.text import as_flags, as_keywords, duration
 
 _LEAST_S, _MOST_S = 1.0, 10.0
 _TURN_S = (0.1, 0.5)
 _ROUNDS = 5
 _AS_FAST = 1.15  # Clocks take some percent, and the speed of the machine varies.
 _CACHED = "cached"  # Key of steps on one batch in rounds.
+_REPEATED_S = 3.0  # Faster openings are repeated, as the first one in a process includes imports of libraries.
+PRELOAD = "preload"
+WAYS = (ON_DEMAND, PRELOAD, "cache_dir", "arrow")  # Trials that differ in the location of pixels.
+_CONVERTED = "images.arrow"
+_MOST_WORKERS = 4
+_LARGER = 4
+Samples = TypeVar("Samples", bound=StoredSamples)
 
 
 def profile_dataset(
@@ -131,43 +151,40 @@ def profile_dataset(
         raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
-        opened = open_samples(data, format, samples, preload, opening, progress=progress)
-        return _measure(opened, settings, stack, bar)
-
-
-def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStack, bar: Any) -> Profile:
-    dataset, current, model = opened.dataset, opened.current, settings.model
-    plain, first_batch_s = _begin(dataset, settings, stack)
-    loader = plain.loader
-    _next(bar, "stages")
-    duration = Duration(settings.seconds or _LEAST_S, settings.seconds or _MOST_S)
-    if settings.epochs is not None:
-        duration = Duration(0.0, inf, settings.epochs)
-    # A second loop, so that workers of the trials contain no clocks.
-    with replace(plain, num_workers=loader.num_workers, has_worker_clocks=True) as clocked:
-        clocked.warm_up()
-        breakdown = break_down(clocked.record(duration))
-    _next(bar, "trials: setting up")
-    loops, trials = {current.name: plain}, list[Trial]()
-    if model is not None:
-        loops[_CACHED] = copy.copy(plain)
-        loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
-    if settings.trials:
-        decode_s = current.setup_s or _decode_s(breakdown) * len(dataset)
-        limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
-        folder = stack.enter_context(workspace(settings.work_dir))
-        candidates = find_candidates(plain, opened.opening, decode_s, limit_s, folder)
-        trials, ready = set_up(candidates, len(dataset), stack)
-        loops |= ready
-    _next(bar, "trials: taking turns")
-    turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
-    turns = InterleavedRounds[str, float]()
-    turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
-    _next(bar, "done")
+        dataset, open_s, current = open_samples(data, format, samples, preload, opening, progress=progress)
+        plain, first_batch_s = _begin(dataset, settings, stack)
+        loader = plain.loader
+        _next(bar, "stages")
+        length = Duration(settings.seconds or _LEAST_S, settings.seconds or _MOST_S)
+        if settings.epochs is not None:
+            length = Duration(0.0, inf, settings.epochs)
+        # A second loop, so that workers of the trials contain no clocks.
+        with replace(plain, num_workers=loader.num_workers, has_worker_clocks=True) as clocked:
+            clocked.warm_up()
+            breakdown = clocked.record(length)
+        _next(bar, "trials: setting up")
+        loops, tried = {current.name: plain}, list[Trial]()
+        if model is not None:
+            loops[_CACHED] = copy.copy(plain)
+            loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
+        if settings.trials:
+            of_pixels = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
+            sample_s = sum(row.program_s + row.worker_s for row in of_pixels) / breakdown.samples
+            decode_s = current.setup_s or sample_s * len(dataset)
+            limit_s = max(2.0, 2 * min(length.most_s, 3 * _MOST_S))
+            folder = stack.enter_context(workspace(settings.work_dir))
+            candidates = find_candidates(plain, opening, decode_s, limit_s, folder)
+            tried, ready = set_up(candidates, len(dataset), stack)
+            loops |= ready
+        _next(bar, "trials: taking turns")
+        turn_s = min(max(length.most_s / 20, _TURN_S[0]), _TURN_S[1])
+        turns = InterleavedRounds[str, float]()
+        turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
+        _next(bar, "done")
     rates = turns.figures
     now, samples_per_s = rates[current.name], median(rates[current.name].values())
-    current, *trials = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *trials)]
-    ways = {way.name: way for way in (current, *trials)}
+    current, *tried = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *tried)]
+    ways = {way.name: way for way in (current, *tried)}
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
@@ -176,7 +193,7 @@ def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStac
         dtypes=tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
         decoded_bytes=dataset.nbytes,
         preloaded=dataset.preloaded,
-        open_s=opened.open_s,
+        open_s=open_s,
         preload_s=current.setup_s if dataset.preloaded else None,
         available_bytes=available_bytes(),
         batch_size=plain.batch_size,
@@ -190,8 +207,8 @@ def _measure(opened: ProfiledDataset, settings: ProfileSettings, stack: ExitStac
         noise=noise(1 / rate for rate in now.values()),
         rounds=turns.rounds,
         breakdown=replace(breakdown, remarks=tuple(_remarks(plain, breakdown, samples_per_s))),
-        verdict=judge(breakdown, now, rates.get(_CACHED), trials, tried=settings.trials),
-        trials=tuple(trials),
+        verdict=judge(breakdown, now, rates.get(_CACHED), tried, tried=settings.trials),
+        trials=tuple(tried),
         preloading=tuple(ways[name] for name in WAYS if name in ways),
     )
 
@@ -222,12 +239,6 @@ def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) 
         ) from error
 
 
-def _decode_s(breakdown: Breakdown) -> float:
-    """Return the estimated seconds of decoding the pixels of one sample."""
-    stages = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
-    return sum(row.program_s + row.worker_s for row in stages) / breakdown.samples
-
-
 def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:
     """Yield remarks on unexpected stages of work, and on another speed of the recorded loop."""
     dataset, device, threads = plain.dataset, plain.loader.device, torch.get_num_threads()
@@ -247,3 +258,157 @@ def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterato
     if not samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
         rates = f"{with_clocks:,.4g} samples/s while stages were timed, and {samples_per_s:,.4g} otherwise"
         yield f"The loop reached {rates}, at different times or on other images; the shares above are from the first."
+
+
+Candidate = tuple[Trial, Callable[[], Loop]]  # The function is not called if the trial has a note.
+
+
+def find_candidates(
+    plain: Loop, opening: OpenOptions, decode_s: float, limit_s: float, folder: Path
+) -> Iterator[Candidate]:
+    """Yield the settings to try, in increasing order of costs other than time, such as memory or disk space.
+
+    ``plain`` is the loop with the current settings, whose data was opened with ``opening``. Decoding all pixels takes
+    ``decode_s``; files are not written if that exceeds ``limit_s``. ``folder`` is for temporary files.
+    """
+    demand, now, large = on_demand(plain.dataset), plain.loader.num_workers, plain.batch_size * _LARGER
+    size, has_user_code = demand.preload_bytes, demand._has_user_code
+    workers = now if has_user_code else 0  # Without user code, a copy is faster than transfer between processes.
+    note = over_limit_message(size, "disk", shutil.disk_usage(folder).free, f"the free space in {folder.parent}")
+    if not note and decode_s > limit_s:
+        note = f"not tried: decoding all images takes about {duration(decode_s)}; raise seconds= to try it"
+
+    def preload() -> Loop:
+        dataset = preloaded(demand) if decode_s <= limit_s else part_preloaded(demand, limit_s / 4)
+        return replace(plain, dataset=dataset, num_workers=workers, batch_size=min(plain.batch_size, len(dataset)))
+
+    if plain.dataset.preloaded:
+        trial = Trial(ON_DEMAND, "--preload no", "OMEArrowDataset(path, preload=False)", "Read on demand")
+        yield trial, lambda: replace(plain, dataset=demand)
+    else:
+        code, problem = "OMEArrowDataset(path, preload=True)", memory_problem(demand)
+        trial = Trial(PRELOAD, "--preload yes", code, "Preload all pixels", held_bytes=size, room="memory")
+        yield replace(trial, note=problem), preload
+    code, advice = "OMEArrowDataset(path, preload=True, cache_dir=FOLDER)", "Keep decoded pixels in a mapped file"
+    trial = Trial("cache_dir", code, code, f"{advice} (cache_dir=)", held_bytes=size, room="disk", note=note)
+    yield trial, lambda: replace(plain, dataset=preloaded(demand, folder), num_workers=workers)
+    if demand.source.images.mapped_stacks() is None:  # The pixels are not mapped yet.
+        command = shlex.join(["omearrow-ds", "convert", "PATH", _CONVERTED, *as_flags(opening)])
+        code = f"convert({', '.join(['path', repr(_CONVERTED), *as_keywords(opening)])})"
+        trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")
+        yield trial, lambda: replace(plain, dataset=converted(demand, folder / _CONVERTED))
+    if now or not plain.dataset.preloaded or has_user_code:  # Otherwise samples are only copied from memory.
+        number = 0 if now else min(available_cores(), _MOST_WORKERS)
+        advice = f"Create batches in {number} workers" if number else "Create batches without workers"
+        code = f"OMEArrowDataLoader(dataset, {plain.batch_size}, num_workers={number})"
+        yield Trial("workers", f"--workers {number}", code, advice), lambda: replace(plain, num_workers=number)
+    if len(plain.dataset) >= large and plain.dataset.shape is not None:
+        code, advice = f"OMEArrowDataLoader(dataset, {large})", "Use larger batches if training allows it"
+        trial = Trial("batch", f"--batch-size {large}", code, advice)
+        yield trial, lambda: replace(plain, num_workers=now, batch_size=large)
+
+
+def set_up(candidates: Iterable[Candidate], images: int, stack: ExitStack) -> tuple[list[Trial], dict[str, Loop]]:
+    """Return all trials, and by name the loops of those that can be measured, which ``stack`` closes.
+
+    If a loop has only a part of the images, its setup time is scaled to all of them.
+    """
+    trials, loops = [], {}
+    for trial, make in candidates:
+        note = trial.note
+        setup_s = None
+        try:
+            if not note:
+                start = perf_counter()
+                loop = stack.enter_context(make())
+                setup_s = (perf_counter() - start) * images / len(loop.dataset) if trial.room else None
+                loop.warm_up()
+                loops[trial.name] = loop
+                note = "" if (count := len(loop.dataset)) == images else f"estimated from the first {count:,} images"
+        except (OMEArrowDSError, OSError) as error:
+            setup_s, note = None, f"could not be set up: {error}"
+        trials.append(replace(trial, setup_s=setup_s, note=note))
+    return trials, loops
+
+
+def open_samples(
+    data: Paths | StoredSamples,
+    format_name: str | None,
+    options: SampleSettings,
+    preload: Preload | None,
+    opening: OpenOptions,
+    *,
+    progress: bool,
+) -> tuple[StoredSamples, float, Trial]:
+    """Open the data to profile, and return the dataset, the seconds, and the trial of the current location of pixels.
+
+    Raise an error if no images exist, memory is too small, or options conflict.
+    """
+    if isinstance(data, StoredSamples):
+        for option in (*options.chosen, *([] if format_name is None else ["format"])):
+            raise ArgumentError("does not apply to a dataset", option=option, remedy="pass it only with a path")
+        refuse_opening_again(opening, "a dataset")
+        preload = data.preloaded if preload is None else preload
+    elif not is_path(data):
+        raise ArgumentError(
+            f"has the type {type(data).__name__}", option="data", remedy="pass a path or a dataset of this package"
+        )
+    chosen: dict[str, Any] = {**options.chosen, **opening, "preload": False, "progress": False}
+    for _ in range(2):
+        start = perf_counter()
+        demand = on_demand(data) if isinstance(data, StoredSamples) else OMEArrowDataset(data, format_name, **chosen)
+        len(demand.source)  # Opens the source of a dataset, which is lazy.
+        open_s = perf_counter() - start
+        if open_s > _REPEATED_S:
+            break
+    if not len(demand):
+        raise ArgumentError("the collection is empty", path=demand.path, remedy="pass a collection with images")
+    problem = memory_problem(demand)
+    if not preload or (preload == "auto" and problem):
+        return demand, open_s, Trial(ON_DEMAND, setup_s=0.0)
+    if problem:
+        raise MemoryLimitError(f"{demand.path}: preloading {problem}; pass preload=False or preload='auto'")
+    start = perf_counter()
+    dataset = preloaded(demand, progress=progress)
+    setup_s, size = perf_counter() - start, demand.preload_bytes
+    return dataset, open_s, Trial(PRELOAD, setup_s=setup_s, held_bytes=size, room="memory")
+
+
+def memory_problem(dataset: StoredSamples) -> str:
+    """Return why the decoded pixels exceed half of the available memory, or an empty string if they fit."""
+    return over_limit_message(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the available memory")
+
+
+def on_demand(dataset: Samples) -> Samples:
+    masks = dataset._mask_collection
+    return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
+
+
+def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
+    """Return a copy with all images and masks decoded into memory, or into memory-mapped files in ``folder``."""
+    masks = dataset._mask_collection
+    masks = None if masks is None else masks.preloaded(folder, progress=progress)
+    return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
+
+
+def converted(dataset: Samples, file: Path) -> Samples:
+    convert(dataset.source, file)
+    return dataset._with_reader(dataset._collection.on_demand(open_source(file)))
+
+
+def part_preloaded(dataset: Samples, most_s: float) -> Samples:
+    """Decode the first images into memory for about ``most_s`` seconds, and return a dataset of these images.
+
+    Masks stay as they are.
+    """
+    collection, source = dataset._collection, dataset._collection.verified_source
+    start, images = perf_counter(), []
+    for image in chain.from_iterable(block for _, block in source.stream()):
+        images.append(np.array(image))
+        if perf_counter() - start > most_s and len(collection.samples_of(len(images))):
+            break
+    count = len(images)
+    cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
+    for index, image in enumerate(images):
+        cache[index][...] = image
+    return dataset._with_reader(collection.first(count, cache.block))._subset_at(collection.samples_of(count))

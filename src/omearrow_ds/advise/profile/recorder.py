@@ -8,10 +8,9 @@ stage functions in ``STAGES``, and so do formats of third-party packages.
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import timeit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce, wraps
@@ -19,7 +18,7 @@ from math import inf
 from multiprocessing import queues
 from threading import get_ident
 from time import perf_counter
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,36 +30,32 @@ from omearrow_ds.storage.formats import formats
 
 Array = np.ndarray[Any, Any]
 # Stages in their order, with the work that each includes.
-STAGE_NOTES: Mapping[str, str] = MappingProxyType(
-    {
-        "open": "opening the collection again in another process",
-        "read": "locating and reading stored bytes",
-        "read+decode": "reading and decoding by the library of the format",
-        "decode": "decoding stored bytes into pixels",
-        "select": "copying small images in memory; others are cut in normalize",
-        "normalize": "cutting, converting and writing into the batch",
-        "transform": "",
-        "collate": "allocating the batch and stacking samples",
-        "hand-over": "transferring batches from workers to the main process",
-        "transfer": "",
-        "forward": "model and loss",
-        "backward": "",
-        "optimizer step": "",
-        "other": "training loop, DataLoader of torch, sample order",
-    }
-)
+STAGE_NOTES = {
+    "open": "opening the collection again in another process",
+    "read": "locating and reading stored bytes",
+    "read+decode": "reading and decoding by the library of the format",
+    "decode": "decoding stored bytes into pixels",
+    "select": "copying small images in memory; others are cut in normalize",
+    "normalize": "cutting, converting and writing into the batch",
+    "transform": "",
+    "collate": "allocating the batch and stacking samples",
+    "hand-over": "transferring batches from workers to the main process",
+    "transfer": "",
+    "forward": "model and loss",
+    "backward": "",
+    "optimizer step": "",
+    "other": "training loop, DataLoader of torch, sample order",
+}
 COMPUTE = ("forward", "backward", "optimizer step")
 CLOCKS = "clocks"
-OTHER_LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "torch.utils.data._utils.fetch": {"_MapDatasetFetcher.fetch": "collate"},
-        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._next_data": "hand-over"},
-        "zarr": {"Array.__getitem__": "read+decode"},
-        "tifffile": {"TiffPageSeries.asarray": "read+decode"},
-    }
-)
+OTHER_LIBRARIES = {
+    "torch.utils.data._utils.fetch": {"_MapDatasetFetcher.fetch": "collate"},
+    "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._next_data": "hand-over"},
+    "zarr": {"Array.__getitem__": "read+decode"},
+    "tifffile": {"TiffPageSeries.asarray": "read+decode"},
+}
 # In the last stage, the main process waits for workers, or a worker waits for indices; it has no row in the table.
-_FIRST_COUNT = MappingProxyType({stage: 3 * index for index, stage in enumerate((*STAGE_NOTES, "wait"))})
+_FIRST_COUNT = {stage: 3 * index for index, stage in enumerate((*STAGE_NOTES, "wait"))}
 _COST_CALLS = 2000
 
 
@@ -116,7 +111,6 @@ class Recorder(ExitStack):
         self._replace(owner, name, self.timed(getattr(owner, name), stage))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until the recorder is closed."""
         undo = (setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)
         setattr(owner, name, value)
         self.callback(*undo)
@@ -156,24 +150,23 @@ class WorkerClocks:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._shape = (num_workers, 2, len(_FIRST_COUNT), 3)
-        self._block = SharedBlock.create(8 * math.prod(self._shape))
+        self._block = SharedBlock.create(2 * 8 * 3 * len(_FIRST_COUNT) * num_workers)
         self._modules = {module for module, *_ in stage_functions()}  # Workers import the same modules.
 
-    def _table(self) -> Array:
-        """Return the counts of the main thread of each worker, and of the thread that sends batches."""
-        return self._block.bytes.view(np.float64).reshape(self._shape)
+    def _by_thread(self) -> Array:
+        """Return (W, 2, S, 3) counts of the main thread of each worker, and of the thread that sends batches."""
+        return self._block.bytes.view(np.float64).reshape(-1, 2, len(_FIRST_COUNT), 3)
 
     def counts(self) -> Array:
         """Return (W, S, 3) counts by worker and stage, which are complete while workers are idle."""
-        return np.asarray(self._table().sum(axis=1))
+        return np.asarray(self._by_thread().sum(axis=1))
 
     def __call__(self, worker_id: int) -> None:
         for module in self._modules:
             importlib.import_module(module)
         info = get_worker_info()
         assert info is not None
-        making, sending = self._table()[worker_id].reshape(2, -1)
+        making, sending = self._by_thread()[worker_id].reshape(2, -1)
         recorder = Recorder("wait", counts=making.data)  # Never closed, as the worker ends with the profiler.
         recorder.wrap_stages(info.dataset)
         # Another thread sends a batch while the next one is made.
@@ -221,16 +214,6 @@ class Run(NamedTuple):
         return self.samples / self.wall_s
 
 
-class Recording(NamedTuple):
-    """Measured run, the cost of its clocks per call, and counts of the main process (S, 3) and of workers (W, S, 3)."""
-
-    run: Run
-    cost: tuple[float, float]
-    program: Array
-    workers: Array
-    pids: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class StageTime:
     """Part of the wall time that one stage takes."""
@@ -248,8 +231,6 @@ class StageTime:
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """Busy and idle seconds of one worker process."""
-
     pid: int
     busy_s: float
     idle_s: float
@@ -271,19 +252,19 @@ class Breakdown:
         return next(row for row in self.stages if row.stage == stage)
 
 
-def break_down(recording: Recording) -> Breakdown:
-    """Return the wall time of a recording per stage, with a separate row for the time that the clocks took.
+def break_down(run: Run, cost: tuple[float, float], program: Array, workers: Array, pids: Iterable[int]) -> Breakdown:
+    """Return the wall time of a run per stage, with a separate row for the time that the clocks took.
 
-    With workers, the time of the main process is its own work and its wait for workers. The wait is attributed to the
-    stages in proportion to the seconds of the workers. The ceiling of a stage is the current time divided by the time
-    without that stage. With workers, the loop takes as long as the slower of two: the own work of the main process, and
-    the parallel work of the workers.
+    ``program`` and ``workers`` are the counts of the main process (S, 3) and of the workers (W, S, 3), and ``cost`` is
+    that of the clocks per call. With workers, the time of the main process is its own work and its wait for workers.
+    The wait is attributed to the stages in proportion to the seconds of the workers. The ceiling of a stage is the
+    current time divided by the time without that stage. With workers, the loop takes as long as the slower of two: the
+    own work of the main process, and the parallel work of the workers.
     """
-    run, cost = recording.run, recording.cost
-    counted_s, clocks_s = without_clocks(recording.program, cost)
+    counted_s, clocks_s = without_clocks(program, cost)
     program_s, wait_s = counted_s[:-1], float(counted_s[-1])
     program_s[-1] += run.wall_s - clocks_s - counted_s.sum()  # In the stage "other".
-    workers_s, _ = without_clocks(recording.workers, cost)
+    workers_s, _ = without_clocks(workers, cost)
     worker_s, by_worker_s = workers_s[:, :-1].sum(axis=0), workers_s[:, :-1].sum(axis=1)
     own_s, busy_s = program_s.sum(), worker_s.sum()
     shares = worker_s / busy_s if busy_s > 0 else np.array([stage == "hand-over" for stage in STAGE_NOTES])
@@ -293,7 +274,7 @@ def break_down(recording: Recording) -> Breakdown:
     parallel_s = np.where(worker_s > 0, now_s * (1 - shares), never_waiting_s)
     with np.errstate(divide="ignore"):
         ceilings = now_s / np.maximum(own_s - program_s, parallel_s)
-    calls = recording.program[:, 1] + recording.workers[:, :, 1].sum(axis=0)
+    calls = program[:, 1] + workers[:, :, 1].sum(axis=0)
     columns = np.stack([program_s + wait_s * shares, ceilings, program_s, worker_s, calls[:-1]], axis=1)
     notes = {**STAGE_NOTES, CLOCKS: "time of the measurement itself, outside all stages"}
     rows = []
@@ -301,5 +282,5 @@ def break_down(recording: Recording) -> Breakdown:
         total_s, ceiling, main_s, in_workers_s, num_calls = row
         relative = total_s / run.wall_s, total_s / run.samples, None if ceiling == inf else ceiling
         rows.append(StageTime(stage, total_s, *relative, main_s, in_workers_s, int(num_calls), note))
-    workers = map(WorkerTime, recording.pids, by_worker_s.tolist(), workers_s[:, -1].tolist())
-    return Breakdown(run.wall_s, run.samples, run.batches, wait_s, tuple(workers), (), tuple(rows))
+    worker_times = map(WorkerTime, pids, by_worker_s.tolist(), workers_s[:, -1].tolist())
+    return Breakdown(run.wall_s, run.samples, run.batches, wait_s, tuple(worker_times), (), tuple(rows))

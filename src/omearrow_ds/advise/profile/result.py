@@ -1,34 +1,97 @@
-"""`Profile`: the measured epoch of a collection, and `Verdict`: its bottleneck and the setting to try first."""
+"""`Profile`: the measured epoch of a collection, its `Verdict`, and `Trial`: another setting and its measured rate."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 from omearrow_ds.advise.profile.recorder import CLOCKS, COMPUTE, Breakdown, StageTime
-from omearrow_ds.advise.profile.trials import ON_DEMAND, Trial
-from omearrow_ds.advise.turns import Rounds, gains, median_ratio, mostly_agree, noise, too_noisy, uncertainty_note
+from omearrow_ds.advise.turns import (
+    LEAST_TIE,
+    WORTH_IT,
+    Rounds,
+    gains,
+    median_ratio,
+    mostly_agree,
+    noise,
+    too_noisy,
+    uncertainty_note,
+)
 from omearrow_ds.text import count, duration, size, table
 
+ON_DEMAND = "on demand"
 _WIDTH = 118
+_TRIAL_COLUMNS = ("tried", "samples/s", "gain", "in single rounds", "once", "")
 _WAY_COLUMNS = ("pixels", "once", "epoch", "pays after", "takes")
 _COMPUTE_BOUND = 0.15  # Maximum part of the time that faster data work could save.
 _DATA_BOUND = 0.4
 _AS_GOOD = 0.9
-_CHEAPER = MappingProxyType(
-    {
-        "transform": "make the transform cheaper, or apply it to whole batches on the device",
-        "read": "a faster disk, or a format that reads less",
-        "read+decode": "a format that needs no decoding",
-        "decode": "a format that needs no decoding",
-        "normalize": "normalize=False, and scale on the device",
-        "transfer": "normalize=False, and scale on the device: fewer bytes are copied",
-    }
-)
+_CHEAPER = {
+    "transform": "make the transform cheaper, or apply it to whole batches on the device",
+    "read": "a faster disk, or a format that reads less",
+    "read+decode": "a format that needs no decoding",
+    "decode": "a format that needs no decoding",
+    "normalize": "normalize=False, and scale on the device",
+    "transfer": "normalize=False, and scale on the device: fewer bytes are copied",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that differ from the current ones, and the measurement of a loop with these settings."""
+
+    name: str
+    options: str = ""  # Flags of the command.
+    code: str = ""  # Python code of the settings.
+    advice: str = ""  # The settings as a sentence.
+    setup_s: float | None = None  # One-time work, such as decoding or converting; None if not measured.
+    samples_per_s: float | None = None  # Median rate over the rounds; None if not measured.
+    gain: float | None = None  # That rate divided by the rate of the current settings.
+    least_gain: float | None = None  # Minimum of single rounds.
+    most_gain: float | None = None  # Maximum of single rounds.
+    epoch_s: float | None = None
+    break_even_epochs: int | None = None  # Epochs that pay the setup, compared with access on demand; None if never.
+    clear: bool = True  # Whether the rounds agree that it is faster, or not faster, than access on demand.
+    held_bytes: int = 0  # Bytes of `room` that it uses.
+    room: str = ""  # "memory" or "disk".
+    note: str = ""  # Why it was not measured, or only on a part of the images.
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether this trial was at least 10 % faster than the current settings, and faster in every round."""
+        return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
+
+    def measured(self, rates: Mapping[str, Rounds], now: str, images: int) -> Trial:
+        """Return a copy with results computed from the rates of all trials; ``now`` has the current settings."""
+        own, demand = rates.get(self.name), rates.get(ON_DEMAND)
+        if own is None:
+            return self
+        rate, ratios = median(own.values()), gains(own, rates[now])
+        ratio = median_ratio(own, rates[now])
+        trial = replace(self, samples_per_s=rate, gain=ratio, epoch_s=images / rate)
+        trial = replace(trial, least_gain=min(ratios), most_gain=max(ratios))
+        if demand is None or self.setup_s is None:
+            return trial
+        ratios, epoch_s = gains(own, demand), images / median(demand.values())
+        epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(own, demand), min(ratios))
+        # The rounds agree on a speedup, or on its absence.
+        clear = mostly_agree(ratio > 1.0 for ratio in ratios) or mostly_agree(ratio < LEAST_TIE for ratio in ratios)
+        return replace(trial, break_even_epochs=epochs, clear=clear)
+
+
+def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
+    """Return the number of epochs after which faster epochs have saved the setup time, or None if they never do.
+
+    ``epoch_s`` is an epoch without the setup, ``gain`` the median speedup, and ``least_gain`` the speedup of the worst
+    round. A setup that was not faster in every round never pays.
+    """
+    if gain < LEAST_TIE or least_gain <= 1.0:
+        return None
+    return max(1, -int(-setup_s // (epoch_s * (1 - 1 / gain))))
 
 
 @dataclass(frozen=True)
@@ -118,12 +181,28 @@ class Profile:
 
     def as_text(self) -> str:
         """Return the profile as a text report."""
-        lines = [*_head(self), "", *_stages(self.breakdown), ""]
-        lines += [*_wrapped(self.verdict.text), *_wrapped(f"Try first: {self.verdict.advice}")]
+        shape = "of several shapes" if self.sample_shape is None else f"of {' x '.join(map(str, self.sample_shape))}"
+        preload = "" if self.preload_s is None else f"preload {duration(self.preload_s)}, "
+        once = f"open {duration(self.open_s)}, {preload}first batch {duration(self.first_batch_s)}"
+        rate = f"{self.samples_per_s:,.4g} samples/s ({self.rounds} rounds, half of them within {self.noise:.0%})"
+        access, model = "preloaded" if self.preloaded else "on demand", f", {self.model}" if self.model else ""
+        lines = [
+            self.path,
+            f"{count(self.images, 'sample')} {shape}, {', '.join(self.dtypes)}, {self.format}, {access}",
+            f"batch {self.batch_size}, {count(self.num_workers, 'worker')}, {self.device}{model}",
+            f"{rate}, {duration(self.epoch_s)} per epoch; once: {once}",
+            "",
+            *_stages(self.breakdown),
+            "",
+            *_wrapped(self.verdict.text),
+            *_wrapped(f"Try first: {self.verdict.advice}"),
+        ]
         if self.trials:
+            tried = [_TRIAL_COLUMNS, ("(as now)", f"{self.samples_per_s:,.4g}", "1.00x", "", "", "")]
             needed, free = size(self.decoded_bytes), size(self.available_bytes)
-            question = f"Preloading needs {needed} of memory; {free} are free."
-            lines += ["", *_trials(self), "", question, "", *table([_WAY_COLUMNS, *map(_way_row, self.preloading)])]
+            lines += ["", *table([*tried, *map(_trial_row, self.trials)]), ""]
+            lines += [f"Preloading needs {needed} of memory; {free} are free.", ""]
+            lines += table([_WAY_COLUMNS, *map(_way_row, self.preloading)])
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -136,21 +215,6 @@ class Profile:
 
     def __str__(self) -> str:
         return self.as_text()
-
-
-def _head(profile: Profile) -> list[str]:
-    shape = "of several shapes" if profile.sample_shape is None else f"of {' x '.join(map(str, profile.sample_shape))}"
-    access = "preloaded" if profile.preloaded else "on demand"
-    model = f", {profile.model}" if profile.model else ""
-    preload = "" if profile.preload_s is None else f"preload {duration(profile.preload_s)}, "
-    once = f"open {duration(profile.open_s)}, {preload}first batch {duration(profile.first_batch_s)}"
-    rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} rounds, half of them within {profile.noise:.0%})"
-    return [
-        profile.path,
-        f"{count(profile.images, 'sample')} {shape}, {', '.join(profile.dtypes)}, {profile.format}, {access}",
-        f"batch {profile.batch_size}, {count(profile.num_workers, 'worker')}, {profile.device}{model}",
-        f"{rate}, {duration(profile.epoch_s)} per epoch; once: {once}",
-    ]
 
 
 def _stages(breakdown: Breakdown) -> list[str]:
@@ -175,29 +239,22 @@ def _stages(breakdown: Breakdown) -> list[str]:
     return [*_wrapped(about), "", *table(rows), *([""] if remarks else []), *remarks]
 
 
-def _trials(profile: Profile) -> list[str]:
-    rows = [["tried", "samples/s", "gain", "in single rounds", "once", ""]]
-    rows.append(["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""])
-    for trial in profile.trials:
-        row = [trial.note]
-        if trial.samples_per_s is not None:
-            once = "" if trial.setup_s is None else duration(trial.setup_s)
-            gains = f"{trial.gain:.2f}x", f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"
-            row = [f"{trial.samples_per_s:,.4g}", *gains, once, trial.note or trial.options]
-        rows.append([trial.name, *row])
-    return table(rows)
+def _trial_row(trial: Trial) -> list[str]:
+    if trial.samples_per_s is None:
+        return [trial.name, trial.note]
+    gains = f"{trial.gain:.2f}x", f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"
+    once = "" if trial.setup_s is None else duration(trial.setup_s)
+    return [trial.name, f"{trial.samples_per_s:,.4g}", *gains, once, trial.note or trial.options]
 
 
 def _way_row(way: Trial) -> list[str]:
-    """Return a line about a way to hold the pixels."""
     if way.epoch_s is None:
         return [way.name, way.note]
-    pays = "never" if way.clear else "not clear"
-    if way.break_even_epochs is not None:
+    pays = "" if way.name == ON_DEMAND else "never" if way.clear else "not clear"
+    if pays and way.break_even_epochs is not None:
         pays = count(way.break_even_epochs, "epoch")
     once = "-" if way.setup_s is None else duration(way.setup_s)
-    takes = f"{size(way.held_bytes)} of {way.room}" if way.room else ""
-    return [way.name, once, duration(way.epoch_s), "" if way.name == ON_DEMAND else pays, takes]
+    return [way.name, once, duration(way.epoch_s), pays, f"{size(way.held_bytes)} of {way.room}" if way.room else ""]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,35 +1,46 @@
-"""`recommend`: measures a collection and recommends a format and loader settings."""
+"""`recommend`: measures a collection, and returns a `Recommendation` of a format and loader settings."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.choices import PlanCost, ReadBudget, choose, confidence, layouts, ranked
-from omearrow_ds.advise.recommend.link import NetworkLink, RemoteEstimate
-from omearrow_ds.advise.recommend.loaders import LoaderTiming, Settings, best, scan
-from omearrow_ds.advise.recommend.report import (
-    Recommendation,
-    SampleCoverage,
+from omearrow_ds.advise.recommend.choices import (
+    Confidence,
+    NetworkLink,
+    PlanCost,
+    ReadBudget,
+    RemoteEstimate,
+    choose,
+    confidence,
     conversion,
+    layouts,
     loading_code,
-    resemblance,
+    plan_table,
+    ranked,
     unused_path_near,
 )
-from omearrow_ds.advise.recommend.sample import Clock, Limits, SampleFields, take_sample
-from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, Subject
-from omearrow_ds.advise.workspace import workspace
+from omearrow_ds.advise.recommend.sample import (
+    Clock,
+    Limits,
+    Resemblance,
+    SampleCoverage,
+    SampleFields,
+    resemblance,
+    take_sample,
+)
+from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, LoaderTiming, Settings, Subject, best, scan
 from omearrow_ds.axes import checked_size
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
-from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes, workspace
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
@@ -37,13 +48,130 @@ from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
-from omearrow_ds.text import PythonName, count
+from omearrow_ds.text import PythonName, count, duration, size, table
 
 Choice = tuple[PlanCost, Settings, list[LoaderTiming]]
 _ROUNDS_PART = 0.8  # Part of the time after which the rounds end.
 _EPOCH_PART = 1 / 150
 _WORKERS_MAY_HELP = 2.5  # Plans on demand that cost up to this multiple of the best are scanned as well.
 _MOST_FINALISTS = 3
+_COLUMNS = ("size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images", "")
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Result of `recommend`: measured plans and the recommended one.
+
+    Attributes
+    ----------
+    path
+        The collection.
+    task, access
+        Requested task and access.
+    looked
+        Size of the sample.
+    rows
+        All plans, the cheapest first, then plans that are excluded or could not be measured.
+    chosen
+        Row of the recommended plan.
+    settings
+        Settings of the loader.
+    scanned
+        All settings that were tried.
+    confidence
+        Certainty of the choice.
+    command, python
+        Command of the conversion ("" if none is needed), and Python code of dataset and loader.
+    notes
+        Further remarks.
+    resembles
+        Benchmark workload that the images resemble, or None. ``docs/how-to/choose-a-format.md`` has its tables.
+    over_link
+        Estimates for parts in a bucket, if a bandwidth was passed.
+    pixel_range
+        Largest value of uint16 images among the first 64 of the sample, or None.
+    """
+
+    path: Path
+    task: ReadBudget
+    access: Access
+    looked: SampleCoverage
+    rows: tuple[PlanCost, ...]
+    chosen: PlanCost
+    settings: Settings
+    scanned: tuple[LoaderTiming, ...]
+    confidence: Confidence
+    command: str
+    python: str
+    notes: tuple[str, ...]
+    resembles: Resemblance | None
+    over_link: RemoteEstimate | None = None
+    pixel_range: PixelRange | None = None
+
+    def as_text(self) -> str:
+        """Return the recommendation as a text report."""
+        epochs, plan = count(self.task.epochs, "epoch"), self.chosen.plan
+        rows, timings = [], []
+        for row in self.rows:
+            rows.append((row.plan, [row.why_not or ""], ""))
+            if row.is_measured:
+                times = map(duration, (row.convert_s, row.open_s, row.batch_s, row.epoch_s, row.total_s))
+                noise = f"{row.noise:.0%}" if row.rounds > 1 else "-"
+                cells = [size(row.size_bytes), *times, noise, str(row.rounds), f"{row.images:,}", ""]
+                rows[-1] = (row.plan, cells, f"ruled out: {row.why_not}" if row.why_not else "")
+        for timing in self.scanned:
+            first, sample_s = f"first batch after {duration(timing.start_s)}", timing.sample_s
+            speed = ["", ""] if sample_s is None else [f"{duration(sample_s)} per sample", f"({timing.ratio:.2f} x)"]
+            timings.append([f"  {timing.settings.label}", *speed, first])
+        resembles = self.resembles and f"  The images resemble the benchmarks' workload {': '.join(self.resembles)}."
+        lines = [
+            f"{self.path}: measured on {self.looked.text}; {duration(self.looked.seconds)}, warm page cache",
+            f"total = convert + open or preload + {epochs} of {self.access} access, without workers:",
+            "",
+            *plan_table(_COLUMNS, rows, plan),
+            "",
+            *([f"Loader settings for {plan.label}, measured in turns:", *table(timings), ""] if timings else []),
+            *(self.over_link.as_lines() if self.over_link else []),
+            f"Recommended: {plan.label}, {self.settings.label}",
+            f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",
+            *(f"  {note}" for note in self.notes),
+            *([resembles] if resembles else []),
+            "",
+            *(f"  {line}" for line in (self.command or "nothing to convert").splitlines()),
+            "",
+            *(f"  {line}" for line in self.python.splitlines()),
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values as a dictionary that `json.dumps` accepts.
+
+        Times are in seconds. Times and sizes refer to the whole collection.
+        """
+        return {
+            "path": str(self.path),
+            "epochs": self.task.epochs,
+            "access": self.access,
+            "memory_budget_bytes": self.task.memory_bytes,
+            "disk_budget_bytes": self.task.disk_bytes,
+            "looked_at": asdict(self.looked),
+            "scaled": not self.looked.whole,
+            "recommended": {
+                **self.chosen.plan.as_dict(),
+                "settings": asdict(self.settings),
+                "command": self.command,
+                "python": self.python,
+                "confidence": self.confidence.level,
+                "why": self.confidence.why,
+                "rivals": [plan.as_dict() for plan in self.confidence.rivals],
+            },
+            "rows": [row.as_dict() for row in self.rows],
+            "settings": [asdict(timing) for timing in self.scanned],
+            "notes": list(self.notes),
+            "resembles": self.resembles and self.resembles._asdict(),
+            "over_link": self.over_link and self.over_link.as_dict(),
+            "pixel_range": self.pixel_range and self.pixel_range.as_dict(),
+        }
 
 
 def recommend(
@@ -136,7 +264,11 @@ def recommend(
     refuse_unknown(opening, OpenOptions.__annotations__, recommend)
     warn_of_layout(path, opening)
     crops = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
-    _refuse_apart(crops, tile)
+    if crops and objects is None:
+        raise ArgumentError("needs objects=", option=next(iter(crops)), remedy="pass objects= or leave it out")
+    if crops and tile is not None:
+        problem, remedy = "conflicts with objects=", "pass only one of them"
+        raise ArgumentError(problem, option="tile", value=tile, remedy=remedy)
     crop_size = None if crop_size is None else checked_size(crop_size)
     of_objects = ObjectSettings.take(opening, objects)
     link = NetworkLink.parse(bandwidth, latency)
@@ -161,22 +293,12 @@ def recommend(
         return _report(rounds, choice, looked, pixel_range, link, {"format": format, **opening}, tile)
 
 
-def _refuse_apart(crops: dict[str, Any], tile: int | None) -> None:
-    """Raise `ArgumentError` for options of objects without ``objects``, or together with ``tile``."""
-    if crops and "objects" not in crops:
-        raise ArgumentError("needs objects=", option=next(iter(crops)), remedy="pass objects= or leave it out")
-    if crops and tile is not None:
-        problem, remedy = "conflicts with objects=", "pass only one of them"
-        raise ArgumentError(problem, option="tile", value=tile, remedy=remedy)
-
-
 def _task(path: Path, decoded_bytes: int, requested: RecommendSettings) -> ReadBudget:
-    memory_bytes, disk_bytes, why = requested.memory_bytes, requested.budget_bytes, "the disk budget"
-    memory_bytes = preload_limit_bytes() if memory_bytes is None else memory_bytes
-    if disk_bytes is None:
-        disk_bytes = shutil.disk_usage(Path.cwd() if isinstance(path, Url) else path.parent).free
-        why = "the free space next to the images"
-    return ReadBudget(requested.epochs, decoded_bytes, memory_bytes, disk_bytes, why)
+    memory_bytes = preload_limit_bytes() if requested.memory_bytes is None else requested.memory_bytes
+    if requested.budget_bytes is not None:
+        return ReadBudget(requested.epochs, decoded_bytes, memory_bytes, requested.budget_bytes)
+    free_bytes = shutil.disk_usage(Path.cwd() if isinstance(path, Url) else path.parent).free
+    return ReadBudget(requested.epochs, decoded_bytes, memory_bytes, free_bytes, "the free space next to the images")
 
 
 def _choose(rounds: LayoutRounds, deadline_s: float, start_methods: Sequence[str]) -> Choice:
@@ -231,8 +353,8 @@ def _report(
         over_link = replace(over_link, command=command)
     target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
     dataset = {"preload": row.plan.preload, **subject.settings.chosen, **sample.origin.code}
-    is_random, is_ragged = subject.access == "random", any(trial.is_ragged for trial in rounds.trials.values())
-    loader = {"batch_size": subject.batch_size, "shuffle": is_random or None, **settings.keywords}
+    is_ragged = any(trial.is_ragged for trial in rounds.trials.values())
+    loader = {"batch_size": subject.batch_size, "shuffle": subject.access == "random" or None, **settings.keywords}
     return Recommendation(
         path=path,
         task=task,
@@ -257,7 +379,6 @@ def _report(
 
 
 def _notes(row: PlanCost, rows: Sequence[PlanCost], rounds: LayoutRounds, looked: SampleCoverage) -> list[str]:
-    """Return the texts of all remarks that apply."""
     source, objects, first = rounds.subject.source, rounds.subject.sample.origin.objects, rows[0]
     num_objects = 0 if objects is None else len(objects.rows)
     why = "and exists already" if row.plan.layout.as_it_is else "and is simpler"

@@ -1,20 +1,38 @@
-"""`StorageLayout`, `LoadingPlan` and `PlanCost`: ways to store and load a collection, their costs, and the choice."""
+"""`PlanCost` and `RemoteEstimate`: costs of ways to store and load a collection, and the choice among them."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omearrow_ds.advise.turns import WORTH_IT, gains, mostly_agree, noise, tie_ratio, too_noisy, uncertainty_note
-from omearrow_ds.advise.workspace import over_limit_message
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.resources import over_limit_message
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, formats, get_format
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.remote_parts_source import AHEAD
 from omearrow_ds.storage.source import Encoding
-from omearrow_ds.text import table
+from omearrow_ds.text import RATES, TIMES, as_flags, as_keywords, as_rate, as_seconds, count, duration, size, table
 
 CLOSE = WORTH_IT - 1  # Plans whose costs differ by less are a close call.
 _MOST_PRINTED = 8
+_TILES = """from omearrow_ds import {names}
+from omearrow_ds.advise.recommend import tiles_of
+
+with open_images({source}) as source:
+    tiles = tiles_of(map(source.read, range(len(source))), {tile})
+    write_images(tiles, {target})"""
+_CODE = """from omearrow_ds import {names}
+
+dataset = OMEArrowDataset({dataset})
+loader = OMEArrowDataLoader({loader})"""
+_OPENING = 2  # Number of sequential requests before the first part of a collection in a bucket.
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,6 @@ class StorageLayout:
 
     @property
     def is_default(self) -> bool:
-        """Whether ``omearrow-ds convert`` writes this layout if ``--encoding`` and ``--compression`` are not passed."""
         return self.encoding == "bytes" and self.compression in (None, self.format.compressions[0])
 
     @property
@@ -74,15 +91,48 @@ def layouts(names: Sequence[str] | None, stored: Format) -> list[StorageLayout]:
     """
     tried: list[StorageLayout] = []
     for fmt in formats() if names is None else map(get_format, dict.fromkeys(names)):
-        if fmt.missing_backend:
-            tried.append(StorageLayout(fmt))
-            continue
         in_table = fmt.kind == "table"
-        compressions = (*fmt.compressions, *CHUNK_COMPRESSIONS[:in_table])
+        compressions = (None,) if fmt.missing_backend else (*fmt.compressions, *CHUNK_COMPRESSIONS[:in_table])
         tried += [StorageLayout(fmt, compression=compression) for compression in compressions]
-        tried += [StorageLayout(fmt, "list", fmt.compressions[0])] * in_table
+        tried += [StorageLayout(fmt, "list", fmt.compressions[0])] * (in_table and not fmt.missing_backend)
     tried.sort(key=lambda layout: (layout.encoding == "list", not layout.is_default))
     return [StorageLayout(stored, as_it_is=True), *tried]
+
+
+def conversion(path: Path, target: Path, layout: StorageLayout, opening: OpenOptions, tile: int | None = None) -> str:
+    """Return the command that writes a layout, or Python code if images are cut into tiles; "" for existing files."""
+    if layout.as_it_is:
+        return ""
+    if tile is None:
+        name = None if target.name.endswith(layout.format.suffix) else layout.format.name
+        flags = as_flags({**opening, "format": name, **layout.write_options})
+        return shlex.join(["omearrow-ds", "convert", str(path), str(target), *flags])
+    names = f"{'Storage, ' if opening.get('storage') else ''}open_images, write_images"
+    source, written = _arguments(path, opening), _arguments(target, layout.write_options)
+    return _TILES.format(names=names, source=source, tile=tile, target=written)
+
+
+def loading_code(path: Path, dataset: Mapping[str, Any], loader: Mapping[str, Any]) -> str:
+    names = f"OMEArrowDataLoader, OMEArrowDataset{', Storage' if dataset.get('storage') else ''}"
+    loaded = ", ".join(["dataset", *as_keywords(loader)])
+    return _CODE.format(names=names, dataset=_arguments(path, dataset), loader=loaded)
+
+
+def unused_path_near(path: Path, suffix: str) -> Path:
+    """Return an unused path for the converted files: next to ``path``, or in the current folder if it is a URL."""
+    if isinstance(path, Url):
+        path = Path(path.name)
+    elif not path.exists():  # The folder of a glob pattern or a list.
+        path = path.parent
+    stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
+    free, number = path.with_name(f"{stem}{suffix}"), 2
+    while free.exists():
+        free, number = path.with_name(f"{stem}-{number}{suffix}"), number + 1
+    return free
+
+
+def _arguments(path: Path, options: Mapping[str, Any]) -> str:
+    return ", ".join([repr(str(path)), *as_keywords(options)])
 
 
 @dataclass(frozen=True)
@@ -145,25 +195,20 @@ class PlanCost:
 
 
 def plan_costs(
-    layout: StorageLayout,
-    timings: Mapping[int, Timings],
-    size_bytes: int,
-    images: int,
-    task: ReadBudget,
+    layout: StorageLayout, timings: Mapping[int, Timings], size_bytes: int, images: int, task: ReadBudget
 ) -> list[PlanCost]:
     """Return two costs of a layout, computed from timings by round: with images read on demand, and preloaded."""
     costs = []
-    why_not = "" if layout.as_it_is else over_limit_message(size_bytes, "disk", task.disk_bytes, task.disk_why)
-    for preload in (False, True):
+    on_disk = "" if layout.as_it_is else over_limit_message(size_bytes, "disk", task.disk_bytes, task.disk_why)
+    in_memory = over_limit_message(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
+    for preload, why_not in ((False, on_disk), (True, on_disk or in_memory)):
         by_round = {number: pair[preload] for number, pair in timings.items()}
         least = PlanTiming(*map(min, zip(*by_round.values(), strict=True)))
         totals_s = {number: timing.total_s(task.epochs) for number, timing in by_round.items()}
-        if preload and not why_not:
-            why_not = over_limit_message(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
-        if least.epoch_s == inf:
-            why_not = "an epoch from memory could not be measured: no other format could be tried"
+        unmeasured = "an epoch from memory could not be measured: no other format could be tried"
+        reason = unmeasured if least.epoch_s == inf else why_not or None
         plan, rounds = LoadingPlan(layout, preload), (noise(totals_s.values()), len(timings), images, totals_s)
-        costs.append(PlanCost(plan, size_bytes, *least, least.total_s(task.epochs), *rounds, why_not or None))
+        costs.append(PlanCost(plan, size_bytes, *least, least.total_s(task.epochs), *rounds, reason))
     return costs
 
 
@@ -197,7 +242,6 @@ def simplicity(row: PlanCost) -> tuple[bool, bool, int, bool]:
 
 
 def tie_of(best: PlanCost, other: PlanCost) -> float:
-    """Return the largest ratio of costs, of ``other`` to ``best``, at which two plans are tied."""
     return tie_ratio(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
@@ -224,19 +268,144 @@ def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
         return Confidence("unsure", why)
     if not others:
         return Confidence("sure", "sure: no other plan is within the budgets")
-    next_best = min(others, key=lambda row: abs(row.total_s - chosen.total_s))
-    excess = next_best.total_s / chosen.total_s - 1
-    if abs(excess) <= CLOSE:
-        rivals = tuple(row.plan for row in others if abs(row.total_s / chosen.total_s - 1) <= CLOSE)
+
+    def excess(row: PlanCost) -> float:
+        return row.total_s / chosen.total_s - 1
+
+    if rivals := [row for row in others if abs(excess(row)) <= CLOSE]:
+        nearest = min(rivals, key=lambda row: abs(excess(row)))
         many = "" if len(rivals) == 1 else f", one of {len(rivals)} within {CLOSE:.0%}"
-        cost = "the same" if abs(excess) < 0.005 else f"{abs(excess):.0%} {'less' if excess < 0 else 'more'}"
-        return Confidence("close", f"a close call with {next_best.plan.label}, which costs {cost}{many}", rivals)
-    next_best = others[0]
-    won = [ratio > 1 for ratio in gains(next_best.totals_s, chosen.totals_s)]
+        cost = f"{abs(excess(nearest)):.0%} {'less' if excess(nearest) < 0 else 'more'}"
+        cost = "the same" if abs(excess(nearest)) < 0.005 else cost
+        why = f"a close call with {nearest.plan.label}, which costs {cost}{many}"
+        return Confidence("close", why, tuple(row.plan for row in rivals))
+    following, label = others[0], others[0].plan.label
+    won = [ratio > 1 for ratio in gains(following.totals_s, chosen.totals_s)]
     if not mostly_agree(won):
-        why = f"{next_best.plan.label} was faster in {won.count(False)} of {len(won)} rounds"
-        return Confidence("unsure", too_noisy(why))
-    cost = f"costs {next_best.total_s / chosen.total_s - 1:.0%} more"
-    return Confidence(
-        "sure", f"sure: the next, {next_best.plan.label}, {cost}, and it won {won.count(True)} of {len(won)} rounds"
-    )
+        return Confidence("unsure", too_noisy(f"{label} was faster in {won.count(False)} of {len(won)} rounds"))
+    rounds = f"it won {won.count(True)} of {len(won)} rounds"
+    return Confidence("sure", f"sure: the next, {label}, costs {excess(following):.0%} more, and {rounds}")
+
+
+@dataclass(frozen=True)
+class NetworkLink:
+    """Bandwidth in bytes/s and latency in seconds of the link to an object store."""
+
+    bytes_s: float
+    latency_s: float = 0.0
+
+    @classmethod
+    def parse(cls, bandwidth: str | float | None, latency: str | float | None) -> NetworkLink | None:
+        """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth."""
+        if bandwidth is None:
+            if latency is not None:
+                raise ArgumentError("needs bandwidth=", option="latency", value=latency, remedy="pass bandwidth= too")
+            return None
+        bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
+        latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
+        if bytes_s is None or not 0 < bytes_s < math.inf:
+            raise ArgumentError("is not a rate", option="bandwidth", value=bandwidth, remedy=RATES)
+        if latency_s is None or not 0 <= latency_s < math.inf:
+            raise ArgumentError("is not a time", option="latency", value=latency, remedy=TIMES)
+        return cls(bytes_s, latency_s)
+
+    @property
+    def text(self) -> str:
+        latency = f" with a latency of {duration(self.latency_s)}" if self.latency_s else ""
+        return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s){latency}"
+
+
+@dataclass(frozen=True)
+class RemoteCost:
+    """Estimated times in seconds of a plan whose parts are fetched from an object store, while others are decoded."""
+
+    row: PlanCost  # Measurement from a local disk.
+    link_s: float  # Fetching all parts.
+    decode_s: float  # Decoding meanwhile: an epoch on demand, or preloading.
+    epoch_s: float  # First epoch.
+    later_epoch_s: float  # With all parts in the cache, or pixels in memory.
+    total_s: float  # All epochs.
+    limit: Literal["link", "decoding"]  # The longer of fetching and decoding.
+
+    @classmethod
+    def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
+        """Return the times of a plan whose parts are fetched over ``link`` by several concurrent requests."""
+        parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes)
+        link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
+        decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
+        first_s = max(link_s, decode_s) + after_s
+        total_s = first_s + (task.epochs - 1) * row.epoch_s
+        return cls(row, link_s, decode_s, first_s, row.epoch_s, total_s, "link" if link_s >= decode_s else "decoding")
+
+    def as_dict(self) -> dict[str, Any]:
+        times_s = {name: value for name, value in vars(self).items() if name != "row"}
+        return {**self.row.plan.as_dict(), "size_bytes": self.row.size_bytes, **times_s}
+
+
+@dataclass(frozen=True)
+class RemoteEstimate:
+    """Estimated times of the measured plans if their files are fetched over a link."""
+
+    link: NetworkLink
+    rows: tuple[RemoteCost, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
+    absent: tuple[str, ...]  # Labels of formats whose parts are folders, which a bucket cannot serve.
+    chosen: RemoteCost  # Least total time among those tied for the fastest first epoch.
+    in_all: RemoteCost  # Least total time of all.
+    epochs: int
+    command: str = ""  # Writes the parts of `chosen`.
+
+    @classmethod
+    def choose(
+        cls, link: NetworkLink, rows: Iterable[PlanCost], task: ReadBudget, *, on_server: bool
+    ) -> RemoteEstimate | None:
+        """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
+
+        ``on_server`` is whether the existing collection consists of parts on a server.
+        """
+        possible = [row for row in rows if row.why_not is None]
+        absent = dict.fromkeys(row.plan.layout.format.label for row in possible if row.plan.layout.format.in_folder)
+        possible = [row for row in possible if on_server or not row.plan.layout.as_it_is]
+        costs = [RemoteCost.over(link, row, task) for row in possible if not row.plan.layout.format.in_folder]
+        if not costs:
+            return None
+        costs.sort(key=lambda cost: cost.epoch_s)
+        tied = [cost for cost in costs if cost.epoch_s <= costs[0].epoch_s * tie_of(costs[0].row, cost.row)]
+        chosen, in_all = (min(some, key=lambda cost: (cost.total_s, simplicity(cost.row))) for some in (tied, costs))
+        return cls(link, tuple(costs), tuple(absent), chosen, in_all, task.epochs)
+
+    def as_lines(self) -> list[str]:
+        header = ("stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit")
+        costs = []
+        for cost in self.rows:
+            times = map(duration, (cost.link_s, cost.decode_s, cost.epoch_s, cost.later_epoch_s))
+            costs.append((cost.row.plan, [size(cost.row.size_bytes), *times, cost.limit], ""))
+        chosen, in_all = self.chosen, self.in_all
+        limits = {
+            "link": f"The link is the limit; decoding takes {duration(chosen.decode_s)}",
+            "decoding": f"Decoding is the limit; the link takes {duration(chosen.link_s)}",
+        }
+        lines = [
+            f"In parts on a server, over {self.link.text}:",
+            "",
+            *plan_table(header, costs, chosen.row.plan),
+            "",
+            f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}. {limits[chosen.limit]}",
+        ]
+        if chosen.total_s > in_all.total_s * tie_of(chosen.row, in_all.row):
+            less = f"{in_all.row.plan.label} takes {1 - in_all.total_s / chosen.total_s:.0%} less"
+            lines.append(f"  If the cache holds all parts for {count(self.epochs, 'epoch')}, {less}.")
+        if self.absent:
+            lines.append(
+                f"  Formats not supported on servers, because their parts are folders: {', '.join(self.absent)}."
+            )
+        return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "bandwidth_bytes_s": self.link.bytes_s,
+            "latency_s": self.link.latency_s,
+            "recommended": {**self.chosen.as_dict(), "command": self.command},
+            "least_in_all": self.in_all.as_dict(),
+            "rows": [cost.as_dict() for cost in self.rows],
+            "not_on_servers": list(self.absent),
+        }

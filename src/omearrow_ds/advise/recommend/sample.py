@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
 from omearrow_ds.storage.objects import Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.text import PythonName
+from omearrow_ds.text import PythonName, count, size
 
 Clock = Callable[[], float]
 _CHUNK = 64  # Maximum number of images per read, after which the time is compared with the limit.
@@ -34,12 +34,13 @@ _WHOLE_SAMPLE_S = 60.0  # With less time, the sample is smaller.
 _READING_PART = 0.1  # Part of the time after which reading the sample ends.
 _SPARE_BYTES = 64_000_000  # Bytes that stay free on the disk, and overhead of small files.
 _LEAST_BYTES = 1_000_000
+_MOST_IMAGES = 64
+_LARGE_PIXELS = 512 * 512  # Pixels per plane from which an image is a field, not a cell.
+_FLAT_PART = 0.9  # Share of equal neighbors along X above which images are label images.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum number of images, decoded bytes and seconds of reading for a sample."""
-
     images: int = 2048
     size_bytes: int = 32_000_000
     seconds: float = 9.0
@@ -97,7 +98,6 @@ class SampleFields:
 
     @cached_property
     def fields(self) -> Array:
-        """Image index of each sample, shape (n,), int64."""
         return np.arange(len(self.source)) if self.objects is None else self.objects.fields
 
     def within(self, images: Sequence[int] | Array) -> Array:
@@ -154,7 +154,6 @@ class Sample:
     cut: bool = False
 
     def part(self, step: int) -> Sample:
-        """Return a sample of every ``step``-th image."""
         parts = {name: getattr(self, name)[::step] for name in ("images", "metadata", "columns", "indices")}
         return replace(self, **parts)
 
@@ -170,6 +169,36 @@ class Sample:
     def factor(self) -> float:
         """Decoded size of the whole collection divided by the decoded size of the sample."""
         return 1.0 if self.complete else self.whole_bytes / self.size_bytes
+
+
+class Resemblance(NamedTuple):
+    workload: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SampleCoverage:
+    """Size of the measured sample in images and decoded bytes; ``cut`` is True if large images were cropped."""
+
+    images: int
+    size_bytes: int
+    whole_count: int
+    whole_bytes: int
+    seconds: float
+    cut: bool = False
+
+    @property
+    def text(self) -> str:
+        whole, whole_size = count(self.whole_count, "image"), f"{size(self.whole_bytes)} decoded"
+        if self.whole:
+            return f"{'' if self.whole_count == 1 else 'all '}{whole} ({whole_size})"
+        part = whole if self.images == self.whole_count else f"{self.images:,} of {whole}"
+        cut = ", large images cropped to their center" if self.cut else ""
+        return f"{part}{cut}, {size(self.size_bytes)} of {whole_size}; the values below are scaled to all images"
+
+    @property
+    def whole(self) -> bool:
+        return self.images == self.whole_count and not self.cut
 
 
 def take_sample(
@@ -191,14 +220,21 @@ def take_sample(
     axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
     if origin.objects is None:
         least = crop_size or (tile or 0, tile or 0)
-        if crop_size is not None:
-            _refuse_small(source, crop_size)
+        small = np.flatnonzero((shapes[:, 3:] < (crop_size or 0)).any(axis=1))
+        if len(small):
+            height, width = shapes[small[0], 3:].tolist()
+            problem, remedy = f"image {small[0]} has only {height} x {width} pixels", "lower crop_size"
+            raise AxesError(problem, path=source.path, option="crop_size", value=crop_size, remedy=remedy)
     tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
     if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=whole_count, size_bytes=whole_bytes)
-    number = -(-limits.images * len(source) // max(1, whole_count))
-    read = _read(source, _spread(_candidates(origin), number), lengths, limits, least, clock)
+    # Images in random order, one random image per interval of equal length.
+    random, candidates = np.random.default_rng(0), _candidates(origin)
+    number = min(len(candidates), -(-limits.images * len(source) // max(1, whole_count)))
+    edges = np.linspace(0, len(candidates), number + 1).astype(np.int64)
+    order = candidates[random.permutation(random.integers(edges[:-1], edges[1:]))]
+    read = _read(source, order, lengths, limits, least, clock)
     indices = sorted(read)
     images = [read[index] for index in indices]
     if tile is not None:
@@ -217,7 +253,7 @@ def take_sample(
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
     """Cut images (T, C, Z, Y, X) into all their full single-channel tiles of ``edge`` x ``edge`` pixels."""
     for image in images:
-        corners = (range(0, size - edge + 1, edge) for size in image.shape[3:])
+        corners = (range(0, length - edge + 1, edge) for length in image.shape[3:])
         for t, c, z, y, x in product(*map(range, image.shape[:3]), *corners):
             yield image[t : t + 1, c : c + 1, z : z + 1, y : y + edge, x : x + edge]
 
@@ -231,23 +267,6 @@ def _candidates(origin: SampleFields) -> Array:
     chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
     near: Array = candidates[np.isin(part_of, chosen)]
     return near if len(near) else candidates
-
-
-def _refuse_small(source: Images, crop_size: tuple[int, int]) -> None:
-    """Raise `AxesError` if an image is smaller than a crop."""
-    small = np.flatnonzero((source.shapes[:, 3:] < crop_size).any(axis=1))
-    if len(small):
-        height, width = source.shapes[small[0], 3:].tolist()
-        problem, remedy = f"image {small[0]} has only {height} x {width} pixels", "lower crop_size"
-        raise AxesError(problem, path=source.path, option="crop_size", value=crop_size, remedy=remedy)
-
-
-def _spread(candidates: Array, number: int) -> Array:
-    """Return images in random order, one random image per interval of equal length."""
-    random = np.random.default_rng(0)
-    edges = np.linspace(0, len(candidates), min(len(candidates), number) + 1).astype(np.int64)
-    spread: Array = candidates[random.permutation(random.integers(edges[:-1], edges[1:]))]
-    return spread
 
 
 def _read(
@@ -281,3 +300,27 @@ def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
             first = (old - new) // 2
             image = image.take(range(first, first + new), axis=axis)
     return image
+
+
+def resemblance(images: Sequence[Array]) -> Resemblance | None:
+    """Return the workload that images (T, C, Z, Y, X) resemble most, or None for dtypes without a workload.
+
+    The number of distinct pixel values and the image size decide, as sizes and times of formats depend on them.
+    """
+    images = images[:: max(1, len(images) // _MOST_IMAGES)]
+    dtypes = {str(image.dtype) for image in images}
+    if dtypes not in ({"uint8"}, {"uint16"}):
+        return None
+    flat = np.mean([np.mean(image[..., 1:] == image[..., :-1]) for image in images if image.shape[-1] > 1] or [0])
+    if flat > _FLAT_PART:
+        return Resemblance("masks", f"{flat:.0%} of neighboring pixels are equal")
+    if any(image.shape[2] > 1 for image in images):
+        return Resemblance("stack", "images have several Z")
+    if np.median([image.shape[-2] * image.shape[-1] for image in images]) >= _LARGE_PIXELS:
+        return Resemblance("fields", "images are whole fields")
+    if dtypes == {"uint8"}:
+        return Resemblance("cells-uint8", "pixels are uint8")
+    levels = np.count_nonzero(sum(np.bincount(image.reshape(-1), minlength=2**16) for image in images))
+    bits = next(bits for bits in (8, 12, 16) if levels <= 2**bits)
+    why = f"pixels have {levels:,} of the 2^{bits} values of a camera of {bits} bits"
+    return Resemblance(f"cells-{bits}bit", why)

@@ -1,13 +1,13 @@
-"""`LayoutRounds`: rounds of measurements of all layouts that may be the fastest, each by a `LayoutTrial`."""
+"""`LayoutRounds`, measurements of all layouts that may be the fastest, and `scan`, measurements of loader settings."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -27,21 +27,24 @@ from omearrow_ds.advise.recommend.choices import (
     ranked,
 )
 from omearrow_ds.advise.recommend.sample import Clock, Sample
-from omearrow_ds.advise.turns import InterleavedRounds
+from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, InterleavedRounds
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
+from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
+from omearrow_ds.text import count
 
 Access = Literal["random", "sequential"]
 Result = TypeVar("Result")
 _NO_LIMIT_BYTES = 2**62  # Samples are small, as only the sample is preloaded.
 _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
-_MOST_ROUNDS = 9
+_MOST_ROUNDS, _MOST_LOADER_ROUNDS = 9, 7
+_MIN_BATCHES, _MAX_BATCHES = 4, 200  # In an epoch of the scan of loader settings.
 _SCREENED_PART = 8  # Every eighth image of the sample suffices to find layouts that cannot win.
 _FEWEST_SCREENED = 16
 _STAYING = (3.0, 2.0, 1.5, 1.3)  # Maximum cost of layouts that stay, as a multiple of the best, by round.
@@ -71,7 +74,6 @@ class Subject:
         return self.sample.origin.source
 
     def timed(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[float, Result]:
-        """Call a function, and return the seconds that the call took and its result."""
         start_s = self.clock()
         result = function(*arguments, **options)
         return self.clock() - start_s, result
@@ -148,8 +150,14 @@ class LayoutTrial:
         ``read_s`` are the seconds of reading the collection, a part of every conversion. An epoch of preloaded images
         is infinite if it is not measured. Raises `OMEArrowDSError` if the layout cannot store the images.
         """
-        subject, as_it_is, memory_s = self.subject, self.layout.as_it_is, inf
-        convert_s = 0.0 if as_it_is else read_s + self._write_s() * self.once
+        subject, layout, as_it_is, memory_s = self.subject, self.layout, self.layout.as_it_is, inf
+        convert_s, sample = 0.0, subject.sample
+        if not as_it_is:
+            shutil.rmtree(self.path.parent, ignore_errors=True)
+            self.path.parent.mkdir()
+            options = {"metadata": sample.metadata, "columns": sample.columns, **layout.write_options}
+            write_s, _ = subject.timed(write_images, sample.images, self.path, layout.format.name, **options)
+            convert_s = read_s + write_s * self.once
         opened_s, dataset = self._slow or subject.timed(self.dataset, preload=False)
         if as_it_is and opened_s >= _REOPENED_S:
             self._slow = opened_s, dataset
@@ -157,7 +165,7 @@ class LayoutTrial:
         self.size_bytes = self.size_bytes or round(dataset.source.images.stored_size()[2] * self.once)
         if self._slow is None:
             dataset.source.close()
-        if self._slow is not None or (as_it_is and not subject.sample.complete):
+        if self._slow is not None or (as_it_is and not sample.complete):
             preload_s = opened_s + subject.scan_s(lambda _, image: np.array(image))
         else:
             preload_s, preloaded = subject.timed(self.dataset, preload=True)
@@ -167,14 +175,6 @@ class LayoutTrial:
             PlanTiming(convert_s, open_s * self.once, epoch_s * self.factor * self.growth, batch_s),
             PlanTiming(convert_s, preload_s * self.once, memory_s, batch_s),
         )
-
-    def _write_s(self) -> float:
-        """Write the sample again, and return the seconds."""
-        sample, options = self.subject.sample, self.layout.write_options
-        options |= {"metadata": sample.metadata, "columns": sample.columns}
-        shutil.rmtree(self.path.parent, ignore_errors=True)
-        self.path.parent.mkdir()
-        return self.subject.timed(write_images, sample.images, self.path, self.layout.format.name, **options)[0]
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
         """Return the seconds of the first batch, of an epoch (estimated from its first batches), and of a batch."""
@@ -199,7 +199,7 @@ def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array
     images, only this order keeps such repetitions as rare.
     """
     order = random.permutation(len(samples))
-    numbers = defaultdict[int, Iterator[int]](count)
+    numbers = defaultdict[int, Iterator[int]](itertools.count)
     turns = [next(numbers[field]) for field in fields[order].tolist()]
     ordered: Array = samples[order[np.argsort(turns, kind="stable")]]
     return ordered
@@ -228,7 +228,12 @@ class LayoutRounds:
         whole = self.subject
         turns = InterleavedRounds[StorageLayout, Timings](lambda: whole.clock() > self.deadline_s)
         step = _SCREENED_PART if len(whole.sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
-        live = [layout for layout in layouts if not self._leave_out(layout, layout.format.missing_backend)]
+        live = list[StorageLayout]()
+        for layout in layouts:
+            if why := layout.format.missing_backend:
+                self._leave_out(layout, why)
+            else:
+                live.append(layout)
         for number in range(_MOST_ROUNDS):
             subject = whole if number or step == 1 else replace(whole, sample=whole.sample.part(step))
             if number == 1 and step > 1:
@@ -263,12 +268,9 @@ class LayoutRounds:
             return next((trial for layout, trial in self.trials.items() if not layout.as_it_is), None)
         return self.trials.get(plan.layout)
 
-    def _leave_out(self, layout: StorageLayout, why: str | None) -> bool:
-        """Note the reason, if any, why a layout cannot be measured, and return whether it cannot."""
-        if why is not None:
-            plan = LoadingPlan(layout, preload=False)
-            self.costs[plan] = PlanCost(plan, why_not=why)
-        return why is not None
+    def _leave_out(self, layout: StorageLayout, why: str) -> None:
+        plan = LoadingPlan(layout, preload=False)
+        self.costs[plan] = PlanCost(plan, why_not=why)
 
     def _measure(self, subject: Subject, number: int, layout: StorageLayout) -> Timings | None:
         """Measure a layout, or leave it out and return None if it cannot store the images."""
@@ -307,3 +309,126 @@ class LayoutRounds:
             if (row.why_not is None and is_near) or layout.as_it_is:
                 remaining.append(layout)
         return remaining
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a loader; ``start_method=None`` selects the default start method of `OMEArrowDataLoader`."""
+
+    num_workers: int
+    batch_size: int
+    prefetch_factor: int | None = None
+    start_method: str | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords that configure `OMEArrowDataLoader` with these settings, without its default values."""
+        of_workers = {"prefetch_factor": self.prefetch_factor, "multiprocessing_context": self.start_method}
+        chosen = {name: value for name, value in of_workers.items() if self.num_workers and value not in (None, 2)}
+        return {"num_workers": self.num_workers, **chosen}
+
+    @property
+    def label(self) -> str:
+        workers = f", prefetch {self.prefetch_factor or 2}, started by {self.start_method or 'this package'}"
+        return f"{count(self.num_workers, 'worker')}, batches of {self.batch_size}{workers if self.num_workers else ''}"
+
+
+@dataclass(frozen=True)
+class LoaderTiming:
+    """Loader settings and the seconds per sample in their fastest round, or None if only the start was timed.
+
+    ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
+    """
+
+    settings: Settings
+    sample_s: float | None
+    start_s: float
+    rounds: int
+    ratio: float | None
+
+    def apply(self, row: PlanCost, epochs: int) -> PlanCost:
+        """Return the cost that a plan has with these settings; ``row`` is its cost without workers."""
+        if not self.settings.num_workers or self.ratio is None:
+            return row
+        gained_s = epochs * row.epoch_s * (1 - self.ratio) - self.start_s
+        totals_s = {number: max(0.0, total_s - gained_s) for number, total_s in row.totals_s.items()}
+        total_s = max(0.0, row.total_s - gained_s)
+        return replace(row, epoch_s=row.epoch_s * self.ratio, total_s=total_s, totals_s=totals_s)
+
+
+def grid(batch_size: int, cores: int) -> list[Settings]:
+    """Return the loader settings to scan; the first ones have no workers and the requested ``batch_size``."""
+    settings = [Settings(0, batch_size), Settings(0, 4 * batch_size)]
+    if cores == 1:
+        return settings  # A worker would compete with this process for the core.
+    workers = [number for number in (1, 2, 4, 8, 16) if number < cores] + [cores]
+    return [*settings, *(Settings(number, batch_size, 2) for number in workers), Settings(cores, batch_size, 4)]
+
+
+def scan(
+    trial: LayoutTrial, row: PlanCost, deadline_s: float, progress: tqdm, start_methods: Sequence[str] = ()
+) -> list[LoaderTiming]:
+    """Time an epoch of the plan ``row`` with each loader setting, and then with other start methods.
+
+    ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
+    main script again in each worker, so it needs a ``__main__`` guard.
+    """
+    subject, num_samples = trial.subject, len(trial.indices)
+    clock, batch_size = subject.clock, subject.batch_size
+    half_time_s, settings = (clock() + deadline_s) / 2, grid(batch_size, available_cores())
+    progress.reset(total=len(settings))
+    progress.set_description("loader settings")
+    dataset = trial.dataset(preload=row.plan.preload)
+    batch_s = row.epoch_s * batch_size / (trial.factor * num_samples)
+    num_batches = min(_MAX_BATCHES, max(_MIN_BATCHES, int(subject.part_s / 2 / max(batch_s, 1e-6))))
+    epochs = range(-(-num_batches * batch_size // num_samples))
+    order = [index for epoch in epochs for index in trial.order(epoch)][: num_batches * batch_size]
+    loaders: dict[Settings, OMEArrowDataLoader] = {}
+
+    def start(setting: Settings) -> float:
+        start_s = clock()
+        loaders[setting] = subject.loader(dataset, order, batch_size=setting.batch_size, **setting.keywords)
+        batches = iter(loaders[setting])
+        next(batches)
+        first_s = clock() - start_s
+        deque(batches, 0)
+        progress.update()
+        return first_s
+
+    starts_s = {setting: start(setting) for setting in settings[:1]}
+    starts_s |= {setting: start(setting) for setting in settings[1:] if clock() <= half_time_s}
+    turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and clock() > deadline_s)
+    turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_LOADER_ROUNDS)
+    loaders.clear()  # Ends their workers.
+    first_s = min(turns.figures[settings[0]].values())
+    timings = []
+    for setting, times_s in turns.figures.items():
+        least_s = min(times_s.values())
+        timings.append(LoaderTiming(setting, least_s, starts_s[setting], turns.rounds, least_s / first_s))
+    fastest = best(timings).settings
+    for method in start_methods if fastest.num_workers else ():
+        other = replace(fastest, start_method=method)
+        timings.append(LoaderTiming(other, None, start(other), 0, None))
+        loaders.clear()
+    dataset.source.close()
+    return timings
+
+
+def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
+    """Return the settings with the fewest workers, out of the fastest settings with the requested batch size.
+
+    Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
+    """
+    first = timings[0]
+    ratios = {
+        timing: timing.ratio
+        for timing in timings
+        if timing.ratio is not None
+        and timing.settings.batch_size == first.settings.batch_size
+        and (timing is first or work_s * (1 - timing.ratio) > timing.start_s)
+    }
+    least = min(ratios.values())
+    if least * WORTH_IT > 1:
+        return first
+    near = [timing for timing, ratio in ratios.items() if ratio <= least * MOST_TIE]
+    return min(near, key=lambda timing: (timing.settings.num_workers, timing.settings.prefetch_factor or 0))
