@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 
 from omearrow_ds.kernels import page_requests, stacks
-from omearrow_ds.storage import part_stacks
+from omearrow_ds.storage import parts_source
 
 
 def watch_requests(monkeypatch):
@@ -42,7 +42,7 @@ def set_reads(monkeypatch):
 
     monkeypatch.setattr(stacks, "getrusage", getrusage)
     monkeypatch.setattr(stacks, "is_resident", lambda _: usage.is_resident)
-    for module in (stacks, part_stacks):
+    for module in (stacks, parts_source):
         monkeypatch.setattr(module, "monotonic_ns", lambda: usage.time_ns)
     return usage
 

@@ -204,14 +204,14 @@ def test_pixels_never_become_python_objects():
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
         "storage/formats/_html.py": {"column[row]"},
-        "storage/index.py": {
+        "storage/published_source.py": {
             "names.dictionary",
             "self._array[index]",
             "self._array.slice(first, _NUM_STRINGS)",
             "self._array[:3]",
         },
         "storage/remote_parts_source.py": {"pc.count_distinct(self.column(name), 'all')"},
-        "storage/planning.py": {"self.checksums"},
+        "storage/jobs.py": {"self.checksums"},
         "storage/stats.py": {"opened.column(name)", "self.table"},
         "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},
         "storage/masks.py": {"source.column(column)"},
@@ -219,8 +219,8 @@ def test_pixels_never_become_python_objects():
             "pc.index(pc.and_(pc.not_equal(column, expected), known), True)",
             *("values", "metadata[name]"),
             "pc.unique(column.drop_null())",
+            *("table[column]", "table[channel.file]", "table[channel.folder]"),
         },
-        "storage/listed_files.py": {"table[column]", "table[channel.file]", "table[channel.folder]"},
         "storage/table_files.py": {
             "column.slice(0, _FEW)",
             "column[row]",

@@ -17,9 +17,9 @@ import torch
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, MetadataError, PathExistsError, WriteError
-from omearrow_ds.storage.incoming import Columns, as_table
 from omearrow_ds.storage.protocol import StrPath
 from omearrow_ds.storage.publish import check_target, publish
+from omearrow_ds.storage.writing import Columns, as_table
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]

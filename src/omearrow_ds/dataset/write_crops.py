@@ -23,14 +23,14 @@ from omearrow_ds.dataset.crop_boxes import CropBoxes, CropOptions, make_crops
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
-from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.hashes import Hasher
+from omearrow_ds.storage.jobs import Image, Material, opening_of
 from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
 from omearrow_ds.storage.manifest import JOBS
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.parts_stores import PartsStore
-from omearrow_ds.storage.planning import Image, Material, opening_of
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
@@ -176,7 +176,7 @@ class _Cutting:
 
 
 class _Crops:
-    """Crops around objects to be written field by field, a `omearrow_ds.storage.planning.Material`."""
+    """Crops around objects to be written field by field, a `omearrow_ds.storage.jobs.Material`."""
 
     def __init__(self, source: Images, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting

@@ -33,11 +33,11 @@ from omearrow_ds.storage.formats._detect import (
     refuse_special,
 )
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._urls import Objects
 from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.incoming import is_unicode
 from omearrow_ds.storage.protocol import OpenOptions, Paths
+from omearrow_ds.storage.writing import is_unicode
 from omearrow_ds.text import count
 
 _NUM_EXAMPLES = 6

@@ -1,85 +1,250 @@
-"""Jobs that write one part of a collection each, in this process or in a worker of an executor.
+"""Writing of a collection in parts: its images, their assignment to parts, and jobs that write one part each.
 
-A worker receives the names of source and target, options and a number, and returns a small record.
+The assignment depends only on source and options, so it is equal in every process. A worker receives the names of
+source and target, options and a number, and returns a small record.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import multiprocessing
+import os
 import pickle
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError, PathExistsError, WriteError
+from omearrow_ds.codec import encode as codec
+from omearrow_ds.errors import ColumnError, FormatError, MissingPathError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.options import WriteSettings
-from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.parts_source import Open
-from omearrow_ds.storage.parts_stores import parts_store
+from omearrow_ds.resources import image_bytes, split_by_bytes
+from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.hashes import Hasher, new_hash
+from omearrow_ds.storage.manifest import PLATE
+from omearrow_ds.storage.parts_source import Index, Open
+from omearrow_ds.storage.parts_stores import PartsStore, parts_store
 from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
-from omearrow_ds.storage.planning import Material, PartitionOptions, describe_plan, hash_images, read_in_order
+from omearrow_ds.storage.published_source import index_hash
+from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
+Image = codec.Image  # Item that a material yields.
+_GROUP_BYTES = 2**25  # Decoded images in memory at once.
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's mallopt.
 _LARGE_BYTES = 2**24
+WritePart = Callable[[int], PartRecord]
 _UNREADABLE = (FormatError, MissingPathError)
 
 
+class Material(Protocol):
+    """Images to be written, with their ids, shapes, dtypes and columns, and methods that read the pixels.
+
+    ``options`` are JSON values that affect the written pixels in addition to the source.
+    """
+
+    source: Images
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    columns: pa.Table
+    checksums: pa.ChunkedArray | None
+    options: Mapping[str, Any]
+
+    # Yields the images at sorted, distinct indices.
+    def images(self, indices: Array) -> Iterator[codec.Image]: ...
+    # Returns a picklable function that opens them in another process; data without a file name is written to ``store``.
+    def opening(self, store: PartsStore) -> Callable[[], Material]: ...
+
+
+class SourceImages:
+    """Images of a source to be written, verified if they have a checksum; with ``checksum``, others get one."""
+
+    def __init__(self, source: Images, *, checksum: bool) -> None:
+        self.source, self._hasher = source, Hasher() if checksum else None
+        self.image_ids, self.shapes, self.dtypes = source.image_ids, source.shapes, source.dtypes
+        self.columns, self.checksums = source.columns, source.checksums
+        self.options: Mapping[str, Any] = {}
+        self._verified = verified_where_stored(source)
+        self._stored = [None] * len(source) if self.checksums is None else self.checksums.to_pylist()
+
+    def images(self, indices: Array) -> Iterator[codec.Image]:
+        for group in _split_indices(self, indices):
+            yield from map(self._image, group.tolist(), self._verified.read_arrays(group.tolist()))
+
+    def in_order(self) -> Iterator[codec.Image]:
+        """Yield all images in order; use an image before requesting the next one, which may reuse its memory."""
+        for start, images in self._verified.stream():
+            yield from (self._image(index, pixels) for index, pixels in enumerate(images, start=start))
+
+    def _image(self, index: int, pixels: Array) -> codec.Image:
+        checksum = None if self._hasher is None else self._stored[index] or self._hasher.checksum(pixels)
+        return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), checksum)
+
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
+        del store
+        return partial(_open_source_images, opening_of(self.source), checksum=self._hasher is not None)
+
+
+def _open_source_images(open_source: Callable[[], Images], *, checksum: bool) -> Material:
+    return SourceImages(open_source(), checksum=checksum)
+
+
+def opening_of(source: Images) -> Callable[[], Images]:
+    return source.opened_by or partial(_itself, source)
+
+
+def _itself(source: Images) -> Images:
+    return source
+
+
+def read_in_order(material: Material, indices: Array) -> Iterator[codec.Image]:
+    """Yield images in the order of distinct indices; unsorted ones are read in sorted groups and held in memory."""
+    if (np.diff(indices) > 0).all():
+        yield from material.images(indices)
+        return
+    for group in _split_indices(material, indices):
+        order = np.sort(group)
+        images = dict(zip(order.tolist(), material.images(order), strict=True))
+        yield from (images.pop(index) for index in group.tolist())
+
+
+def _split_indices(material: Material, indices: Array) -> Iterator[Array]:
+    """Yield consecutive indices whose images fit into memory."""
+    sizes_bytes = image_bytes(material.shapes[indices], [material.dtypes[index] for index in indices.tolist()])
+    return (indices[group] for group in split_by_bytes(sizes_bytes, _GROUP_BYTES))
+
+
 @dataclass(frozen=True)
-class PartWriter:
-    """Writer of the parts of a collection; ``plan`` has the indices of the images of each part."""
+class PartitionOptions:
+    """Rules that assign images to parts."""
 
-    material: Material
-    plan: Sequence[Array]
-    target: Target
-    parts: PartsTarget
-    skip_errors: bool
+    part_bytes: int  # Maximum decoded size of the images of a part; one image may exceed it.
+    shuffle_seed: int | None = None  # Permutes images over all parts of a plate or group; None keeps their order.
+    group_by: tuple[str, ...] = ()  # Columns in addition to the plate's; a part has one value of each.
 
-    def write_part(self, number: int) -> PartRecord:
-        """Write a part and return its record; if another job finished the part earlier, return that job's record."""
-        indices = self.plan[number]
-        failed: list[Mapping[str, str]] = []
-        with self.parts.store.temporary(f"{number:05d}{self.target.format.suffix}") as path:
-            try:
-                self._write(indices, path)
-            except _UNREADABLE:
-                if self.skip_errors:
-                    indices, failed = self._readable(indices)
-                if not failed:
-                    raise
-                self._write(indices, path)
-            return self.parts.add(number, path, failed)
+    def plan(self, material: Material) -> list[Array]:
+        """Return the indices of the images of each part, in the order in which they are stored."""
+        sizes_bytes = image_bytes(material.shapes, material.dtypes)
+        parts: list[Array] = []
+        for number, group in enumerate(self._groups(material)):
+            rows = group
+            if self.shuffle_seed is not None:  # From raw random numbers, as NumPy may change its shuffles.
+                draws = np.random.Philox(np.random.SeedSequence([self.shuffle_seed, number])).random_raw(len(rows))
+                rows = rows[np.argsort(draws, kind="stable")]
+            parts += [rows[part] for part in split_by_bytes(sizes_bytes[rows], self.part_bytes)]
+        return parts or [np.zeros(0, np.int64)]
 
-    def _write(self, indices: Array, path: Path) -> None:
-        columns = self.material.columns.take(pa.array(indices))
-        images = read_in_order(self.material, indices)
-        write(images, replace(self.target, path=path, overwrite=False), columns, len(indices), progress=False)
+    def _groups(self, material: Material) -> list[Array]:
+        """Return the indices of the images of each plate and group, in order of first occurrence."""
+        columns, known = material.columns, material.columns.column_names
+        unknown = next((name for name in self.group_by if name not in known), None)
+        if unknown is not None:
+            names = ", ".join(map(repr, known)) or "none"
+            raise ColumnError(f"{material.source.path}: group_by={unknown!r}: no such column; pass one of {names}")
+        grouping = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
+        codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in grouping]
+        if not codes or not len(columns):
+            return [np.arange(len(material.image_ids))]
+        _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]
+        order = np.argsort(rank, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
 
-    def _readable(self, indices: Array) -> tuple[Array, list[Mapping[str, str]]]:
-        """Return the images of a part that can be read, and the errors of the others."""
-        readable: list[int] = []
-        failed: list[Mapping[str, str]] = []
-        for index in indices.tolist():
-            try:
-                readable += [index for _ in self.material.images(np.array([index]))]
-            except _UNREADABLE as error:
-                failed.append({"id": self.material.image_ids[index], "error": str(error)})
-        return np.array(readable, np.int64), failed
+
+def _codes(column: pa.ChunkedArray, subject: str) -> Array:
+    """Return a code for each value of a column, including null."""
+    try:
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    except pa.ArrowNotImplementedError:
+        problem = f"has the type {column.type}, which cannot be grouped"
+        raise ColumnError(f"{subject}: {problem}; pass another column") from None
+    codes: Array = encoded.indices.to_numpy(zero_copy_only=False)
+    return codes
+
+
+def describe_plan(material: Material, target: Target, options: PartitionOptions, num_parts: int) -> dict[str, Any]:
+    """Return everything that determines the contents of the parts, as JSON values, to compare it in a later run."""
+    source = material.source
+    layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(options)}
+    description = {
+        "source": {
+            "format": source.format.name,
+            "images": len(material.image_ids),
+            "chosen": [*source.image_column, *source.variant],
+            "known": hash_images(material),
+            "files": _files_hash(source),
+            "options": dict(material.options),
+        },
+        "layout": layout,
+        "parts": num_parts,
+    }
+    as_json: dict[str, Any] = json.loads(json.dumps(description))  # With lists instead of tuples.
+    return as_json
+
+
+def hash_images(material: Material) -> str:
+    of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
+    return index_hash(Index([0, len(material.image_ids)], *of_images))
+
+
+def _files_hash(source: Images) -> str:
+    """Return the hash of names, sizes and times of a source's files; a missing file has no size and time."""
+    digest = new_hash()
+    for file in sorted(source.stored_files()):
+        name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
+        try:
+            status = os.stat(file)  # noqa: PTH116  # For tens of thousands of files, pathlib doubles the cost.
+            version = f"{status.st_size} {status.st_mtime_ns}"
+        except OSError:
+            version = "-"
+        digest.update(f"{name} {version}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _write_part(
+    material: Material, plan: Sequence[Array], target: Target, parts: PartsTarget, skip_errors: bool, number: int
+) -> PartRecord:
+    """Write a part and return its record; if another job finished the part earlier, return that job's record.
+
+    ``plan`` has the indices of the images of each part.
+    """
+    readable: list[int] = []
+    failed: list[Mapping[str, str]] = []
+    with parts.store.temporary(f"{number:05d}{target.format.suffix}") as path:
+        part_target = replace(target, path=path, overwrite=False)
+        try:
+            _write_images(material, plan[number], part_target)
+        except _UNREADABLE:
+            for index in plan[number].tolist() if skip_errors else ():
+                try:
+                    readable += [index for _ in material.images(np.array([index]))]
+                except _UNREADABLE as error:
+                    failed.append({"id": material.image_ids[index], "error": str(error)})
+            if not failed:
+                raise
+            _write_images(material, np.array(readable, np.int64), part_target)
+        return parts.add(number, path, failed)
+
+
+def _write_images(material: Material, indices: Array, target: Target) -> None:
+    columns = material.columns.take(pa.array(indices))
+    write(read_in_order(material, indices), target, columns, len(indices), progress=False)
 
 
 @functools.lru_cache(maxsize=1)
-def _open_writer(pickled: bytes) -> PartWriter:
+def _open_writer(pickled: bytes) -> WritePart:
     """Return the writer that `make_parts` pickled, opened once per process; its source must be the planned one."""
     if multiprocessing.parent_process() is not None:
         return_memory()
@@ -88,20 +253,21 @@ def _open_writer(pickled: bytes) -> PartWriter:
         warnings.simplefilter("ignore")  # The planning process has already issued them.
         material = reopen()
     if hash_images(material) != expected_hash:
-        raise FormatError(
-            f"{material.source.path}: the source on host {socket.gethostname()} differs from the planned source; "
-            f"provide the same source on all hosts, and do not change it before all parts are written"
-        )
-    return PartWriter(material, options.plan(material), *others)
+        problem = f"the source on host {socket.gethostname()} differs from the planned source"
+        remedy = "provide the same source on all hosts, and do not change it before all parts are written"
+        raise FormatError(problem, path=material.source.path, remedy=remedy)
+    return partial(_write_part, material, options.plan(material), *others)
 
 
 def _write_in_worker(pickled: bytes, number: int) -> PartRecord:
-    return _open_writer(pickled).write_part(number)
+    return _open_writer(pickled)(number)
 
 
 def make_parts(material: Material, target: Target, settings: WriteSettings, open_part: Open) -> PartsTarget:
     """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``."""
-    options = PartitionOptions.choose(settings, target.format.part_bytes)
+    group_by = (settings.group_by,) if isinstance(settings.group_by, str) else tuple(settings.group_by or ())
+    part_bytes = settings.part_bytes or target.format.part_bytes
+    options = PartitionOptions(part_bytes, settings.shuffle_seed, group_by)
     plan = options.plan(material)
     description = describe_plan(material, target, options, len(plan))
     parts = PartsTarget(parts_store(target.path, target.storage), open_part)
@@ -110,47 +276,37 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
     share = range((index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks)
     written = share if parts.is_published else parts.finished_parts()
     missing = [number for number in share if number not in written]
+    others = target, parts, settings.skips_errors
     if settings.executor is None:
-        writer = PartWriter(material, plan, target, parts, settings.skips_errors)
-        records = _write_here(writer, missing)
+        write_part = partial(_write_part, material, plan, *others)
     else:
-        source_hash = description["source"]["known"]
-        arguments = material.opening(parts.store), source_hash, options, target, parts, settings.skips_errors
-        records = _write_with_executor(settings.executor, pickle.dumps(arguments), missing, parts, len(plan))
-    with tqdm(
-        total=len(share),
-        initial=len(share) - len(missing),
-        unit="part",
-        desc=target.format.label,
-        disable=not settings.progress,
-    ) as bar:
+        reopened = material.opening(parts.store), description["source"]["known"], options
+        write_part = partial(_write_in_worker, pickle.dumps((*reopened, *others)))
+    label, is_silent = target.format.label, not settings.progress
+    with tqdm(total=len(share), initial=len(share) - len(missing), unit="part", desc=label, disable=is_silent) as bar:
         try:
-            for _ in records:
+            for _ in _records(settings.executor, write_part, missing, parts, len(plan)):
                 bar.update()
         except KeyboardInterrupt:
-            num_written = len(parts.finished_parts())
-            raise KeyboardInterrupt(
-                f"{target.path}: {num_written:,} of {count(len(plan), 'part')} are written; "
-                f"repeat the command to continue"
-            ) from None
+            problem = f"{len(parts.finished_parts()):,} of {count(len(plan), 'part')} are written"
+            raise KeyboardInterrupt(f"{target.path}: {problem}; repeat the command to continue") from None
     return parts
 
 
-def _write_here(writer: PartWriter, numbers: Sequence[int]) -> Iterator[PartRecord]:
-    for number in numbers:
-        with _naming_part(writer.parts, number, len(writer.plan)):
-            yield writer.write_part(number)
-
-
-def _write_with_executor(
-    executor: Executor, pickled: bytes, numbers: Sequence[int], parts: PartsTarget, total: int
+def _records(
+    executor: Executor | None, write_part: WritePart, numbers: Sequence[int], parts: PartsTarget, total: int
 ) -> Iterator[PartRecord]:
     """Yield the records of parts as they are written; after an error, parts that have not begun are cancelled."""
+    if executor is None:
+        for number in numbers:
+            with _naming_part(parts, number, total):
+                yield write_part(number)
+        return
     futures: dict[Future[PartRecord], int] = {}
     try:
         for number in numbers:
             with _naming_part(parts, number, total):
-                futures[executor.submit(_write_in_worker, pickled, number)] = number
+                futures[executor.submit(write_part, number)] = number
         for future in as_completed(futures):
             with _naming_part(parts, futures[future], total):
                 yield future.result()
@@ -168,21 +324,16 @@ def _naming_part(parts: PartsTarget, number: int, total: int) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, BrokenExecutor | CancelledError):
-            raise WriteError(
-                f"the executor lost its workers ({type(error).__name__}), e.g. because memory ran out",
-                path=path,
-                remedy="repeat the command with fewer workers to write the missing parts, or start again with a "
-                "smaller part_bytes=",
-            ) from error
+            problem = f"the executor lost its workers ({type(error).__name__}), e.g. because memory ran out"
+            remedy = "repeat the command with fewer workers to write the missing parts, or start again with a smaller "
+            raise WriteError(problem, path=path, remedy=f"{remedy}part_bytes=") from error
         if isinstance(error, FileNotFoundError | WriteError) and not parts.store.is_begun:
-            raise PathExistsError(
-                "another process published or removed the collection", path=path, remedy="choose another path"
-            ) from error
+            problem = "another process published or removed the collection"
+            raise PathExistsError(problem, path=path, remedy="choose another path") from error
         if isinstance(error, OMEArrowDSError):
-            hint = ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
-            raise type(error)(
-                f"{part}: {error}", path=path, image=error.image, column=error.column, remedy=f"{remedy}{hint}"
-            ) from error
+            remedy += ", with on_error='skip' to skip unreadable images" if isinstance(error, _UNREADABLE) else ""
+            problem, image, column = f"{part}: {error}", error.image, error.column
+            raise type(error)(problem, path=path, image=image, column=column, remedy=remedy) from error
         if isinstance(error, Exception):  # It is from the executor or the system.
             cause = f"{type(error).__name__}: {error}"
             raise WriteError(f"{part} could not be written: {cause}", path=path, remedy=remedy) from error
@@ -190,11 +341,10 @@ def _naming_part(parts: PartsTarget, number: int, total: int) -> Iterator[None]:
 
 
 def return_memory() -> None:
-    """Configure the C library to return large freed blocks to the system; only processes that write need this.
+    """Configure glibc to return large freed blocks to the system; only processes that write need this.
 
-    By default, glibc keeps more memory the larger the freed blocks are: a process that wrote parts of 64 MiB with
-    Vortex grew to 420 MB, with this setting to 250 MB. Smaller blocks are still kept and reused, because allocating
-    them again took a fifth of the time. Other C libraries are not changed.
+    A process that wrote parts of 64 MiB with Vortex grew to 420 MB, with this setting to 250 MB. Smaller blocks are
+    kept and reused, because allocating them again took a fifth of the time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +18,17 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
-from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.listed_files import (
-    ChannelColumns,
-    FilePathResolver,
-    ListedFile,
-    channels_of,
-    identify_below,
-    refuse_doubled,
-)
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
+from omearrow_ds.storage.formats._urls import Objects, Url, url_of
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
 _ILLUM = "Illum"  # Channels of this name are illumination functions, regardless of their files.
 ILLUM = f"FileName_{_ILLUM}"
 _INTERPRETED = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
+_FILE = re.compile(r"((?:Image_)?)(FileName|URL)_(.+)")
+_OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
+_ANY = -1  # Matches any page of a series.
+_WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
 
 def lists_files(path: Path) -> bool:
@@ -56,12 +53,8 @@ def open_fields(
     channels, incomplete, root = options.get("channels"), options.get("incomplete", "error"), options.get("root")
     if "pattern" in options:
         if root is not None:
-            raise ArgumentError(
-                "applies only to tables that list files, not to pattern=",
-                option="root",
-                value=root,
-                remedy="leave it out",
-            )
+            problem = "applies only to tables that list files, not to pattern="
+            raise ArgumentError(problem, option="root", value=root, remedy="leave it out")
         read_by = objects if isinstance(path, Url) else None
         return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
     if not isinstance(root, str | os.PathLike | None):
@@ -73,11 +66,8 @@ def open_fields(
     files_columns = {channel: columns.file for channel, columns in listed.items() if channel not in functions}
     images = {channel: channel for channel, column in files_columns.items() if _are_images(path, table, column)}
     if not images:
-        names = listing.names[:20]
-        raise ColumnError(
-            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files (columns: {names}); "
-            f"add such a column"
-        )
+        problem = "no column FileName_<channel> or Image_FileName_<channel> lists TIFF files"
+        raise ColumnError(f"{problem} (columns: {listing.names[:20]})", path=path, remedy="add such a column")
     chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
     resolver = FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
@@ -91,9 +81,8 @@ def open_fields(
         _refuse_other_places(path, table, metadata_names, columns[0], first_row_of_field)
     metadata = _of_fields(table, metadata_names, first, first_row_of_field)
     ids = _ids(metadata, files_of, first)
-    metadata |= {
-        f"FileName_{name}": pa.array(resolver.functions(table.take(first), listed[name])) for name in functions
-    }
+    first_rows = table.take(first)
+    metadata |= {f"FileName_{name}": pa.array(resolver.functions(first_rows, listed[name])) for name in functions}
     identity = identify_below(path.parent)
     identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
     complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)
@@ -124,22 +113,16 @@ def _read_listing(
     types: ColumnTypes,
 ) -> pa.Table:
     """Return the columns of files and metadata; the former are text."""
-    _refuse_names(path, listing.names)
+    for name in (name for name in listing.names if _INTERPRETED.fullmatch(name.strip())):
+        if name != name.strip():
+            problem = f"column {name!r} has a space at the start or end of its name"
+            raise ColumnError(problem, path=path, column=name, remedy="rename it")
+        if listing.names.count(name) > 1:
+            raise ColumnError(f"{path}: two columns have the name {name!r}; rename or drop one")
     of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in channels.values())), "text")
     used = {*of_files, *metadata.values()}
     table = listing.read([name for name in listing.names if name in used], {**types.of_table(listing), **of_files})
     return plain_columns(table, str(path))
-
-
-def _refuse_names(path: Path, names: Sequence[str]) -> None:
-    """Raise `ColumnError` if a name with a meaning is duplicate, or would have a meaning except for a space."""
-    for name in (name for name in names if _INTERPRETED.fullmatch(name.strip())):
-        if name != name.strip():
-            raise ColumnError(
-                f"{path}: column {name!r} has a space at the start or end of its name; rename it", column=name
-            )
-        if names.count(name) > 1:
-            raise ColumnError(f"{path}: two columns have the name {name!r}; rename or drop one")
 
 
 def _are_images(path: Path, table: pa.Table, name: str) -> bool:
@@ -150,9 +133,8 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     files = pc.unique(column.drop_null()).to_pylist()
     others = [file for file in files if not file.lower().endswith(TIFF_SUFFIXES)]
     if others and len(others) < len(files):
-        raise FormatError(
-            f"{path}: column {name!r} lists {others[0]!r}, expected only TIFF files; drop this row, or convert the file"
-        )
+        problem = f"column {name!r} lists {others[0]!r}, expected only TIFF files"
+        raise FormatError(problem, path=path, remedy="drop this row, or convert the file")
     return bool(files) and not others
 
 
@@ -166,11 +148,10 @@ def _refuse_other_places(
         known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
         row = pc.index(pc.and_(pc.not_equal(column, expected), known), True).as_py()
         if row >= 0:
-            file = getattr(files[row], "file", None)
-            raise FormatError(
-                f"{path}: rows {same_row[row]} and {row} list the same files ({file}) with different values of {name}, "
-                f"{expected[row]} and {column[row]}; correct the table, or pass other channels in channels="
-            )
+            same = f"rows {same_row[row]} and {row} list the same files ({getattr(files[row], 'file', None)})"
+            problem = f"{same} with different values of {name}, {expected[row]} and {column[row]}"
+            remedy = "correct the table, or pass other channels in channels="
+            raise FormatError(problem, path=path, remedy=remedy)
 
 
 def _of_fields(table: pa.Table, names: Mapping[str, str], first: Any, first_row_of_field: Any) -> dict[str, Any]:
@@ -217,3 +198,192 @@ def _complete(
     remedy = f"{moved}restore the file, or pass incomplete='skip'"
     fields.report_incomplete(path, list(lacking.values()), len(files), remedy, skip=incomplete == "skip")
     return [number for number in range(len(files)) if number not in lacking]
+
+
+class ChannelColumns(NamedTuple):
+    """Names of the table columns with the files of a channel; missing columns have the name None."""
+
+    kind: str  # FileName or URL.
+    file: str
+    folder: str | None
+    series: str | None
+    page: str | None
+
+
+class ListedFile(NamedTuple):
+    """File that a table lists, with the numbers of image series and page from 0; None if the table lists no numbers."""
+
+    file: str
+    series: int | None = None
+    page: int | None = None
+
+
+def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
+    """Return the file columns of each channel in table order; a column of file names is preferred to one of URLs."""
+    matches = [match for match in map(_FILE.fullmatch, names) if match is not None]
+    preferred = {match[3]: match for match in sorted(matches, key=lambda match: match[2] != "URL")}
+    channels = {}
+    for match in sorted(preferred.values(), key=lambda match: names.index(match[0])):
+        prefix, kind, channel = match.groups()
+        path = f"{prefix}PathName_{channel}"
+        series, page = (
+            next((name for start in (prefix, "", "Image_") if (name := f"{start}{column}_{channel}") in names), None)
+            for column in ("Series", "Frame")
+        )
+        folder = path if kind == "FileName" and path in names else None
+        channels[channel] = ChannelColumns(kind, match[0], folder, series, page)
+    return channels
+
+
+def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequence[str | None]) -> list[int | None]:
+    """Return the series or page number of each row; None everywhere if the column is missing or empty."""
+    if column is None or table[column].null_count == table.num_rows:
+        return [None] * table.num_rows
+    values = table[column].to_pylist()
+    matches = {value: _WHOLE.fullmatch(str(value)) for value in set(values)}
+    numbers = {value: None if match is None else int(match[1]) for value, match in matches.items()}
+    row = next((row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None), None)
+    if row is not None:
+        problem = f"row {row} has {column} {values[row]!r}, expected an integer from 0"
+        raise FormatError(problem, path=path, remedy="correct it, or drop the column")
+    return [numbers[value] for value in values]
+
+
+def identify_below(base: Path) -> Callable[[str], Hashable]:
+    """Return a function of a path, which may start from ``base``, that is equal for all paths to one file.
+
+    For a missing local file, it returns None; a file at a URL is not looked for. Each folder is read once.
+    """
+    base_folder, read_folder = os.fspath(base), functools.cache(_read_folder)
+
+    def identity(file: str) -> Hashable:
+        url = url_of(file) if ":" in file else None
+        if url is not None:
+            return unquote(str(url)) if url.is_web else str(url)
+        folder, _, name = (file if file.startswith("/") else f"{base_folder}/{file}").rpartition("/")
+        state, links = read_folder(folder)
+        is_link = links.get(name)
+        if is_link:
+            return identity(os.path.realpath(f"{folder}/{name}"))
+        return None if is_link is None else (state, name)
+
+    return identity
+
+
+def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
+    try:
+        with os.scandir(folder or "/") as entries:
+            links = {entry.name: entry.is_symlink() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return folder, {}
+    status = os.stat(folder or "/")  # noqa: PTH116
+    return (status.st_dev, status.st_ino), links
+
+
+def refuse_doubled(
+    path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
+) -> None:
+    """Raise `FormatError` if two channels or fields refer to the same page of the same file."""
+    known: dict[Hashable, tuple[int, str, ListedFile]] = {}
+    for row, files, identities in fields:
+        for channel, file, identity in zip(channels, files, identities, strict=True):
+            if file is None:
+                continue
+            series, page = file.series or 0, file.page
+            other = known.get((identity, series, page)) or known.get((identity, series, _ANY if page is None else None))
+            if other is not None:
+                problem = f"{_in_words(*other)} and {_in_words(row, channel, file)} are the same plane"
+                remedy = "correct the table, or pass channels= without one of them"
+                raise FormatError(problem, path=path, remedy=remedy)
+            known[identity, series, page] = row, channel, file
+            if page is not None:
+                known[identity, series, _ANY] = row, channel, file
+
+
+def _in_words(row: int, channel: str, file: ListedFile) -> str:
+    page = "" if file.page is None else f", page {file.page}"
+    return f"channel {channel!r} of row {row} ({file.file}{page})"
+
+
+class FilePathResolver:
+    """Resolves and restricts the files that a table lists.
+
+    The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
+    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host. ``root`` is the
+    folder or URL that replaces the listed folders; files listed below that URL are unchanged.
+    """
+
+    def __init__(self, path: Path, root: str | os.PathLike[str] | None) -> None:
+        url = None if root is None else url_of(root)
+        self._path = path
+        self._root = None if root is None else str(url or Path(root).absolute())
+        self._hosts = {_host(str(location)) for location in (path, url) if isinstance(location, Url)}
+
+    def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
+        paths = self._each_path(table, channel, self._allowed_file)
+        numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
+        rows = list(zip(paths, *numbers, strict=True))
+        files = {row: ListedFile(*row) for row in set(rows) if row[0] is not None}
+        return [files.get(row) for row in rows]
+
+    def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
+        """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
+        return self._each_path(table, channel, self._function)
+
+    def _each_path(
+        self, table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]
+    ) -> list[str | None]:
+        names: list[str | None] = table[channel.file].to_pylist()
+        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
+        rows = list(zip(folders, names, strict=True))
+        distinct = {(folder, name) for folder, name in rows if name is not None}  # Many rows, one per cell, list one.
+        paths: dict[Any, str] = {row: resolve(channel.kind, row[0] or "", row[1]) for row in distinct}
+        return [paths.get(row) for row in rows]
+
+    def _function(self, kind: str, folder: str, name: str) -> str:
+        listed = _listed_path(kind, folder, name)
+        if url_of(listed) is not None:
+            return listed
+        local = self._path.parent / listed
+        is_moved = self._root is not None and not local.exists()
+        return os.fspath(Path(str(self._root)) / local.name if is_moved else local)
+
+    def _allowed_file(self, kind: str, folder: str, name: str) -> str:
+        """Return the path of a file, or a normalized URL, if the table may list it."""
+        location = name if kind == "URL" else folder
+        if self._root is not None and (
+            url_of(location) is None or not f"{location}/".startswith(f"{self._root.rstrip('/')}/")
+        ):
+            file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
+        else:
+            file = _listed_path(kind, folder, name)
+        url = url_of(file)
+        if url is None and isinstance(self._path, Url):
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                problem = f"lists {file!r}, which is not below the URL of the table"
+                raise FormatError(problem, path=self._path, remedy="pass root= with a URL")
+            url = url_of(f"{self._path.parent}/{file}")
+        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
+            remedy = f"pass root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
+            problem = f"lists {url} on another host, which is refused for safety"
+            raise FormatError(problem, path=self._path, remedy=remedy)
+        return file if url is None else str(url)
+
+
+def _join(folder: str, name: str) -> str:
+    if url_of(folder) is not None and url_of(name) is None:
+        return f"{folder.rstrip('/')}/{name.lstrip('/')}"
+    return os.path.join(folder, name)  # noqa: PTH118  # Many files: pathlib is slower.
+
+
+def _listed_path(kind: str, folder: str, name: str) -> str:
+    if kind == "FileName" or url_of(name) is not None:
+        return _join(folder, name)
+    parts = urlsplit(name)
+    if parts.scheme not in ("", "file"):
+        raise missing(name)
+    return unquote(parts.path)
+
+
+def _host(url: str) -> str:
+    return "/".join(url.split("/")[:3])

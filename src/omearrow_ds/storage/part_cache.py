@@ -18,8 +18,9 @@ import os
 import shutil
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
 from omearrow_ds.resources import is_private_file
 from omearrow_ds.storage.hashes import new_hash, part_hash
-from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, hash_in
+from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PublishedPart
 
 PARTIAL, _LOCK = ".partial", ".lock"
 _MARK = b"parts of omearrow-ds, which may be removed\n"  # Content of the lock file, which identifies a cache folder.
@@ -44,36 +45,22 @@ class PinnedFile:
     """Cached file that is not evicted until this instance is closed or the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self._descriptor = path, descriptor
-
-    def close(self) -> None:
-        """Allow the eviction of the cached file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)  # Not unlocked: a forked child may use it too.
+        self.path, self.descriptor = path, descriptor
+        # Not unlocked: a forked child may use it too.
+        self.close: Callable[[], None] = weakref.finalize(self, os.close, descriptor)
 
     @property
     def is_intact(self) -> bool:
         """Whether the contents match the hash in the name; computed at most once per system start."""
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         if status.st_mtime in (_this_start_s(), _ON_DISK_S):
             return True
-        expected = hash_in(self.path.name)
-        with open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+        expected = PublishedPart(self.path.name, 0, status.st_size).hash
+        with open(self.descriptor, "rb", buffering=0, closefd=False) as file:
             digest = hashlib.file_digest(file, functools.partial(part_hash, expected)).hexdigest()
         if digest == expected:
-            os.utime(self._descriptor, (status.st_atime, _this_start_s()))
+            os.utime(self.descriptor, (status.st_atime, _this_start_s()))
         return digest == expected
-
-    def remove(self) -> None:
-        """Remove the file from the cache, unless another file has replaced it."""
-        with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self._descriptor)):
-                self.path.unlink()
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._descriptor >= 0:
-            close(self._descriptor)
 
 
 class CacheEntry(NamedTuple):
@@ -94,19 +81,12 @@ class PartCache:
 
     @classmethod
     def choose(cls, folder: str | os.PathLike[str] | None, limit_bytes: int | None) -> PartCache:
-        """Return the cache in ``folder``; defaults are the user's cache folder and a tenth of the free disk space.
-
-        Raises `ArgumentError` if the folder contains the parts of a collection; `WriteError` if it cannot be created.
-        """
+        """Return the cache in ``folder``; defaults are the user's cache folder and a tenth of the free disk space."""
         path = default_folder() if folder is None else Path(folder).absolute()
         try:
             if (path.parent / MANIFEST).exists():
-                raise ArgumentError(
-                    "contains the parts of a collection, which a cache could remove",
-                    option="part_cache",
-                    value=path,
-                    remedy="pass another folder",
-                )
+                problem = "contains the parts of a collection, which a cache could remove"
+                raise ArgumentError(problem, option="part_cache", value=path, remedy="pass another folder")
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
                 limit_bytes = (shutil.disk_usage(path).free + _used_bytes(path)) // _SHARE
@@ -116,10 +96,7 @@ class PartCache:
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
-        """Return the cache in an existing folder.
-
-        Raises `MissingPathError` if the folder does not exist; `FormatError` if it is not a cache.
-        """
+        """Return the cache in a folder, which must exist and be a cache."""
         path = Path(folder).absolute()
         if not path.is_dir():
             raise MissingPathError(f"{path}: is not a folder; pass the folder of a part cache")
@@ -131,17 +108,14 @@ class PartCache:
             mark = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
             os.close(descriptor)
         if mark != _MARK and any(path.iterdir()):
-            raise FormatError(
-                f"{path}: contains files that are not from a part cache of this user; pass another folder"
-            )
+            problem = "contains files that are not from a part cache of this user"
+            raise FormatError(problem, path=path, remedy="pass another folder")
         return cls(path, limit_bytes)
 
     def entries(self) -> list[CacheEntry]:
-        """Return the files in the cache, most recently used first."""
         entries: list[CacheEntry] = []
-        if not list(_files_in(self.folder)):  # A listing must not create the folder or its lock.
-            return entries
-        with self._locked_names():
+        # A listing must not create the folder or its lock.
+        with self._locked_names() if list(_files_in(self.folder)) else nullcontext():
             for status, path in sorted(_files_in(self.folder), key=lambda file: file[0].st_atime_ns, reverse=True):
                 with suppress(OSError):  # The file belongs to another user.
                     descriptor = os.open(path, _READ)
@@ -160,8 +134,9 @@ class PartCache:
         pinned = self._pin(name, size_bytes)
         if pinned is None or pinned.is_intact:
             return pinned
-        with self._locked_names():
-            pinned.remove()
+        with self._locked_names(), suppress(FileNotFoundError):
+            if os.path.samestat(pinned.path.stat(follow_symlinks=False), os.fstat(pinned.descriptor)):
+                pinned.path.unlink()
         pinned.close()
         return None
 
@@ -187,54 +162,21 @@ class PartCache:
 
     def try_acquire(self, name: str, size_bytes: int, fetch: Fetch) -> PinnedFile | None:
         """Return a cached or fetched file; None if another process fetches it. Raises `BlockingIOError` if full."""
-        pinned = self.get(name, size_bytes)
+        pinned, partial, path = self.get(name, size_bytes), self._partial_path(name), self.folder / name
         if pinned is not None:
             return pinned
-        descriptor = self._open_partial(name, size_bytes)
-        return None if descriptor is None else self._fetch(name, size_bytes, descriptor, fetch)
-
-    def _pin(self, name: str, size_bytes: int | None) -> PinnedFile | None:
-        path = self.folder / name
-        try:
-            descriptor = os.open(path, _READ)
-        except OSError:  # It is missing, a link, or belongs to another user.
-            return None
-        pinned = PinnedFile(path, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        status = os.fstat(descriptor)
-        # It may have been removed before it was locked.
-        if not (is_private_file(status) and status.st_nlink and size_bytes in (None, status.st_size)):
-            pinned.close()
-            return None
-        os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # The access time orders evictions.
-        return pinned
-
-    def _open_partial(self, name: str, size_bytes: int) -> int | None:
-        """Return a locked descriptor to write to; None if another process has locked or completed the file.
-
-        Raises `BlockingIOError` if the cache is full, and all files are in use.
-        """
-        path = self._partial_path(name)
         with self._locked_names():
-            if self._pin(name, size_bytes) is not None:
+            if self._pin(name, size_bytes) is not None:  # Another process has completed it.
                 return None
-            descriptor = os.open(path, _WRITE, 0o600)
-            try:
-                if not _try_lock(descriptor):
-                    os.close(descriptor)
-                    return None
-                os.ftruncate(descriptor, 0)
-                self._make_room(size_bytes, path)
-                os.ftruncate(descriptor, size_bytes)  # Evictions by other processes must count it.
-            except BaseException:
-                path.unlink(missing_ok=True)
+            descriptor = os.open(partial, _WRITE, 0o600)
+            if not _try_lock(descriptor):
                 os.close(descriptor)
-                raise
-        return descriptor
-
-    def _fetch(self, name: str, size_bytes: int, descriptor: int, fetch: Fetch) -> PinnedFile:
-        partial, path = self._partial_path(name), self.folder / name
+                return None
         try:
+            with self._locked_names():
+                os.ftruncate(descriptor, 0)
+                self._make_room(size_bytes, partial)
+                os.ftruncate(descriptor, size_bytes)  # Evictions by other processes must count it.
             self._reserve(descriptor, size_bytes, partial)
             written_s = _this_start_s()
             if fetch(descriptor) is True:
@@ -253,6 +195,22 @@ class PartCache:
             raise
         return PinnedFile(path, descriptor)
 
+    def _pin(self, name: str, size_bytes: int | None) -> PinnedFile | None:
+        path = self.folder / name
+        try:
+            descriptor = os.open(path, _READ)
+        except OSError:  # It is missing, a link, or belongs to another user.
+            return None
+        pinned = PinnedFile(path, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        status = os.fstat(descriptor)
+        # It may have been removed before it was locked.
+        if not (is_private_file(status) and status.st_nlink and size_bytes in (None, status.st_size)):
+            pinned.close()
+            return None
+        os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # The access time orders evictions.
+        return pinned
+
     def _partial_path(self, name: str) -> Path:
         return self.folder / f".{name}{PARTIAL}"
 
@@ -261,14 +219,11 @@ class PartCache:
         while size_bytes:
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)
+                break
             except OSError as error:
-                if error.errno not in _NO_SPACE:
-                    raise
                 with self._locked_names():
-                    if next(self._evict(partial), None) is None:
+                    if error.errno not in _NO_SPACE or next(self._evict(partial), None) is None:
                         raise
-            else:
-                return
 
     def _make_room(self, size_bytes: int, excluded: Path) -> None:
         """Evict files until ``size_bytes`` more fit; raise `BlockingIOError` if all remaining files are in use."""
@@ -281,9 +236,8 @@ class PartCache:
 
     def _evict(self, excluded: Path) -> Iterator[int]:
         """Remove files that are not in use, and yield their sizes: first those of killed processes, then the oldest."""
-        for status, path in sorted(
-            _files_in(self.folder), key=lambda file: (not file[1].name.startswith("."), file[0].st_atime_ns)
-        ):
+        files = sorted(_files_in(self.folder), key=lambda file: (not file[1].name.startswith("."), file[0].st_atime_ns))
+        for status, path in files:
             if path == excluded:
                 continue
             try:
@@ -298,12 +252,11 @@ class PartCache:
                 os.close(descriptor)
 
     def _no_room(self, name: str, size_bytes: int) -> WriteError:
-        return WriteError(
-            f"{self.folder}: {name} needs {size_bytes:,} bytes, but processes on this host use "
-            f"{_used_bytes(self.folder):,} of part_cache_bytes={self.limit_bytes:,} and the disk has "
-            f"{shutil.disk_usage(self.folder).free:,} free bytes; raise part_cache_bytes, use fewer processes, or pass "
-            f"another part_cache"
-        )
+        used = f"{_used_bytes(self.folder):,} of part_cache_bytes={self.limit_bytes:,}"
+        free = f"the disk has {shutil.disk_usage(self.folder).free:,} free bytes"
+        problem = f"{name} needs {size_bytes:,} bytes, but processes on this host use {used} and {free}"
+        remedy = "raise part_cache_bytes, use fewer processes, or pass another part_cache"
+        return WriteError(problem, path=self.folder, remedy=remedy)
 
     def _refuse_stuck(self, name: str) -> None:
         try:
@@ -311,17 +264,12 @@ class PartCache:
         except FileNotFoundError:
             return
         if silent_s > _MAX_SILENT_S:
-            raise StorageError(
-                f"{self.folder}: {name} is being fetched by another process, which received nothing for {silent_s:.0f} "
-                f"s; end that process, or pass another part_cache"
-            )
+            problem = f"{name} is being fetched by another process, which received nothing for {silent_s:.0f} s"
+            raise StorageError(problem, path=self.folder, remedy="end that process, or pass another part_cache")
 
     @contextmanager
     def _locked_names(self) -> Iterator[None]:
-        """Lock the names of the folder against other processes; create the folder again if it was removed.
-
-        Raises `WriteError` if it cannot be used.
-        """
+        """Lock the names of the folder against other processes; create the folder again if it was removed."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / _LOCK, _WRITE, 0o600)
@@ -360,7 +308,6 @@ def _this_start_s() -> int:
 
 
 def default_folder() -> Path:
-    """Return the default cache folder for fetched parts, which is inside the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
 
 

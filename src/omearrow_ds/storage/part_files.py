@@ -1,17 +1,18 @@
-"""Collections in several files: from a list, a glob, a folder of part files, or a database folder of LanceDB."""
+"""Collections in several files: from a list, a glob, a folder of part files, an Iceberg table, or a LanceDB folder."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeGuard
-from urllib.parse import unquote
+from typing import Any, TypeGuard
+from urllib.parse import unquote, urlsplit
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, FormatError
 from omearrow_ds.storage.concat_source import ConcatSource, Part, joined
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Images
@@ -20,13 +21,14 @@ from omearrow_ds.storage.formats._detect import (
     found_at,
     found_in_file,
     found_in_folder,
+    is_hidden,
     is_plain,
     missing,
     refuse_folder_of_others,
 )
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._others import endings_of, others_in
-from omearrow_ds.storage.iceberg import is_metadata, metadata_of, parts_of_table
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count
@@ -35,6 +37,10 @@ _ABSENT = "__HIVE_DEFAULT_PARTITION__"  # Hive's folder name for null.
 _HIDDEN = ("_", ".")  # Prefixes of names that readers of partitioned tables ignore.
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _MOST_ENTRIES = 10**6
+_METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
+_ELSEWHERE = "write.metadata.path"  # Property of tables whose metadata is outside their folder.
+_REWRITE = "(Spark: CALL system.rewrite_data_files)"
+_VERSION = re.compile(r"v?(\d+)")
 
 
 def has_hidden(names: Sequence[str], steps: Sequence[str]) -> bool:
@@ -67,8 +73,7 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
     """Return the collections at several paths; for a folder that is not a collection itself, return those below it.
 
     Matches of a glob are in natural order. ``only`` names the only format to find in folders; None accepts the format
-    that exists. Raises `MissingPathError` if a path does not exist, or a glob has no matches; `FormatError` if a path
-    occurs twice, or a folder has several formats or none.
+    that exists.
     """
     if isinstance(paths, str | os.PathLike):
         candidates = _globbed(os.fspath(paths))
@@ -111,10 +116,7 @@ def _globbed(pattern: str) -> list[Path]:
 
 
 def files_below(folder: Path, only: str | None) -> list[Path]:
-    """Return the tables below a folder that is not a collection itself, in natural order of relative paths.
-
-    Raises `FormatError` if they have several formats without ``only``, or if images of other kinds are among them.
-    """
+    """Return the tables below a folder that is not a collection itself, in natural order of relative paths."""
     tables: dict[Format, list[Path]] = {}
     others: list[str] = []
     for path, fmt in _collections_below(folder):
@@ -135,56 +137,45 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
         ]
         kinds += [count(number, noun) for noun, number in pictures.items()]
         first = next(iter(tables)).name
-        raise FormatError(
-            f"{folder}: contains mixed files, {' and '.join(kinds)}; pass format={first!r} for the first, or a glob "
-            f"pattern"
-        )
+        remedy = f"pass format={first!r} for the first, or a glob pattern"
+        raise FormatError(f"contains mixed files, {' and '.join(kinds)}", path=folder, remedy=remedy)
     tables_found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
     return sorted(tables_found, key=lambda path: list(map(natural_key, path.relative_to(folder).parts)))
 
 
 def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
-    """Yield the files below a folder, and the folders that are collections, with the format of each.
-
-    Raises `FormatError` if a folder is reachable twice by links, is a collection in parts written by this package, or
-    has a log of valid files; or if there are too many entries.
-    """
+    """Yield the files below a folder, and the folders that are collections, with the format of each."""
     folders, number = [folder], 0
     visited: set[tuple[int, int]] = set()
     while folders:
         current = folders.pop()
         status = current.stat()
         if (status.st_dev, status.st_ino) in visited:
-            raise FormatError(
-                f"{current}: appears twice below {folder} through links; pass a list of paths or a glob pattern"
-            )
+            problem = f"appears twice below {folder} through links"
+            raise FormatError(problem, path=current, remedy="pass a list of paths or a glob pattern")
         visited.add((status.st_dev, status.st_ino))
         with os.scandir(current) as entries:
             for entry in sorted(entries, key=lambda entry: entry.is_dir()):
                 number += 1
                 if number > _MOST_ENTRIES:
-                    raise FormatError(
-                        f"{folder}: contains more than {_MOST_ENTRIES:,} files; pass a subfolder or a glob pattern"
-                    )
+                    problem = f"contains more than {_MOST_ENTRIES:,} files"
+                    raise FormatError(problem, path=folder, remedy="pass a subfolder or a glob pattern")
                 if entry.name in _LOGS:
-                    table = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
-                    raise FormatError(
-                        f"{current}: {table}; pass a list of the files that the table's library lists as current"
-                    )
+                    problem = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
+                    remedy = "pass a list of the files that the table's library lists as current"
+                    raise FormatError(problem, path=current, remedy=remedy)
                 if entry.name.startswith(_HIDDEN):
                     continue
                 path = Path(entry.path)
                 if not entry.is_dir():
                     yield path, found_in_file(path)
                     continue
-                if entry.name == "metadata" and is_metadata(path):
-                    raise FormatError(
-                        f"{current}: is an Iceberg table, whose folder may contain old files; pass only this table"
-                    )
+                if entry.name == _FOLDER and _metadata_files(path):
+                    problem = "is an Iceberg table, whose folder may contain old files"
+                    raise FormatError(problem, path=current, remedy="pass only this table")
                 if entry.name.endswith(SUFFIX):
-                    raise FormatError(
-                        f"{path}: is a separate collection; pass this path, or a list or glob pattern of collections"
-                    )
+                    remedy = "pass this path, or a list or glob pattern of collections"
+                    raise FormatError("is a separate collection", path=path, remedy=remedy)
                 fmt = found_in_folder(path)
                 if fmt is None:
                     folders.append(path)
@@ -201,14 +192,10 @@ def open_several(paths: Paths, only: str | None, opening: Callable[..., Images])
 
 
 def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -> Images:
-    """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection.
-
-    Raises `FormatError` if the folder is unfinished, or contains no readable collection or several formats.
-    """
+    """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection."""
     if folder.name.endswith(SUFFIX):
-        raise FormatError(
-            f"{folder}: {MANIFEST} does not exist, so the collection is incomplete; write it again, or restore it"
-        )
+        problem = f"{MANIFEST} does not exist, so the collection is incomplete"
+        raise FormatError(problem, path=folder, remedy="write it again, or restore it")
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
         return joined(folder, parts_of_table(metadata), opening)
@@ -230,3 +217,90 @@ def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Image
         if len(of_images) in (0, len(parts)):
             raise
     return joined(path, of_images, opening)
+
+
+def metadata_of(path: Path) -> Path | None:
+    """Return the newest metadata file of the Iceberg table at a folder or metadata file; None for other paths."""
+    if is_metadata_file(path):
+        return path
+    folder = path if (path / _HINT).is_file() else path / _FOLDER
+    if not path.is_dir() or not _metadata_files(folder):
+        return None
+    if (folder / _HINT).is_file():
+        hint = (folder / _HINT).read_text(encoding="utf-8", errors="replace").strip()
+        named = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
+        return folder / Path(named).name
+    *others, newest = sorted(_metadata_files(folder), key=_version)
+    if others and _version(others[-1]) == _version(newest):
+        problem = f"{others[-1].name} and {newest.name} have the same highest version"
+        raise FormatError(problem, path=path, remedy="pass one of these files")
+    return newest
+
+
+def is_metadata_file(path: Path) -> bool:
+    return path.name.endswith(_METADATA)
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    return [file for file in folder.glob(f"*{_METADATA}") if not is_hidden(file.name)]
+
+
+def parts_of_table(metadata: Path) -> list[Part]:
+    """Return the data files that an Iceberg metadata file lists for the newest snapshot."""
+    try:
+        from pyiceberg.exceptions import NotInstalledError, ValidationError  # noqa: PLC0415  # an optional backend
+        from pyiceberg.table import StaticTable  # noqa: PLC0415
+    except ImportError as error:
+        remedy = f"run pip install 'omearrow-ds[iceberg]', or pass {str(metadata.parent.parent / 'data')!r}"
+        problem = "pyiceberg, which reads Iceberg tables, is not installed"
+        raise BackendError(f"{metadata}: {problem}; {remedy}") from error
+    if not metadata.is_file():
+        raise missing(metadata)
+    with translate_errors(
+        metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)
+    ):
+        table = StaticTable.from_metadata(str(metadata))
+        root = _local(table.metadata.location)
+        moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
+        if moved:
+            problem = f"lists files below {root}, so the table was moved or copied"
+            remedy = "move it back, register it again, or pass the data folder (which may contain old files)"
+            raise FormatError(problem, path=metadata, remedy=remedy)
+        _refuse_renamed(table.metadata.schemas, metadata)
+        tasks = list(table.scan().plan_files())
+    deleted = next((task for task in tasks if task.delete_files), None)
+    if deleted is not None:
+        problem, remedy = f"rows of {deleted.file.file_path} are marked as deleted", "rewrite the table without them"
+        raise FormatError(problem, path=metadata, remedy=f"{remedy} {_REWRITE}")
+    files = sorted((_local(task.file.file_path) for task in tasks), key=lambda file: natural_key(str(file)))
+    if not files:
+        raise FormatError(f"{metadata}: the newest snapshot has no files; add images to the table")
+    names = [file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name for file in files]
+    return [Part(file, name, {}) for file, name in zip(files, names, strict=True)]
+
+
+def _version(file: Path) -> int:
+    match = _VERSION.match(file.name)
+    return int(match[1]) if match else -1
+
+
+def _local(location: str) -> Path:
+    """Return the path of a local file or folder, which may be recorded as a URL."""
+    scheme = urlsplit(location).scheme
+    if scheme not in ("", "file"):
+        raise missing(location)
+    path = Path(location if not scheme else urlsplit(location).path)
+    decoded = Path(unquote(str(path)))
+    return decoded if decoded.exists() and not path.exists() else path
+
+
+def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
+    """Raise `FormatError` if a column was renamed, or its name reused: files keep the old names."""
+    columns = {(field.field_id, field.name) for schema in schemas for field in schema.fields}
+    for position in (0, 1):
+        previous: dict[Any, Any] = {}
+        for column in sorted(columns):
+            other = previous.setdefault(column[position], column[1 - position])
+            if other != column[1 - position]:
+                problem = f"column {column[1]!r} was renamed or created again, so files may have old names"
+                raise FormatError(problem, path=metadata, remedy=f"rewrite the table {_REWRITE}")

@@ -1,58 +1,50 @@
-"""Several collections that are read as one, opened lazily, a few at a time."""
+"""Several collections that are read as one, opened lazily, a few at a time, and stacks of their images."""
 
 from __future__ import annotations
 
+import bisect
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
-from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.kernels.page_requests import Rows
+from omearrow_ds.kernels.stacks import ImageAddresses, PageRequests, Stacks, same_strides
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import (
-    Array,
-    Block,
-    Images,
-    PartLayout,
-    files_below,
-    group_by_part,
-    is_uniform,
-)
+from omearrow_ds.storage.formats._base import Array, Block, Images, PartLayout, files_below, group_by_part, is_uniform
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._stored import Stored
-from omearrow_ds.storage.hashes import digest_of, new_hash
-from omearrow_ds.storage.part_stacks import PartStacks
+from omearrow_ds.storage.hashes import new_hash
 
 OPEN_PARTS = 28  # Parts open at once: each has a descriptor or two, and a process may have 1,024.
 _VIEWED_PARTS = 8  # With more parts, images are copied: each view keeps a file mapped, and a descriptor, after closing.
 _VIEWED_BYTES = 2**20  # Smaller parts are copied too: a writer holds some 16 MiB of images, from very many of them.
 Open = Callable[[Path], Images]
 Keep = Callable[[Array], Array]
+States = Sequence[Fingerprint | None] | None
+_Part = tuple[Images, Stacks | None]
 
 
 @dataclass(frozen=True)
 class Index:
-    """Image index of several collections, built without opening them.
+    """Image index of several collections, built without opening them; see `Images`.
 
-    Attributes
-    ----------
-    starts
-        Index of the first image of each part, followed by the number of images.
-    image_ids, shapes, dtypes, columns, checksums, rows
-        See `omearrow_ds.storage.formats._base.Images`. ``rows`` may be None for all images in order, ``columns``
-        and ``checksums`` None if read lazily.
+    Without ``rows``, they are all images in order; without ``columns`` and ``checksums``, these are read lazily.
     """
 
-    starts: Sequence[int]
+    starts: Sequence[int]  # Index of the first image of each part, followed by the number of images.
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
@@ -64,44 +56,20 @@ class Index:
 class PartsSource(Images):
     """Several collections of one format that are read as one collection.
 
-    Parameters
-    ----------
-    path
-        Folder that contains the collections.
-    fmt
-        Format of the collections.
-    parts
-        Paths of the collections, in order.
-    index
-        Image index of the collections.
-    opening
-        Picklable function that opens a collection.
-    fingerprints
-        State of each when ``index`` was built; None if changes are detected otherwise.
+    ``opening`` is a picklable function that opens one of the paths ``parts``. ``fingerprints`` are the states of the
+    parts when ``index`` was built; None if changes are detected otherwise.
     """
 
-    _open_parts = OPEN_PARTS
+    most_open = OPEN_PARTS  # Maximum number of parts open at once.
+    starts: Sequence[int]
 
     def __init__(
-        self,
-        path: Path,
-        fmt: Format,
-        parts: Sequence[Path],
-        index: Index,
-        opening: Open,
-        fingerprints: Sequence[Fingerprint | None] | None = None,
+        self, path: Path, fmt: Format, parts: Sequence[Path], index: Index, opening: Open, fingerprints: States = None
     ) -> None:
         self.path, self._format, self.parts, self._open_part = path, fmt, parts, opening
         self._index, self._fingerprints = index, fingerprints
-        self.starts = index.starts
-        self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
-        if index.columns is not None:
-            self.columns = index.columns
-        if index.checksums is not None:
-            self.checksums = index.checksums
-        if index.rows is not None:
-            self.rows = index.rows
-        self._opened: dict[int, Images] = {}  # In LRU order, the most recently used last.
+        vars(self).update({name: value for name, value in vars(index).items() if value is not None})
+        self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
         if fingerprints is not None:
             self.guard = FileGuard(path)
             self.guard.fingerprint = (_digest([*zip(map(str, parts), fingerprints, strict=True)]),)
@@ -113,46 +81,29 @@ class PartsSource(Images):
 
     @cached_property
     def part_layout(self) -> PartLayout:
-        description = repr([[part.name for part in self.parts], list(map(int, self.starts))])
-        return PartLayout(self.starts, digest_of(description.encode(errors="surrogateescape")))
-
-    @property
-    def most_open(self) -> int:
-        """Maximum number of parts open at once."""
-        return self._open_parts
-
-    @property
-    def opened(self) -> Iterable[int]:
-        """Numbers of the parts that are open."""
-        return list(self._opened)
+        names = [part.name for part in self.parts]
+        return PartLayout(self.starts, f"{_digest([names, list(map(int, self.starts))]):032x}")
 
     def part(self, number: int) -> Images:
-        """Return a part, which is opened if it is closed; if too many are open, the least recently used one is closed.
-
-        Raises
-        ------
-        FormatError
-            If the part has changed since the index was built.
-        """
-        source = self._opened.pop(number, None) or self._opened_part(number)
-        self._opened[number] = source
-        while len(self._opened) > self._open_parts:
+        """Return a part, opened if it is closed; if too many are open, the least recently used one is closed."""
+        source = self.opened.pop(number, None) or self._open_checked(number)
+        self.opened[number] = source
+        while len(self.opened) > self.most_open:
             self._close_oldest()
         return source
 
     def _close_oldest(self) -> None:
-        number = next(iter(list(self._opened)), -1)  # A copy, because another thread may add one.
-        oldest = self._opened.pop(number, None)
+        number = next(iter(list(self.opened)), -1)  # A copy, because another thread may add one.
+        oldest = self.opened.pop(number, None)
         if oldest is not None:
             oldest.close()
-            self._closed(number)
+            self._release(number)
 
-    def _closed(self, number: int) -> None:
+    def _release(self, number: int) -> None:
         """Do nothing; subclasses release resources of a part that was closed."""
 
-    def _opened_part(self, number: int) -> Images:
-        path = self.parts[number]
-        source = self._open_number(number)
+    def _open_checked(self, number: int) -> Images:
+        source = self._open(number)
         images = slice(self.starts[number], self.starts[number + 1])
         known = None if self._fingerprints is None else self._fingerprints[number]
         if (
@@ -162,17 +113,12 @@ class PartsSource(Images):
             or list(source.dtypes) != list(self.dtypes[images])
         ):
             source.close()
-            raise FormatError(
-                f"{path}: was replaced or changed since {self.path} was written; open it again, or restore it"
-            )
+            problem = f"was replaced or changed since {self.path} was written"
+            raise FormatError(problem, path=self.parts[number], remedy="open it again, or restore it")
         return source
 
-    def _open_number(self, number: int) -> Images:
-        return self._open_part(self._file_of(number))
-
-    def _file_of(self, number: int) -> Path:
-        """Return the local path of a part."""
-        return self.parts[number]
+    def _open(self, number: int) -> Images:
+        return self._open_part(self.parts[number])
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
         """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
@@ -217,16 +163,12 @@ class PartsSource(Images):
             for start, images in self.part(number).stream():
                 yield first + start, list(map(np.array, images)) if is_copied else images
 
-    def _place(self, index: int) -> tuple[Images, int]:
-        ((part, (row,), _),) = self._by_part([index])
-        return part, row
-
     def metadata(self, index: int) -> dict[str, Any]:
-        part, here = self._place(index)
-        return part.metadata(here)
+        ((part, (row,), _),) = self._by_part([index])
+        return part.metadata(row)
 
     def mask_name_stems(self, index: int) -> list[str]:
-        part, row = self._place(index)
+        ((part, (row,), _),) = self._by_part([index])
         return list(dict.fromkeys([self.image_ids[index], *part.mask_name_stems(row)]))
 
     def storage_info(self) -> Stored:
@@ -238,17 +180,148 @@ class PartsSource(Images):
             yield from files_below([part, *filter(Path.exists, self._format.files_beside(part))])
 
     def close(self) -> None:
-        while self._opened:
+        while self.opened:
             self._close_oldest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._fingerprints)
 
     def __repr__(self) -> str:
-        return (
-            f"<{self.format.label} source of {len(self)} images in {len(self.parts)} parts at {os.fspath(self.path)!r}>"
-        )
+        contents = f"{len(self)} images in {len(self.parts)} parts"
+        return f"<{self.format.label} source of {contents} at {os.fspath(self.path)!r}>"
 
 
-def _digest(said: object) -> int:
-    return int.from_bytes(new_hash(repr(said).encode(errors="surrogateescape")).digest())
+def _digest(value: object) -> int:
+    return int.from_bytes(new_hash(repr(value).encode(errors="surrogateescape")).digest())
+
+
+class PartStacks(Stacks):
+    """Images of one shape and dtype from all parts of a source.
+
+    One array holds the address of each image, so that a batch of several parts is gathered in one loop. If the memory
+    layout of a part differs from the others, its images are decoded on request. ``cut`` makes a view of images.
+    """
+
+    def __init__(self, source: PartsSource, cut: Keep = np.asarray) -> None:
+        shape = source.shapes[0].tolist()
+        super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # Only its shape and strides are used.
+        self.single_array, self.requests = None, PageRequests()
+        self._source, self._cut = source, cut
+        self._starts, self.num_images = list(source.starts), source.starts[-1]
+        self._first = np.array(self._starts)
+        self.many = len(self._starts) - 1 > source.most_open
+        self._table = np.empty(len(self), np.int64)  # Image addresses in open parts.
+        self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # Time until which a part needs no check.
+        self._is_checked = np.ones(len(self), bool)
+        self._has_prefixes = False  # Whether an opened part has bytes to compare.
+        self._parts: dict[int, _Part] = {}
+        self._held: Sequence[_Part] = ()
+        self._looking = threading.Lock()
+
+    def __getitem__(self, index: int) -> Array:
+        number = bisect.bisect_right(self._starts, index) - 1
+        index -= self._starts[number]
+        with self._looking:
+            source, stacks = self._parts.get(number) or self._part(number)
+        if stacks is None:
+            image: Array = self._cut(source.read_arrays([index])[0][None])[0]
+            return image
+        stacks.prepare(index)
+        return stacks[index]
+
+    def cut(self, cut: Callable[[Array], Array]) -> Stacks:
+        """Return stacks that contain the same region of each image; see `Stacks.cut`."""
+        stacks = PartStacks(self._source, lambda images: cut(self._cut(images)))
+        stacks.requests = self.requests
+        return stacks
+
+    def _turns(self, indices: Array) -> list[Array]:
+        most = self._source.most_open
+        parts, part_of = np.unique(self._first.searchsorted(indices, "right") - 1, return_inverse=True)
+        turns = -(-len(parts) // most)
+        return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
+
+    def located(self, indices: Array) -> ImageAddresses:
+        """Open the parts of images, and return the memory addresses; files are checked at most once per millisecond."""
+        numbers = self._first.searchsorted(indices, "right") - 1
+        with self._looking:  # Another thread may close a part, and map it at another address.
+            parts = self._open_parts(numbers)
+            if self._has_prefixes:  # Compare bytes before the chunks of images at their first use in an open part.
+                for number in np.unique(numbers[~self._is_checked[indices]]).tolist():
+                    stacks = self._parts[number][1]
+                    if stacks is not None and stacks.prefixes is not None:
+                        stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
+                self._is_checked[indices] = True
+            addresses = self._table[indices]
+            owners: list[object] = [parts, self._held]
+        for number, (source, stacks) in parts.items():
+            if stacks is None:
+                in_part = np.flatnonzero(numbers == number)
+                arrays = source.read_arrays((indices[in_part] - self._starts[number]).tolist())
+                images = [self._cut(np.ascontiguousarray(image)[None]) for image in arrays]
+                addresses[in_part] = [Stacks([image]).addresses[0] for image in images]
+                owners.append(images)
+        return ImageAddresses(addresses, owners)
+
+    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+        if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
+            with self._looking:
+                self._open_parts(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
+        super().prepare(indices, rows)
+
+    def _is_cold(self) -> bool:
+        return any(stacks._is_cold() for _, stacks in self._held if stacks is not None)  # noqa: SLF001  # Same class.
+
+    def request(self, indices: Array, rows: Rows | None = None) -> None:
+        """Request that the system reads the memory pages of images whose parts are open; see `Stacks.request`."""
+        numbers = self._first.searchsorted(indices, "right") - 1
+        with self._looking:
+            for number in self._parts.keys() & set(numbers.tolist()):
+                stacks, is_in_part = self._parts[number][1], numbers == number
+                if stacks is not None:
+                    rows_in_part = None if rows is None else (rows[0][is_in_part], rows[1])
+                    stacks.request(indices[is_in_part] - self._starts[number], rows_in_part)
+
+    def _open_parts(self, numbers: Array) -> dict[int, _Part]:
+        """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""
+        now_ns = monotonic_ns()
+        if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
+            return {}
+        numbers_read = set(numbers.tolist())
+        if not numbers_read <= self._parts.keys():
+            for number in numbers_read & self._parts.keys():
+                self._part(number)  # Marks it as recently used, so that it is not closed.
+        parts = {number: self._parts.get(number) or self._part(number) for number in numbers_read}
+        for number, (_, stacks) in self._parts.items():  # All are checked together; otherwise every batch checks one.
+            if stacks is not None and stacks.guard is not None:
+                try:
+                    stacks.guard(len(self._parts))
+                except FormatError:
+                    if number in numbers_read:
+                        raise
+                else:
+                    self._good_ns[number] = now_ns + STATUS_NS
+        return parts
+
+    def _part(self, number: int) -> _Part:
+        """Return a part, opened if it is not; release parts that were closed since the last call."""
+        source, part = self._source.part(number), self._parts.get(number)
+        if part is not None and part[0] is source:
+            return part
+        for closed in self._parts.keys() - set(self._source.opened):
+            del self._parts[closed]
+            self._good_ns[closed] = 0
+        stacks = source.mapped_stacks()
+        if stacks is not None:
+            stacks = stacks.cut(self._cut)
+        if stacks is None or not stacks.has_equal_strides or not same_strides(stacks.like, self.like):
+            stacks = None
+        else:
+            stacks.requests = None  # Requests of all parts are made together.
+            rows = slice(self._starts[number], self._starts[number + 1])
+            self._table[rows] = stacks.addresses
+            if stacks.prefixes is not None:
+                self._is_checked[rows], self._has_prefixes = False, True
+        self._parts[number] = source, stacks
+        self._held = list(self._parts.values())
+        return source, stacks

@@ -1,4 +1,4 @@
-"""Store of a new collection in parts: named files in a local folder, or objects below a URL.
+"""Stores of a new collection in parts: named files in a local folder, or objects below a URL.
 
 Both stores have the same members, are picklable, and are unused until the first access.
 """
@@ -6,24 +6,35 @@ Both stores have the same members, are picklable, and are unused until the first
 from __future__ import annotations
 
 import fcntl
+import io
+import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from omearrow_ds.errors import PathExistsError
-from omearrow_ds.storage.bucket_store import BucketStore
-from omearrow_ds.storage.formats import Format
+from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
+from omearrow_ds.storage import remote
+from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.manifest import INDEX, JOBS, PARTS, PLAN, is_published
-from omearrow_ds.storage.publish import check_target, move, move_without_replacing
-from omearrow_ds.storage.remote import Storage
+from omearrow_ds.storage.hashes import digest_of
+from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, JOBS, MANIFEST, PARTS, PLAN, REPLACES, is_published
+from omearrow_ds.storage.publish import check_target, move, move_without_replacing, private_folder
+from omearrow_ds.storage.remote import ObjectStore, RetryDeadline, Storage
 
 _LOCK = "lock"
+_PIECE_BYTES = 2**23  # Larger objects are sent in requests of this size, each with its own retries.
+_MAX_CONCURRENCY = 4  # Concurrent requests for the pieces of an object.
+_MAX_REQUESTS = 16  # Concurrent requests for small objects.
+_SLOWER, _SLOWEST_S = 4, 300  # Growth and limit of the timeout of a piece if the server answers: 28 KB/s.
+_CONFLICTS = ("AlreadyExistsError", "PreconditionError")
+_SILENT = "the server accepted no data"
 
 
 class FolderStore:
@@ -122,7 +133,6 @@ class FolderStore:
         return sizes_bytes
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files or folders; missing ones are ignored."""
         for name in names:
             _remove(self._root / name)
 
@@ -156,11 +166,180 @@ class FolderStore:
         _remove(self.path / JOBS)  # Removed last: while it exists, the same command resumes the cleanup.
 
 
+class BucketStore(ObjectStore):
+    """Objects of a new collection in parts below a URL; parts are made in private local files, then uploaded.
+
+    For methods, see `FolderStore`.
+    """
+
+    has_atomic_writes = True
+    index_name = "index-{digest}.parquet"  # Readers of a replaced manifest keep their index.
+    publisher_lock = nullcontext  # No lock is needed, because only the first manifest is valid.
+    _option = "target_storage"
+    _missing = "the object or its bucket does not exist; create the bucket"
+
+    def __init__(self, url: Url, storage: Storage) -> None:
+        if url.is_web:
+            problem = "collections cannot be written to http:// and https:// URLs"
+            remedy = "write to s3://, gs:// or az://, or write a local collection and copy it"
+            raise ArgumentError(problem, path=url, remedy=remedy)
+        super().__init__(url, storage)
+        self.path: Path = url
+        self.removal_hint = f"everything below {url}/{JOBS}"
+
+    def check(self, fmt: Format, *, overwrite: bool) -> None:
+        if fmt.in_folder:
+            names = ", ".join(other.name for other in FORMATS if not other.in_folder)
+            problem = f"parts of {fmt.label} are folders, which object stores cannot store"
+            remedy = f"pass one of {names}"
+            raise ArgumentError(problem, path=self.path, option="format", value=fmt.name, remedy=remedy)
+        self.begin(overwrite=overwrite)
+
+    @property
+    def is_begun(self) -> bool:
+        return self.read_files([PLAN]) != [None]
+
+    @property
+    def has_collection(self) -> bool:
+        return self.read_files([MANIFEST]) != [None]
+
+    def begin(self, *, overwrite: bool) -> str | None:
+        manifest, plan = self.read_files([MANIFEST, PLAN])
+        if manifest is None:
+            return None
+        digest = digest_of(manifest)
+        is_replaced = plan is None or json.loads(plan).get(REPLACES) == digest
+        if is_replaced and not overwrite:
+            remedy = "pass overwrite=True to replace it, or choose another URL"
+            raise PathExistsError("already exists", path=self.path, remedy=remedy)
+        return digest if plan is None else None
+
+    def read_files(self, names: Sequence[str]) -> list[bytes | None]:
+        self.client()
+        with ThreadPoolExecutor(min(len(names), _MAX_REQUESTS) or 1) as threads:
+            return list(threads.map(self._read_file, names))
+
+    def _read_file(self, name: str) -> bytes | None:
+        with suppress(MissingPathError):
+            return bytes(self.read(name))
+        return None
+
+    def create(self, name: str, data: bytes, replaced_hash: str | None = None) -> bool:
+        """See `FolderStore.create`; raise `FileNotFoundError` for a record after its collection was published."""
+        store, subject = self.client(), f"{self.url}/{name}"
+        from obstore import get, put  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        mode: Any = "create"
+        if replaced_hash is not None:
+
+            def read() -> tuple[bytes, str | None]:
+                answer = get(store, name)
+                return bytes(answer.bytes()), answer.meta.get("e_tag")
+
+            content, tag = self.repeat(RetryDeadline(subject, _SILENT), read)
+            if digest_of(content) != replaced_hash:
+                return False
+            mode = {"e_tag": tag}
+        deadline = RetryDeadline(subject, _SILENT)
+
+        def attempt() -> bool:
+            try:
+                put(store, name, data, mode=mode, use_multipart=False)
+            except BaseError as error:
+                if type(error).__name__ not in _CONFLICTS:
+                    raise
+                # An earlier try may have succeeded although its answer was lost.
+                return deadline.num_tries > 1 and self.read(name) == data
+            return True
+
+        is_created = self.repeat(deadline, attempt)
+        if is_created and name.startswith(f"{JOBS}/") and name != PLAN and not self.is_begun:
+            self.remove([name])
+            raise FileNotFoundError(name)
+        return is_created
+
+    @contextmanager
+    def temporary(self, name: str) -> Iterator[Path]:
+        with private_folder(Path(tempfile.gettempdir()), f"omearrow-ds-{os.getuid()}-") as folder:
+            yield folder / Path(name).name
+
+    def put(self, name: str, path: Path) -> None:
+        """Upload a file, which replaces an existing object; a large file is sent in several concurrent pieces.
+
+        If a piece takes longer than the timeout of a silent server, but the server answers small requests, the link
+        is slow: the file is then sent piece by piece with longer timeouts.
+        """
+        self.client()
+        deadline, read_s = RetryDeadline(f"{self.url}/{name}", _SILENT), remote.READ_S
+        from obstore import head, put  # noqa: PLC0415  # after the client, which reports its absence
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        def attempt() -> None:
+            max_concurrency = _MAX_CONCURRENCY if read_s == remote.READ_S else 1
+            with _ProgressFile(path, deadline) as file:
+                client = self.client(read_s, retries=True)
+                put(client, name, file, chunk_size=_PIECE_BYTES, max_concurrency=max_concurrency)
+
+        def allow_more_time() -> None:
+            nonlocal read_s
+            try:
+                if read_s < _SLOWEST_S:
+                    head(self.client(), MANIFEST)
+            except FileNotFoundError:
+                pass
+            except BaseError as error:
+                if "status code" not in str(error):  # It does not answer a small request either.
+                    return
+            if read_s < _SLOWEST_S:
+                read_s *= _SLOWER
+                deadline.reset()
+
+        deadline.on_timeout = allow_more_time
+        self.repeat(deadline, attempt)
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        return {name: version.size_bytes for name, version in self.listed(folder).items()}
+
+    def remove(self, names: Collection[str]) -> None:
+        store = self.client()
+        from obstore import delete  # noqa: PLC0415
+
+        def attempt() -> None:
+            with suppress(FileNotFoundError):  # Some servers report missing objects; all others are still removed.
+                delete(store, list(names))
+
+        if names:
+            self.repeat(RetryDeadline(str(self.url), _SILENT), attempt)
+
+    def finish(self, index_file: str) -> None:
+        store = self.client()
+        from obstore import list_with_delimiter  # noqa: PLC0415
+
+        deadline = RetryDeadline(str(self.url), _SILENT)
+        objects = self.repeat(deadline, lambda: list_with_delimiter(store)["objects"])
+        others = [item["path"] for item in objects if item["path"] != index_file]
+        self.remove([name for name in others if INDEX_NAME.fullmatch(name)])
+        self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if f"{JOBS}/{name}" != PLAN])
+        self.remove([PLAN])  # Removed last, so that the same command can resume the cleanup.
+
+
+class _ProgressFile(io.FileIO):
+    """File to be sent, which resets the deadline of its request whenever a piece is read."""
+
+    def __init__(self, path: Path, deadline: RetryDeadline) -> None:
+        super().__init__(path)
+        self._deadline = deadline
+
+    def read(self, size: int | None = -1, /) -> Any:
+        self._deadline.reset()
+        return super().read(size)
+
+
 PartsStore: TypeAlias = FolderStore | BucketStore
 
 
 def parts_store(path: Path, storage: Storage | None) -> PartsStore:
-    """Return the store of a collection in parts at a local path or URL."""
     return BucketStore(path, storage or Storage()) if isinstance(path, Url) else FolderStore(path)
 
 
@@ -173,7 +352,6 @@ def is_unfinished(path: Path) -> bool:
 
 
 def path_size(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder, in bytes."""
     return sum(entry.stat().st_size for entry in entries_below(path)) if path.is_dir() else path.stat().st_size
 
 

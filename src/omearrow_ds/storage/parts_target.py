@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
+from omearrow_ds.storage.formats._table import TableSource
 from omearrow_ds.storage.hashes import digest_of, hash_of
-from omearrow_ds.storage.index import write_index
 from omearrow_ds.storage.manifest import (
     INDEX,
     JOBS,
@@ -34,16 +38,18 @@ from omearrow_ds.storage.manifest import (
     PARTS,
     PLAN,
     REPLACES,
+    ByteRun,
     Manifest,
     PublishedPart,
 )
 from omearrow_ds.storage.parts_source import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, path_size
-from omearrow_ds.storage.ranged_part_source import find_byte_runs
+from omearrow_ds.storage.published_source import write_index
 from omearrow_ds.text import count
 
 _FAILED = "failed.csv"
 _MAX_LISTED = 8
+_MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
 _RECORD = re.compile(r"([0-9]+)\.json")
 _ASPECTS = {
     "format": "format",
@@ -65,7 +71,6 @@ class PartRecord:
 
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:
-        """Return the record that the bytes of a file contain."""
         with translate_errors(file, "the record of a part", MALFORMED):
             record = json.loads(data)
             return cls(PublishedPart.parse(record["part"]), record["failed"], record["outline"])
@@ -80,7 +85,6 @@ class PartsTarget:
 
     @property
     def path(self) -> Path:
-        """Final path or URL of the collection."""
         return self.store.path
 
     @property
@@ -119,15 +123,11 @@ class PartsTarget:
             self.store.create(PLAN, json.dumps(content, indent=1).encode())
         difference = _difference(self.plan or {}, plan)
         if difference is not None:
-            remedy = (
-                "repeat the previous command to continue; for another collection,"
-                if difference.startswith("a source")
-                else "pass the same value to continue, or"
-            )
-            raise PathExistsError(
-                f"{self.path}: contains unfinished parts made with {difference}; {remedy} remove "
-                f"{self.store.removal_hint}, or choose another path"
-            )
+            remedy = "pass the same value to continue, or"
+            if difference.startswith("a source"):
+                remedy = "repeat the previous command to continue; for another collection,"
+            remedy = f"{remedy} remove {self.store.removal_hint}, or choose another path"
+            raise PathExistsError(f"contains unfinished parts made with {difference}", path=self.path, remedy=remedy)
 
     def finished_parts(self) -> set[int]:
         """Return the numbers of the finished parts, for atomic writes from object names only."""
@@ -156,35 +156,27 @@ class PartsTarget:
         return records
 
     def add(self, number: int, path: Path, failed: Sequence[Mapping[str, str]]) -> PartRecord:
-        """Add a part written to a `PartsStore.temporary` path; return the first record for this part number.
-
-        If another part with this number was recorded first, the new part is removed.
-        """
+        """Add a part written to a temporary path, unless one with its number is recorded; return the first record."""
         with closing(self.open_part(path)) as source:
             name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
             runs = find_byte_runs(source) if source.format.by_ranges else []
             part = PublishedPart(name, len(source), path_size(path), runs)
             record = PartRecord(part, failed, source.outline().as_json())
             starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
-            columns, checksums = source.columns, source.checksums
+            index = Index(starts, source.image_ids, source.shapes, source.dtypes, source.columns, source.checksums)
             with self.store.temporary(INDEX) as index_file:
-                write_index(
-                    index_file, Index(starts, source.image_ids, source.shapes, source.dtypes, columns, checksums)
-                )
+                write_index(index_file, index)
                 self.store.put(_index_name(name), index_file)
         self.store.put(f"{PARTS}/{name}", path)
         record_name = f"{JOBS}/{number:05d}.json"
-        try:
+        with suppress(FileNotFoundError):
             if self.store.create(record_name, json.dumps(asdict(record)).encode()):
                 return record
-            data = self.store.read_files([record_name])[0]
-        except FileNotFoundError:
-            data = None
+        data, manifest = self.store.read_files([record_name, MANIFEST])
         if data is not None:
             first = PartRecord.parse(data, self.path / record_name)
         else:  # The collection was published meanwhile.
             self.store.remove([_index_name(name)])
-            manifest = self.store.read_files([MANIFEST])[0]
             first = PartRecord(Manifest.parse(manifest or b"", self.path / MANIFEST).parts[number])
         if first.part.name != name:
             self.store.remove([f"{PARTS}/{name}"])
@@ -210,10 +202,17 @@ class PartsTarget:
         return manifest
 
     def _write_manifest(self, plan: Mapping[str, Any], replaced_hash: str | None) -> Manifest:
-        """Write the image index, the list of unreadable images and the manifest."""
-        records = self.records()
-        self._refuse_missing(records, plan["parts"])
-        written = [records[number] for number in range(plan["parts"])]
+        records, total = self.records(), plan["parts"]
+        missing = [number for number in range(total) if number not in records]
+        if missing and self.is_published:
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
+        if missing:
+            listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
+            more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
+            remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
+            problem = f"{_written(len(records), total)} (missing: parts {listed}{more})"
+            raise FormatError(problem, path=self.path, remedy=remedy)
+        written = [records[number] for number in range(total)]
         failed = [item for record in written for item in record.failed]
         if failed and not any(record.part.images for record in written):
             raise FormatError(f"{self.path}: no image is readable, e.g. {failed[0]['error']}; correct the source")
@@ -237,7 +236,6 @@ class PartsTarget:
         return manifest
 
     def _read_index(self, parts: Sequence[PublishedPart]) -> pa.Table:
-        """Return the image indexes of all parts as one table."""
         names = [_index_name(part.name) for part in parts]
         tables = []
         for name, data in zip(names, self.store.read_files(names), strict=True):
@@ -245,27 +243,55 @@ class PartsTarget:
                 tables.append(pq.ParquetFile(pa.BufferReader(data or b"")).read())
         return pa.concat_tables(tables).combine_chunks()
 
-    def _refuse_missing(self, records: Mapping[int, PartRecord], total: int) -> None:
-        missing = [number for number in range(total) if number not in records]
-        if not missing:
-            return
-        if self.is_published:
-            raise PathExistsError(f"{self.path}: was published by another process; open it")
-        listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
-        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-        raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written "
-            f"(missing: parts {listed}{more}); run the command without --task to write the missing parts, or repeat "
-            f"unfinished commands with --task"
-        )
-
     def refuse_unfinished(self) -> NoReturn:
         """Raise the error for reading an unpublished collection, which states how many parts are finished."""
-        total = (self.plan or {"parts": 0})["parts"]
-        raise FormatError(
-            f"{self.path}: {len(self.finished_parts()):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} "
-            f"written; repeat the command to continue, and run omearrow-ds publish after all parts are written"
-        )
+        problem = _written(len(self.finished_parts()), (self.plan or {"parts": 0})["parts"])
+        remedy = "repeat the command to continue, and run omearrow-ds publish after all parts are written"
+        raise FormatError(problem, path=self.path, remedy=remedy)
+
+
+def find_byte_runs(source: Images) -> list[ByteRun]:
+    """Return the offsets of images that a local file stores as in memory, with checksums; else an empty list."""
+    mapping, checksums = source.mapping if isinstance(source, TableSource) else None, source.checksums
+    stacks = None if mapping is None or checksums is None or checksums.null_count else source.mapped_stacks()
+    if mapping is None or stacks is None:
+        return []
+    stacks.prepare(np.arange(len(stacks)))
+    file = np.frombuffer(mapping.file, np.uint8)
+    runs: list[ByteRun] = []
+    for images in filter(len, stacks.arrays):
+        low, high = byte_bounds(images)
+        pieces = _pieces(images[0])
+        inside = file.ctypes.data <= low < high <= file.ctypes.data + file.size
+        if pieces is None or not (inside and images.dtype.newbyteorder("<").isnative):
+            return []
+        run = ByteRun(low - file.ctypes.data, len(images), images.strides[0], 1, 0, *pieces)
+        last = runs[-1] if runs else run._replace(images=0)
+        apart = last.apart if last.times > 1 else run.start - last.start
+        again = last._replace(times=last.times + 1, apart=apart)
+        if run == last._replace(start=last.start + last.times * apart, times=1, apart=0):
+            runs[-1] = again
+        else:
+            runs.append(run)
+    return runs if len(runs) <= _MOST_RUNS else []
+
+
+def _pieces(image: Array) -> tuple[int, int] | None:
+    """Return number of pieces of an image in C order, and the gap between two; None for other layouts."""
+    axes = next(axes for axes in range(image.ndim + 1) if image[(0,) * axes].flags.c_contiguous)
+    if not axes:
+        return 1, 0
+    step = image.strides[axes - 1]
+    gap = step - image[(0,) * axes].nbytes
+    for size, stride in zip(image.shape[axes - 1 :: -1], image.strides[axes - 1 :: -1], strict=True):
+        if gap < 0 or (size > 1 and stride != step):
+            return None
+        step *= size
+    return math.prod(image.shape[:axes]), gap
+
+
+def _written(number: int, total: int) -> str:
+    return f"{number:,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written"
 
 
 def _index_name(part_name: str) -> str:
@@ -287,13 +313,12 @@ def _write_errors(path: Path) -> Iterator[None]:
     """Raise `WriteError` for errors of the system, such as a full disk or a missing permission."""
     try:
         yield
+    except OMEArrowDSError:
+        raise
     except OSError as error:
-        if isinstance(error, OMEArrowDSError):
-            raise
         why = ": ".join(str(text) for text in (error.strerror or error, error.filename) if text)
-        raise WriteError(
-            f"{path}: could not be written: {why}; correct the cause, and repeat the command to continue"
-        ) from error
+        remedy = "correct the cause, and repeat the command to continue"
+        raise WriteError(f"could not be written: {why}", path=path, remedy=remedy) from error
 
 
 def _difference(begun: Mapping[str, Any], plan: Mapping[str, Any]) -> str | None:

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._urls import Objects
 
 AXIS_NAMES = ("t", "channel", "z")  # Group names that become axes, in the order of the axes.
 _KNOWN = ("plate", "well", "site", "row", "column", "channel", "channel_index", "z", "t")

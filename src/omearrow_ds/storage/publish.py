@@ -27,8 +27,6 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """Raise an error if ``path`` exists and must not be replaced, or if its parent folder does not exist.
 
     With ``overwrite`` only a file, an empty folder or a collection of images is replaced, never another folder.
-    Raises `PathExistsError` if an existing path must not be replaced; `MissingPathError` if the folder of ``path`` is
-    missing.
     """
     if os.path.lexists(path) and not overwrite:
         raise PathExistsError(f"{path}: already exists; pass overwrite=True to replace it, or choose another path")
@@ -38,9 +36,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise missing(path, f"the folder {path.parent} does not exist; create it first")
     if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
-        raise PathExistsError(
-            f"{path}: the folder contains files that are not images; remove the folder, or choose another path"
-        )
+        remedy = "remove the folder, or choose another path"
+        raise PathExistsError("the folder contains files that are not images", path=path, remedy=remedy)
 
 
 def _is_collection(path: Path) -> bool:
@@ -60,7 +57,9 @@ def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> Non
     ``.NAME.partial-*`` behind, which no source opens as complete, and which the next writer of ``path`` on this host
     removes. A symbolic link at ``path`` is replaced, not followed.
     """
-    with private_folder(path.parent, f".{path.name[:40]}.partial-{_host()}-") as folder:
+    # Locks of other hosts on a shared file system may not be visible here.
+    host = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+    with private_folder(path.parent, f".{path.name[:40]}.partial-{host}-") as folder:
         fill(folder / path.name)
         move(folder / path.name, path, overwrite=overwrite)
 
@@ -73,21 +72,12 @@ def private_folder(parent: Path, prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _remove(folder)
+        try:
+            shutil.rmtree(folder)
+        except KeyboardInterrupt:  # The user interrupted again; finish the removal first.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except KeyboardInterrupt:  # The user interrupted again; finish the removal first.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _host() -> str:
-    """Return a hash of the host name: locks of other hosts on a shared file system may not be visible here."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
 def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
@@ -129,10 +119,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 
 
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Move a complete file or folder to ``path``, atomically if supported; an old one is moved next to ``temporary``.
-
-    Raises `PathExistsError` if the target exists and must not be replaced.
-    """
+    """Move a complete file or folder to ``path``, atomically if supported; an old one goes next to ``temporary``."""
     if not overwrite:
         try:
             move_without_replacing(temporary, path)

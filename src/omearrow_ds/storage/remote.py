@@ -19,14 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from omearrow_ds.errors import (
-    ArgumentError,
-    BackendError,
-    FormatError,
-    MissingPathError,
-    OMEArrowDSError,
-    StorageError,
-)
+from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, OMEArrowDSError, StorageError
 from omearrow_ds.storage.byte_source import ByteRange, coalesced
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url, as_parsed
@@ -49,7 +42,9 @@ _ENDPOINTS, _REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION
 _BEYOND = 416  # Status if a range begins after the end of the object.
 _UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # Seconds until a server that never answered is an error.
 _AT_ONCE = 8  # Concurrent range requests for one object.
+_first_process = functools.cache(os.getpid)  # This process used the client first, or the one it was forked from.
 Sink = Callable[[memoryview], object]
+Span = tuple[int, int | None]  # First byte, and the one after the last; None is the end of the object.
 Result = TypeVar("Result")
 
 
@@ -91,13 +86,11 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and re.fullmatch(r"https?://[^/@?#\s]+/?", self.endpoint) is None:
-            raise ArgumentError(
-                option="endpoint", allowed="http://HOST:PORT or https://HOST:PORT, without a user or password"
-            )
+            allowed = "http://HOST:PORT or https://HOST:PORT, without a user or password"
+            raise ArgumentError(option="endpoint", allowed=allowed)
         if self.anonymous and self.profile is not None:
-            raise ArgumentError(
-                "conflicts with anonymous=True", option="profile", value=self.profile, remedy="pass only one of them"
-            )
+            problem, remedy = "conflicts with anonymous=True", "pass only one of them"
+            raise ArgumentError(problem, option="profile", value=self.profile, remedy=remedy)
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(as_keywords({name: value or None for name, value in vars(self).items()}))})"
@@ -115,7 +108,7 @@ class ObjectVersion(NamedTuple):
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> ObjectVersion:
-        """Return the object version that obstore's metadata of the object contain."""
+        """Return the version in obstore's metadata of an object."""
         return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
@@ -126,31 +119,25 @@ class ObjectStore:
     _missing = "does not exist; restore it, or correct the URL"
 
     def __init__(self, url: Url, storage: Storage) -> None:
-        of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
-        for name, value in of_s3.items() if url.scheme != "s3" else ():
-            if value is not None:
-                raise ArgumentError(
-                    f"applies only to S3 URLs, not to {url}", option=name, value=value, remedy="leave it out of Storage"
-                )
+        for name in ("endpoint", "region", "profile"):
+            value = getattr(storage, name)
+            if value is not None and url.scheme != "s3":
+                problem = f"applies only to S3 URLs, not to {url}"
+                raise ArgumentError(problem, option=name, value=value, remedy="leave it out of Storage")
         self.url, self.storage = url, storage
-        self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(self._new_clients)
+        new_clients = partial(functools.cache, partial(open_client, url, storage))
+        self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(new_clients)
         self._has_answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
         self._slowest_s = 0.0  # Time of its slowest answer, which determines later timeouts.
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self.storage)
 
-    def _new_clients(self) -> Callable[..., Any]:
-        return functools.cache(partial(open_client, self.url, self.storage))
-
     def client(self, read_s: int = 0, *, retries: bool = False) -> Any:
         """Return the client of this process, see `open_client`; it must exist before threads use it."""
         return self._clients.get()(read_s or READ_S, retries)
 
-    def read(
-        self, name: str, *, span: tuple[int, int | None] | None = None, version: ObjectVersion | None = None
-    ) -> memoryview:
-        """Return the bytes of an object; see `fetch`."""
+    def read(self, name: str, *, span: Span = (0, None), version: ObjectVersion | None = None) -> memoryview:
         data = bytearray()
         self.fetch(name, None, data.extend, span=span, version=version)
         return memoryview(data)
@@ -163,52 +150,49 @@ class ObjectStore:
         Spans that are near each other share a request. The last may reach beyond the end. For errors, see `fetch`.
         """
         runs = coalesced(spans)
+        fetched = [bytearray() for _ in runs]
 
-        def read(run: tuple[int, int]) -> tuple[memoryview, ObjectVersion]:
-            answers = bytearray()
-            now = self.fetch(name, size_bytes, answers.extend, span=run, version=version)
-            return memoryview(answers), now
+        def fetch(run: ByteRange, data: bytearray) -> ObjectVersion:
+            return self.fetch(name, size_bytes, data.extend, span=run, version=version)
 
         if len(runs) == 1:
-            fetched = [read(runs[0])]
+            versions = {fetch(runs[0], fetched[0])}
         else:
             with ThreadPoolExecutor(min(len(runs), _AT_ONCE), "omearrow-ds-range") as pool:
-                fetched = list(pool.map(read, runs))
-        if len({now for _, now in fetched}) > 1:
+                versions = set(pool.map(fetch, runs, fetched))
+        if len(versions) > 1:
             raise self._changed(name)
         parts = []
         for start, stop in spans:
             index = bisect.bisect_right(runs, start, key=itemgetter(0)) - 1
             first = runs[index][0]
-            parts.append(fetched[index][0][start - first : stop - first])
-        return parts, fetched[0][1]
+            parts.append(memoryview(fetched[index])[start - first : stop - first])
+        return parts, versions.pop()
 
     def _changed(self, name: str) -> FormatError:
-        return FormatError(
-            "was replaced or changed since it was opened", path=f"{self.url}/{name}", remedy="open it again"
-        )
+        problem = "was replaced or changed since it was opened"
+        return FormatError(problem, path=f"{self.url}/{name}", remedy="open it again")
 
     def listed(self, prefix: str) -> dict[str, ObjectVersion]:
         """Return the version of each object below a prefix, by object name relative to the prefix."""
         store, subject = self.client(), f"{self.url}/{prefix}"
         from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
 
-        if self.url.scheme in ("http", "https"):
+        if self.url.is_web:
             raise StorageError(f"{subject}: a web server cannot list files; pass the URLs of the files")
 
         def attempt() -> dict[str, ObjectVersion]:
             objects = [entry for batch in list_objects(store, prefix or None, chunk_size=1000) for entry in batch]
             return {str(entry["path"]).removeprefix(prefix).lstrip("/"): ObjectVersion.of(entry) for entry in objects}
 
-        return self.repeat(RetryDeadline(subject), attempt, "listing failed")
+        return self.repeat(RetryDeadline(subject, "listing failed"), attempt)
 
     def fetch(
         self,
         name: str,
         size_bytes: int | None,
         sink: Sink,
-        *,
-        span: tuple[int, int | None] | None = None,
+        span: Span = (0, None),
         version: ObjectVersion | None = None,
     ) -> ObjectVersion:
         """Pass an object to ``sink`` in pieces, resume after interruptions, and return the version of the object.
@@ -217,8 +201,8 @@ class ObjectStore:
         arrives for 30 s, or the server refuses it; `MissingPathError` if it does not exist; `FormatError` if its size
         is not ``size_bytes``, or its version is not ``version``.
         """
-        subject, (start, stop) = f"{self.url}/{name}", span or (0, None)
-        deadline = RetryDeadline(subject)
+        subject, (start, stop) = f"{self.url}/{name}", span
+        deadline = RetryDeadline(subject, "no data", try_s=_SILENT_S / 10)
         self.client(self._timeout_s(deadline))
         from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
 
@@ -228,15 +212,16 @@ class ObjectStore:
             nonlocal version, done, total
             if version is not None and done == total:  # An error followed the last byte.
                 return version
-            answer = get(self.client(self._timeout_s(deadline)), name, options=_options(start + done, stop))
-            self._has_answered, self._slowest_s = True, max(self._slowest_s, deadline.tried_s)
+            first, begun_s = start + done, time.monotonic()
+            options: Any = {"range": {"offset": first}} if first else None
+            if stop is not None:
+                options = {"range": (first, stop)}
+            answer = get(self.client(self._timeout_s(deadline)), name, options=options)
+            self._has_answered, self._slowest_s = True, max(self._slowest_s, time.monotonic() - begun_s)
             current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
-                raise FormatError(
-                    f"has {current.size_bytes:,} bytes, expected {size_bytes:,}",
-                    path=subject,
-                    remedy="restore the file",
-                )
+                problem = f"has {current.size_bytes:,} bytes, expected {size_bytes:,}"
+                raise FormatError(problem, path=subject, remedy="restore the file")
             if version not in (None, current):
                 raise self._changed(name)
             version, total = current, min(current.size_bytes, stop or current.size_bytes) - start
@@ -250,25 +235,15 @@ class ObjectStore:
                 raise TransientError(f"{done:,} of {total:,} bytes were received")
             return version
 
-        return self.repeat(deadline, attempt, "no data", try_s=_SILENT_S / 10)
+        return self.repeat(deadline, attempt)
 
-    def repeat(
-        self,
-        deadline: RetryDeadline,
-        attempt: Callable[[], Result],
-        silent: str,
-        *,
-        try_s: float | None = None,
-        on_timeout: Callable[[], object] = bool,
-    ) -> Result:
-        """Return the result of an attempt, which is repeated while the server may still answer.
-
-        ``silent`` describes a server without progress in errors; ``on_timeout`` handles it.
-        """
+    def repeat(self, deadline: RetryDeadline, attempt: Callable[[], Result]) -> Result:
+        """Return the result of an attempt, which is repeated until another try would exceed the deadline."""
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         while True:
-            deadline.begin()
+            deadline.num_tries, deadline.num_silent_tries = deadline.num_tries + 1, deadline.num_silent_tries + 1
+            begun_s = time.monotonic()
             try:
                 result = attempt()
             except TransientError as error:
@@ -284,8 +259,15 @@ class ObjectStore:
                 self._has_answered = True
                 return result
             if "timed out" in problem:
-                on_timeout()
-            deadline.wait(problem, silent, try_s)
+                deadline.on_timeout()
+            tried_s, silent_s = time.monotonic() - begun_s, deadline.silent_s
+            pause_s = max(0.0, deadline.pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
+            if silent_s + pause_s + (deadline.try_s or tried_s) > _SILENT_S:
+                problem = f"{deadline.silent} for {silent_s:.0f} s in {deadline.num_tries} tries: {problem}"
+                remedy = "check the server and the network, and repeat the command to continue"
+                raise StorageError(problem, path=deadline.subject, remedy=remedy)
+            time.sleep(pause_s)
+            deadline.pause_s = min(2 * deadline.pause_s, _LONGEST_PAUSE_S)
 
     def _timeout_s(self, deadline: RetryDeadline) -> int:
         """Return the read timeout of this try in seconds."""
@@ -299,19 +281,18 @@ class ObjectStore:
         """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
-        kind, cause, answer = type(error).__name__, _describe_error(error), str(error).lower()
+        kind, cause, answer = type(error).__name__, _describe(error), str(error).lower()
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
             identity, remedy = self._identity()
             problem = f"the server refuses access with {identity} ({cause}); {remedy}"
+        elif ("redirect" in answer or 300 <= number < 400) and self.url.is_web:
+            problem = "the server redirects in a loop; pass the final URL"
         elif "redirect" in answer or 300 <= number < 400:
             problem = "the bucket is in another region; pass storage=Storage(region=)"
-            if self.url.scheme in ("http", "https"):
-                problem = "the server redirects in a loop; pass the final URL"
         elif number == _BEYOND:
-            raise FormatError(
-                "the requested bytes do not exist: the object is empty or incomplete; restore it", path=subject
-            ) from None
+            problem = "the requested bytes do not exist: the object is empty or incomplete"
+            raise FormatError(problem, path=subject, remedy="restore it") from None
         elif "non-partial" in answer or "range request not supported" in answer:
             problem = "the server does not support byte ranges; pass part_cache=, or copy it to this machine"
         elif 400 <= number < 500 and number not in _PASSING:
@@ -320,18 +301,18 @@ class ObjectStore:
             problem = f"the server does not support the request: {cause}"
         else:
             self._has_answered = self._has_answered or status is not None
-            self._refuse_unheard(subject, cause)
+            if not self._has_answered:
+                self._refuse_unheard(subject, cause)
             return cause
         raise StorageError(problem, path=subject) from None
 
     def _refuse_unheard(self, subject: str, cause: str) -> None:
         """Raise `StorageError` if a server that never answered has been unknown or refused connections for a while."""
         wait_s = next((wait_s for text, wait_s in _UNHEARD_S.items() if text in cause), None)
-        if self._has_answered or wait_s is None:
-            return
         now_s = time.monotonic()
-        self._unheard_s = self._unheard_s or now_s
-        if now_s - self._unheard_s < min(wait_s, _SILENT_S / 2):
+        if wait_s is not None:
+            self._unheard_s = self._unheard_s or now_s
+        if wait_s is None or now_s - self._unheard_s < min(wait_s, _SILENT_S / 2):
             return
         self._unheard_s = 0.0
         if self.url.scheme == "s3":
@@ -346,7 +327,7 @@ class ObjectStore:
         """Return the identity of requests for errors, and how to use another one."""
         scheme, profile, has_keys = self.url.scheme, self.storage.profile, "AWS_ACCESS_KEY_ID" in os.environ
         identity = "anonymous requests"
-        if scheme in ("http", "https"):
+        if self.url.is_web:
             return identity, "make it public, or pass an s3://, gs:// or az:// URL, which is signed"
         public = f"{self._option}=Storage(anonymous=True) for a public bucket"
         if scheme != "s3":
@@ -370,56 +351,27 @@ class ObjectStore:
 
 
 class RetryDeadline:
-    """Time limit for repeating a request: 30 s since the server last made progress; errors start with ``subject``."""
+    """Time limit for repeating a request: 30 s since the server last made progress.
 
-    def __init__(self, subject: str) -> None:
-        self.subject, self.num_tries = subject, 0
+    Errors start with ``subject``, and describe a server without progress by ``silent``. A further try is expected to
+    take ``try_s`` seconds, or as long as the last one.
+    """
+
+    def __init__(self, subject: str, silent: str, try_s: float | None = None) -> None:
+        self.subject, self.silent, self.try_s, self.num_tries = subject, silent, try_s, 0
+        self.on_timeout: Callable[[], object] = bool
         self.reset()
 
     def reset(self) -> None:
         """Record that the server made progress."""
-        self._progress_s, self._pause_s, self.num_silent_tries = time.monotonic(), _PAUSE_S, 0
-
-    def begin(self) -> None:
-        """Record the start of a try."""
-        self.num_tries, self.num_silent_tries = self.num_tries + 1, self.num_silent_tries + 1
-        self._begun_s = time.monotonic()
-
-    @property
-    def tried_s(self) -> float:
-        """Seconds since the last try began."""
-        return time.monotonic() - self._begun_s
+        self._progress_s, self.pause_s, self.num_silent_tries = time.monotonic(), _PAUSE_S, 0
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last made progress."""
         return time.monotonic() - self._progress_s
 
-    def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
-        """Pause before the next try; raise `StorageError` if a try of ``try_s`` seconds would exceed the time limit.
 
-        The default of ``try_s`` is the time of the last try.
-        """
-        tried_s, silent_s = self.tried_s, self.silent_s
-        pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
-        if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
-            raise StorageError(
-                f"{silent} for {silent_s:.0f} s in {self.num_tries} tries: {problem}",
-                path=self.subject,
-                remedy="check the server and the network, and repeat the command to continue",
-            )
-        time.sleep(pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-
-def _options(start: int, stop: int | None) -> Any:
-    """Return the options of a request for bytes ``start`` to ``stop``; None is the end of the object."""
-    if stop is not None:
-        return {"range": (start, stop)}
-    return {"range": {"offset": start}} if start else None
-
-
-def _describe_error(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return a short description of an error, without the server's answer: it may contain keys and signatures."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
@@ -430,21 +382,13 @@ def _describe_error(error: Exception) -> str:
     return next((f"connection: {problem}" for problem in known if problem in lower), type(error).__name__)
 
 
-@functools.cache
-def _used_by() -> int:
-    """Return the id of the first process that used the client: this one, or an ancestor that it was forked from."""
-    return os.getpid()
-
-
 def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
     """Return an obstore client with this read timeout, which repeats failed requests only with ``retries``."""
     if importlib.util.find_spec("obstore") is None:
         raise BackendError(f"{url}: obstore is not installed; run pip install 'omearrow-ds[remote]'")
-    if _used_by() != os.getpid():
-        raise StorageError(
-            f"{url}: the client does not work in a process that was forked after its use; start workers "
-            f"by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
-        )
+    if _first_process() != os.getpid():
+        remedy = "start workers by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
+        raise StorageError("the client does not work in a process forked after its use", path=url, remedy=remedy)
     from obstore.store import from_url  # noqa: PLC0415  # The import takes seconds.
 
     unsigned = {"skip_signature": True} if storage.anonymous else {}
@@ -457,7 +401,7 @@ def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
         "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
     }
     options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES if retries else {"max_retries": 0}}
-    if url.scheme not in ("http", "https"):
+    if not url.is_web:
         options |= {"config": config, "credential_provider": provider}
     return from_url(as_parsed(url), **{name: value for name, value in options.items() if value})
 
@@ -469,12 +413,8 @@ def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
     profile = _profile(name) if ask_files and not storage.anonymous else {}
     if storage.profile is not None and not profile:
-        raise ArgumentError(
-            "no such profile in ~/.aws/config or ~/.aws/credentials",
-            option="profile",
-            value=storage.profile,
-            remedy="correct it",
-        )
+        problem = "no such profile in ~/.aws/config or ~/.aws/credentials"
+        raise ArgumentError(problem, option="profile", value=storage.profile, remedy="correct it")
     values = {
         "endpoint": (storage.endpoint, *map(environ.get, _ENDPOINTS), profile.get("endpoint_url")),
         "region": (storage.region, *map(environ.get, _REGIONS), profile.get("region")),
@@ -496,9 +436,8 @@ def _profile(name: str) -> Mapping[str, str]:
         try:
             parser.read(path)
         except configparser.Error as error:
-            raise ArgumentError(
-                f"profiles cannot be read: {type(error).__name__}", path=path, remedy="correct the file"
-            ) from None
+            problem = f"profiles cannot be read: {type(error).__name__}"
+            raise ArgumentError(problem, path=path, remedy="correct the file") from None
         if parser.has_section(section):
             values |= dict(parser[section])
     return values
@@ -517,10 +456,3 @@ def _provider(name: str, profile: Mapping[str, str]) -> Any:
         raise BackendError(f"profile {name!r} of ~/.aws uses a role or login, which needs boto3; run pip install boto3")
     keys = {"access_key_id": profile["aws_access_key_id"], "secret_access_key": profile["aws_secret_access_key"]}
     return lambda: {**keys, "token": profile.get("aws_session_token"), "expires_at": None}
-
-
-def keys_of(provider: Any) -> dict[str, str]:
-    """Return the current credentials of a provider; the keys are AWS names in lower case."""
-    keys = provider()
-    names = {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "token": "session_token"}
-    return {aws_name: keys[name] for name, aws_name in names.items() if keys.get(name)}

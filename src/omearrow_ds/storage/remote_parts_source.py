@@ -5,14 +5,18 @@ Without an explicit cache, single images are read by range requests until all im
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,52 +24,94 @@ from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._base import Array, Images, PartLayout, is_uniform
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedSource
+from omearrow_ds.storage.hashes import digest_of, part_hash
+from omearrow_ds.storage.image_extents import PieceLayout
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, PLATE, Manifest, PublishedPart
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
-from omearrow_ds.storage.part_stacks import PartStacks
-from omearrow_ds.storage.parts_source import OPEN_PARTS, Open
-from omearrow_ds.storage.planning import PLATE
-from omearrow_ds.storage.prefetcher import (
-    RANGED_BYTES,
-    DownloadProgress,
-    FetchCancelledError,
-    Prefetcher,
-    fetch_part,
-    prefetch_part,
-)
-from omearrow_ds.storage.ranged_part_source import RangedPartSource
+from omearrow_ds.storage.parts_source import OPEN_PARTS, Open, PartStacks
+from omearrow_ds.storage.published_source import PublishedSource
 from omearrow_ds.storage.remote import ObjectStore, Storage
+from omearrow_ds.storage.urls import FetchCancelledError, Prefetcher
 from omearrow_ds.storage.verified import VerifiedSource
 
 AHEAD = 4  # Parts that are prefetched concurrently.
 _MAX_LARGE = 2  # Parts that are prefetched concurrently if each is fetched in ranges.
 _MIN_PARTS = 2  # Parts that a cache must have space for: one that is read, one that is fetched.
 _WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if images were shuffled when parts were made.
+RANGED_BYTES = 2**25  # Larger parts are fetched in ranges.
+_RANGE_BYTES, _NUM_RANGES = 2**24, 4  # Size and concurrency of ranges.
+_READ_BYTES = 2**20
+OnBytes = Callable[[int], None]
+_Known = tuple[Sequence[str], Array, Sequence[np.dtype[Any]], pa.ChunkedArray]  # Ids, shapes, dtypes and checksums.
+
+
+class RangedPartSource(Images):
+    """Images fetched by byte range from a part, which ``open_whole`` opens only for metadata; not verified."""
+
+    fetches = True
+
+    def __init__(
+        self, path: Path, fmt: Format, part: PublishedPart, remote: ObjectStore, known: _Known, open_whole: Open
+    ) -> None:
+        self.path, self.guard = path, FileGuard(path)
+        self.name = fmt.name  # type: ignore[misc]  # It has any format.
+        self.image_ids, self.shapes, self.dtypes, self.checksums = known
+        self._part, self._remote, self._open_whole = part, remote, open_whole
+
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        """Fetch images; images that are near each other in the file share a request."""
+        located = list(map(self._locate, rows))
+        ranges = [(start, start + layout.num_bytes) for start, layout in located]
+        stored = self._remote.ranges(f"{PARTS}/{self._part.name}", ranges, size_bytes=self._part.size_bytes)[0]
+        images = (layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True))
+        return [image.astype(image.dtype.newbyteorder("="), copy=False) for image in images]
+
+    def _locate(self, index: int) -> tuple[int, PieceLayout]:
+        """Return the offset of the first pixel of an image, and its layout."""
+        row, shape, dtype = index, tuple(self.shapes[index].tolist()), self.dtypes[index].newbyteorder("<")
+        for run in self._part.places:
+            if row < run.images * run.times:
+                repeat, position = divmod(row, run.images)
+                start = run.start + repeat * run.apart + position * run.step
+                if run.pieces >= 1 and math.prod(shape) % run.pieces == 0 and run.gap >= 0:
+                    layout = PieceLayout(shape, dtype, run.pieces, gap_bytes=run.gap)
+                    if 0 <= start <= start + layout.num_bytes <= self._part.size_bytes:
+                        return start, layout
+                break
+            row -= run.images * run.times
+        problem = f"the byte range of image {index} in the manifest is outside the part"
+        raise FormatError(problem, path=self.path, image=index, remedy="restore the manifest")
+
+    @cached_property
+    def _whole(self) -> Images:
+        return self._open_whole(self.path)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        return self._whole.metadata(index)
+
+    def mask_name_stems(self, index: int) -> list[str]:
+        return self._whole.mask_name_stems(index)
+
+    def storage_info(self) -> Stored:
+        return self._whole.storage_info()
+
+    def close(self) -> None:
+        if "_whole" in vars(self):
+            self._whole.close()
 
 
 class RemotePartsSource(PublishedSource):
     """A published collection in parts on a server; opening it reads two objects, for any number of parts.
 
-    Parameters
-    ----------
-    path
-        URL of the folder.
-    opening
-        Picklable function that opens a part.
-    storage
-        Access to the server.
-    cache
-        Cache of fetched parts.
-    open_ranged
-        Opens a part by its URL to read a few images, if the format supports range requests, until `expect` requests
-        more, or a part needs to be fetched whole; None if parts are always fetched whole.
+    ``open_ranged`` opens a part by its URL to read a few images, if the format supports range requests, until `expect`
+    requests more, or a part needs to be fetched whole; None if parts are always fetched whole.
     """
 
     def __init__(
@@ -76,8 +122,12 @@ class RemotePartsSource(PublishedSource):
         self._pinned: dict[int, PinnedFile] = {}
         self._pinned_index: PinnedFile | None = None
         super().__init__(path, opening)
-        self._refuse_folders()
-        self._progress = DownloadProgress(self.manifest.parts)
+        if self.format.in_folder:
+            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.in_folder)
+            problem = f"parts of {self.format.label} are folders, but parts on a server must be single files of {names}"
+            remedy = "convert to one of these formats, or copy the collection to this machine"
+            raise FormatError(problem, path=self.path, remedy=remedy)
+        self._progress = DownloadProgress([part.size_bytes for part in self.manifest.parts])
         self._prefetcher = ProcessLocal(self._new_prefetcher)
         self._open_ranged = open_ranged if self.format.by_ranges else None
         if self._open_ranged is None:
@@ -85,56 +135,43 @@ class RemotePartsSource(PublishedSource):
 
     def _fetch_whole(self) -> None:
         """Fetch whole parts from now on."""
-        self._close_parts()
+        super().close()
         self._open_ranged = None
-        self._open_parts, self._max_ahead = self._room(_MIN_PARTS)
+        self.most_open, self._max_ahead = self._room(_MIN_PARTS)
 
     def _new_prefetcher(self) -> Prefetcher[int, None]:
         is_large = any(part.size_bytes > RANGED_BYTES for part in self.manifest.parts)
         max_running = min(self._max_ahead, _MAX_LARGE) if is_large else self._max_ahead
         return Prefetcher("omearrow-ds-fetch", self._max_ahead, max_running, has_results=False)
 
-    def _manifest_of(self) -> Manifest:
+    def _read_manifest(self) -> Manifest:
         data = bytes(self._remote.read(MANIFEST))
         digest, self._manifest_bytes = digest_of(data), len(data)
         self.guard.fingerprint, self.variant = (0, int(digest, 16)), (digest,)
         return Manifest.parse(data, self.path / MANIFEST)
 
-    def _index_of(self, manifest: Manifest) -> Path:
-        if self._pinned_index is None:
-            name = f"00000-{manifest.index}.{INDEX}"
-            self._pinned_index = self.cache.get(name) or self._fetch_index(name, manifest)
-        return self._pinned_index.path
-
-    def _fetch_index(self, name: str, manifest: Manifest) -> PinnedFile:
-        data = self._remote.read(manifest.index_file)
-        if digest_of(data) != manifest.index:
-            path = f"{self.path}/{manifest.index_file}"
-            raise FormatError(f"{path}: differs from the file that {MANIFEST} lists; restore it")
-        return self.cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
-
-    def _refuse_folders(self) -> None:
-        if self.format.in_folder:
-            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.in_folder)
-            raise FormatError(
-                f"{self.path}: parts of {self.format.label} are folders, but parts on a server must be single files "
-                f"of {names}; convert to one of these formats, or copy the collection to this machine"
-            )
+    def _find_index(self) -> Path:
+        name = f"00000-{self.manifest.index}.{INDEX}"
+        pinned = self._pinned_index or self.cache.get(name)
+        if pinned is None:
+            data = self._remote.read(self.manifest.index_file)
+            if digest_of(data) != self.manifest.index:
+                path = f"{self.path}/{self.manifest.index_file}"
+                raise FormatError(f"{path}: differs from the file that {MANIFEST} lists; restore it")
+            pinned = self.cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
+        self._pinned_index = pinned
+        return pinned.path
 
     def _room(self, parts: int) -> tuple[int, int]:
         """Return the maximum numbers of open and prefetched parts, given cache space for at least ``parts``."""
         largest_bytes = max((part.size_bytes for part in self.manifest.parts), default=0) or 1
-        index_bytes = self._index_of(self.manifest).stat().st_size
+        index_bytes = self._find_index().stat().st_size
         slots = (self.cache.limit_bytes - index_bytes) // largest_bytes
         if slots < parts:
-            needed_bytes = parts * largest_bytes + index_bytes
-            raise ArgumentError(
-                f"{self.path} needs at least {needed_bytes:,} bytes in {self.cache.folder} for its index and {parts} "
-                f"parts (the largest has {largest_bytes:,} bytes)",
-                option="part_cache_bytes",
-                value=self.cache.limit_bytes,
-                remedy="raise the limit, or pass a part_cache on a larger disk",
-            )
+            needed = f"{self.path} needs at least {parts * largest_bytes + index_bytes:,} bytes in {self.cache.folder}"
+            problem = f"{needed} for its index and {parts} parts (the largest has {largest_bytes:,} bytes)"
+            remedy, limit_bytes = "raise the limit, or pass a part_cache on a larger disk", self.cache.limit_bytes
+            raise ArgumentError(problem, option="part_cache_bytes", value=limit_bytes, remedy=remedy)
         max_ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - max_ahead), max_ahead
 
@@ -157,58 +194,37 @@ class RemotePartsSource(PublishedSource):
             self._fetch_whole()
         max_ahead = AHEAD if at_once > 1 else 1
         self._room(min(at_once + max_ahead + (at_once > 1), len(self.manifest.parts)))
-        prefetcher, prefetch = self._prefetcher.get(), partial(prefetch_part, self._remote, self.cache, self._progress)
-        missing = [number for number in parts if number not in self._pinned]
-        prefetcher.schedule({number: partial(prefetch, number, weakref.proxy(prefetcher)) for number in missing})
+        # Queued functions refer neither to this source nor to their queue, so that both are freed without a collection.
+        remote, cache, progress, prefetcher = self._remote, self.cache, self._progress, self._prefetcher.get()
+        queue = weakref.proxy(prefetcher)
+
+        def prefetch(number: int, part: PublishedPart) -> None:
+            def on_bytes(num_bytes: int) -> None:
+                if not queue.is_wanted:
+                    raise FetchCancelledError
+                progress.add_bytes(number, num_bytes)
+
+            with suppress(BlockingIOError):  # The cache is full.
+                pinned = cache.try_acquire(part.name, part.size_bytes, partial(fetch_part, remote, part, on_bytes))
+                if pinned is not None:  # Else another process fetches the part.
+                    pinned.close()
+
+        entries = {number: self.manifest.parts[number] for number in parts if number not in self._pinned}
+        prefetcher.schedule({number: partial(prefetch, number, part) for number, part in entries.items()})
 
     def begin(self, part: int) -> None:
         if self._open_ranged is None:
             self._prefetcher.get().start(part)
 
-    def _open_number(self, number: int) -> Images:
-        return self._open_by_ranges(number) or super()._open_number(number)
+    def report(self, notify: Callable[[int], object] | None) -> int:
+        return self._progress.start(notify)
 
-    def _open_by_ranges(self, number: int) -> Images | None:
-        """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
-        part = self.manifest.parts[number]
-        if self._open_ranged is None:
-            return None
-        pinned = self.cache.get(part.name)
-        if pinned is not None:
-            self._pinned[number] = pinned
-            return self._open_part(pinned.path)
-        if part.places and self.checksums is not None:
-            return self._placed(number, self._open_ranged, self.checksums)
-        with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
-            source = self._open_ranged(self.parts[number])
-            if source.stored_size()[1] == part.size_bytes:
-                return source
-            source.close()
-        self._fetch_whole()
-        return None
-
-    def _placed(self, number: int, open_ranged: Open, checksums: pa.ChunkedArray) -> Images:
-        """Return a part whose images are fetched singly; checksums detect images of a replaced object."""
-        part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
-        known = self.image_ids[images], self.shapes[images], self.dtypes[images], checksums[images]
-
-        def fetch(ranges: Sequence[ByteRange]) -> list[memoryview]:
-            return self._remote.ranges(f"{PARTS}/{part.name}", ranges, size_bytes=part.size_bytes)[0]
-
-        path = self.parts[number]
-        return VerifiedSource(
-            RangedPartSource(path, self.format, part.size_bytes, part.places, known, fetch, open_ranged)
-        )
-
-    def mapped_stacks(self) -> Stacks | None:
+    def _open(self, number: int) -> Images:
         if self._open_ranged is not None:
-            return None
-        if not self.manifest.outline:  # It was made by an older version.
-            return super().mapped_stacks()
-        in_place = len(self) and is_uniform(self) and self.outline().stored.in_place  # Known without fetching a part.
-        return PartStacks(self) if in_place else None
-
-    def _file_of(self, number: int) -> Path:
+            source = self._open_by_ranges(number, self._open_ranged)
+            if source is not None:
+                return source
+            self._fetch_whole()
         part, future = self.manifest.parts[number], self._prefetcher.get().take(number)
         if future is not None and not future.done():  # After an earlier error, the part is fetched again.
             with suppress(FetchCancelledError):
@@ -217,22 +233,42 @@ class RemotePartsSource(PublishedSource):
         pinned = self.cache.acquire(part.name, part.size_bytes, fetch, release=self._release_part)
         self._pinned[number] = pinned
         self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
-        return pinned.path
+        return self._open_part(pinned.path)
 
-    def report(self, notify: Callable[[int], object] | None) -> int:
-        return self._progress.start(notify)
+    def _open_by_ranges(self, number: int, open_ranged: Open) -> Images | None:
+        """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
+        part, path = self.manifest.parts[number], self.parts[number]
+        pinned = self.cache.get(part.name)
+        if pinned is not None:
+            self._pinned[number] = pinned
+            return self._open_part(pinned.path)
+        if part.places and self.checksums is not None:  # Checksums detect images of a replaced object.
+            rows = slice(self.starts[number], self.starts[number + 1])
+            known = self.image_ids[rows], self.shapes[rows], self.dtypes[rows], self.checksums[rows]
+            return VerifiedSource(RangedPartSource(path, self.format, part, self._remote, known, open_ranged))
+        with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
+            source = open_ranged(path)
+            if source.stored_size()[1] == part.size_bytes:
+                return source
+            source.close()
+        return None
 
     def _release_part(self) -> bool:
-        has_open_parts = bool(self._opened)
+        has_open_parts = bool(self.opened)
         self._close_oldest()
         return has_open_parts
 
-    def _opened_part(self, number: int) -> Images:
+    def _release(self, number: int) -> None:
+        pinned = self._pinned.pop(number, None)
+        if pinned is not None:
+            pinned.close()
+
+    def _open_checked(self, number: int) -> Images:
         try:
             with self._reading_alone():
-                return super()._opened_part(number)
+                return super()._open_checked(number)
         except BaseException:
-            self._closed(number)
+            self._release(number)
             raise
 
     @contextmanager
@@ -252,16 +288,19 @@ class RemotePartsSource(PublishedSource):
         with self._reading_alone():
             return super().read_arrays(rows, regions, out)
 
-    def _closed(self, number: int) -> None:
-        pinned = self._pinned.pop(number, None)
-        if pinned is not None:
-            pinned.close()
+    def mapped_stacks(self) -> Stacks | None:
+        if self._open_ranged is not None:
+            return None
+        if not self.manifest.outline:  # It was made by an older version.
+            return super().mapped_stacks()
+        in_place = len(self) and is_uniform(self) and self.outline().stored.in_place  # Known without fetching a part.
+        return PartStacks(self) if in_place else None
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        own_bytes = self._manifest_bytes + self._index_of(self.manifest).stat().st_size
+        own_bytes = self._manifest_bytes + self._find_index().stat().st_size
         size_bytes = sum(part.size_bytes for part in self.manifest.parts) + own_bytes
         return len(self.parts) + 2, size_bytes, size_bytes
 
@@ -272,11 +311,8 @@ class RemotePartsSource(PublishedSource):
         with translate_errors(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
             return Outline.of_json(self.manifest.outline)
 
-    def _close_parts(self) -> None:
-        super().close()
-
     def close(self) -> None:
-        self._close_parts()
+        super().close()
         if self._open_ranged is None:
             self._prefetcher.get().close()
             self._prefetcher.close()
@@ -286,3 +322,79 @@ class RemotePartsSource(PublishedSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePartsSource, (self.path, self._open_part, self._remote.storage, self.cache, self._open_ranged)
+
+
+class DownloadProgress:
+    """Reports progress of fetching parts to a callback; bytes that are fetched again are not counted."""
+
+    def __init__(self, sizes_bytes: Sequence[int]) -> None:
+        self._sizes_bytes = sizes_bytes
+        self._missing_bytes: list[int] = []
+        self._notify: Callable[[int], object] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, notify: Callable[[int], object] | None) -> int:
+        """Start to report numbers of fetched bytes to ``notify``, and return the total size of all parts in bytes."""
+        with self._lock:
+            self._notify, self._missing_bytes = notify, list(self._sizes_bytes)
+            return sum(self._missing_bytes)
+
+    def add_bytes(self, number: int, num_bytes: int) -> None:
+        """Report more bytes of a part; bytes beyond its size, from a repeated fetch, are ignored."""
+        with self._lock:
+            if self._notify is not None:
+                new_bytes = min(num_bytes, self._missing_bytes[number])
+                self._missing_bytes[number] -= new_bytes
+                self._notify(new_bytes)
+
+
+def fetch_part(remote: ObjectStore, part: PublishedPart, on_bytes: OnBytes, descriptor: int) -> None:
+    """Fetch a part into a file, and compare its bytes with the hash in its name; ``on_bytes`` may raise to abort."""
+    name, digest = f"{PARTS}/{part.name}", part_hash(part.hash)
+
+    def write(piece: memoryview) -> None:
+        on_bytes(len(piece))
+        digest.update(piece)
+        write_all(descriptor, piece)
+
+    if part.size_bytes <= RANGED_BYTES:
+        remote.fetch(name, part.size_bytes, write)
+    else:
+        for start, stop in _fetch_ranges(remote, part, descriptor, on_bytes):
+            for first in range(start, stop, _READ_BYTES):
+                digest.update(os.pread(descriptor, min(_READ_BYTES, stop - first), first))
+    if digest.hexdigest() != part.hash:
+        problem = "the content does not match the hash in the file name"
+        raise FormatError(problem, path=f"{remote.url}/{name}", remedy="restore the file")
+
+
+def _fetch_ranges(remote: ObjectStore, part: PublishedPart, descriptor: int, on_bytes: OnBytes) -> Iterator[ByteRange]:
+    """Fetch the ranges of a part concurrently, write them at their offsets, and yield them in file order."""
+    ranges = Prefetcher[ByteRange, None]("omearrow-ds-range", _NUM_RANGES, _NUM_RANGES)
+
+    def fetch(start: int, stop: int) -> None:
+        offset = start
+
+        def write(piece: memoryview) -> None:
+            nonlocal offset
+            if not ranges.max_ahead:  # Closed after an error.
+                raise FetchCancelledError
+            on_bytes(len(piece))
+            write_all(descriptor, piece, offset)
+            offset += len(piece)
+
+        remote.fetch(f"{PARTS}/{part.name}", part.size_bytes, write, span=(start, stop))
+
+    starts = range(0, part.size_bytes, _RANGE_BYTES)
+    spans = [(start, min(start + _RANGE_BYTES, part.size_bytes)) for start in starts]
+    ranges.schedule({span: partial(fetch, *span) for span in spans})
+    try:
+        for span in spans:
+            future = ranges.take(span)
+            if future is None:  # The main thread has ended, so nothing is prefetched.
+                fetch(*span)
+            else:
+                future.result()
+            yield span
+    finally:
+        wait(ranges.close())  # The descriptor is closed next.

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
 from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
-from omearrow_ds.storage import fields, incoming, listed
-from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.column_join import with_columns
 from omearrow_ds.storage.concat_source import MixedColumnError, Part, joined
@@ -28,27 +27,25 @@ from omearrow_ds.storage.formats._detect import found_at, missing
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.iceberg import is_metadata_file
-from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.jobs import make_parts
+from omearrow_ds.storage.hashes import Hasher
+from omearrow_ds.storage.jobs import Material, SourceImages, make_parts
 from omearrow_ds.storage.label_images import refuse_label_dtypes
-from omearrow_ds.storage.manifest import PublishedSource, is_published
+from omearrow_ds.storage.manifest import is_published
 from omearrow_ds.storage.part_cache import PartCache
-from omearrow_ds.storage.part_files import is_path, is_several, open_below, open_several
+from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several, open_below, open_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
-from omearrow_ds.storage.planning import Material, SourceImages
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.reach import BucketReader
+from omearrow_ds.storage.published_source import PublishedSource
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts_source import RemotePartsSource
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
-from omearrow_ds.storage.urls import open_remote_part, open_url, urls_of
+from omearrow_ds.storage.urls import BucketReader, open_remote_part, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
-from omearrow_ds.storage.writing import Target, is_parts, write
+from omearrow_ds.storage.writing import Columns, Target, is_parts, write
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -537,10 +534,10 @@ def write_images(
     """
     settings = WriteSettings.take(locals())
     subject = str(path)
-    ids = None if image_ids is None else incoming.distinct_ids(image_ids, subject)
-    described = incoming.describe(images, axes, ids, metadata, subject, Hasher() if checksum else None)
+    ids = None if image_ids is None else writing.distinct_ids(image_ids, subject)
+    described = writing.describe_images(images, axes, ids, metadata, subject, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
-    table = incoming.as_table(columns, subject)
+    table = writing.as_table(columns, subject)
     if is_parts(path):
         raise ArgumentError(
             "images cannot be written as parts",

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
-from omearrow_ds.storage.checksums import KIND, Hasher
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Block, Done, ImageBuffer, Images, ImagesWrapper, images_per_cache_block
+from omearrow_ds.storage.hashes import KIND, Hasher
 
 Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger data it releases it.
@@ -27,19 +27,14 @@ class VerifiedSource(ImagesWrapper):
     """A source that raises `ChecksumError` for images that do not match their checksums.
 
     Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
-    again. So it has no ``mapping``, which would bypass the check. With ``gaps``, images without a checksum, such as
-    rows appended by other programs, are returned unchecked.
+    again. With ``gaps``, images without a checksum, such as rows appended by other programs, are returned unchecked.
     """
 
     def __init__(self, source: Images, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
-            raise ArgumentError(
-                "the collection has no checksums",
-                path=source.path,
-                option="verify",
-                value=True,
-                remedy="write or convert it with checksum=True, or pass verify=False",
-            )
+            problem = "the collection has no checksums"
+            remedy = "write or convert it with checksum=True, or pass verify=False"
+            raise ArgumentError(problem, path=source.path, option="verify", value=True, remedy=remedy)
         super().__init__(source)
         self._gaps, self._hasher = gaps, Hasher()
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
@@ -52,12 +47,8 @@ class VerifiedSource(ImagesWrapper):
             index = pc.index(odd, True).as_py()
             checksum = known[index]
             problem = "no checksum" if checksum is None else f"a checksum of an unknown kind, {checksum[:40]!r}"
-            raise FormatError(
-                f"image {index} has {problem}",
-                path=self.path,
-                image=index,
-                remedy="restore it, update omearrow-ds, or pass verify=False to read it unverified",
-            )
+            remedy = "restore it, update omearrow-ds, or pass verify=False to read it unverified"
+            raise FormatError(f"image {index} has {problem}", path=self.path, image=index, remedy=remedy)
         return known
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
@@ -65,13 +56,11 @@ class VerifiedSource(ImagesWrapper):
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
             if known is not None and self._hasher.checksum(image) != known:
-                raise ChecksumError(
+                problem = (
                     f"image {index} ({self.image_ids[index]!r}) differs from the original: pixels, shape or dtype do "
-                    f"not match its checksum in column {schema.CHECKSUM_COLUMN!r}",
-                    path=subject or self.path,
-                    image=index,
-                    remedy="restore it from a copy",
+                    f"not match its checksum in column {schema.CHECKSUM_COLUMN!r}"
                 )
+                raise ChecksumError(problem, path=subject or self.path, image=index, remedy="restore it from a copy")
 
     def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""

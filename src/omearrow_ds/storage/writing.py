@@ -1,4 +1,4 @@
-"""Writing of a collection: its target, its layout, and the stream from images to the format's writer."""
+"""Writing of a collection: checks of images and columns, target and layout, and the stream to the writer."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
+from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
-from omearrow_ds.errors import ArgumentError, OMEArrowDSError, PathExistsError, WriteError
+from omearrow_ds.errors import ArgumentError, ImageError, MetadataError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.options import PARTS, WriteSettings
-from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
-from omearrow_ds.storage.formats._columns import refuse_types
+from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions, refuse_types
 from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.publish import check_target, publish
@@ -40,22 +43,24 @@ _WIDE_BYTES = 2**28  # Pixels of a row group of a wide table.
 _OF_PARTS = "arrow"  # Memory-mapped, so read at memory speed, and written with the least memory.
 # Messages of libraries for a full disk, a quota and a file size limit; most have no errno. The last is NumPy's.
 _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
+Array = np.ndarray[Any, Any]
+Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
+_TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
+Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
+_ARRAYS = (np.ndarray, np.memmap)
+_HELD = (list, tuple, *_ARRAYS)  # Containers that hold all images, so they do not reuse the memory of one.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Encoding and compression of pixels, and maximum numbers of images and of pixel bytes per row group.
-
-    If ``chunk_codec`` compresses each chunk of a table, the format itself compresses as little as it can.
-    ``chunk_shape`` are the (Y, X) pixels per chunk; None is the default of the format.
-    """
+    """Encoding and compression of pixels, and maximum numbers of images and of pixel bytes per row group."""
 
     encoding: str
     compression: str
     max_rows: int
     max_bytes: int
-    chunk_codec: str | None = None
-    chunk_shape: tuple[int, int] | None = None
+    chunk_codec: str | None = None  # If it compresses chunks of a table, the format compresses as little as it can.
+    chunk_shape: tuple[int, int] | None = None  # (Y, X) pixels per chunk; None is the default of the format.
 
     @classmethod
     def choose(cls, fmt: Format, settings: WriteSettings) -> Layout:
@@ -66,13 +71,11 @@ class Layout:
         if compression is not None and compression not in known:
             names = ", ".join(map(repr, known))
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
-            raise ArgumentError(
-                option="compression", value=compression, allowed=f"one of {names} for {fmt.label}{of_encoding}"
-            )
+            allowed = f"one of {names} for {fmt.label}{of_encoding}"
+            raise ArgumentError(option="compression", value=compression, allowed=allowed)
         if rows_per_group is not None and not fmt.grouped:
-            raise ArgumentError(
-                f"not supported by {fmt.label}", option="rows_per_group", value=rows_per_group, remedy="leave it out"
-            )
+            problem = f"not supported by {fmt.label}"
+            raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
@@ -96,10 +99,8 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     multiple = fmt.chunk_multiple
     if multiple is None:
         chunked = ", ".join(known.name for known in formats() if known.chunk_multiple is not None)
-        raise error(
-            f"{fmt.label} stores each image as one chunk",
-            remedy=f"leave it out, or choose one of the formats {chunked}",
-        )
+        remedy = f"leave it out, or choose one of the formats {chunked}"
+        raise error(f"{fmt.label} stores each image as one chunk", remedy=remedy)
     try:
         height, width = map(operator.index, chunk_shape)
     except (TypeError, ValueError):
@@ -144,58 +145,41 @@ class Target:
             _check_executor(settings.executor)
         else:
             check_target(target_path, overwrite=overwrite)
-            _refuse_part_options(target_path, settings)
+            for name, value in settings.chosen.items():
+                if name in PARTS:
+                    problem = f"needs a target with the suffix {SUFFIX}, not {target_path}"
+                    displayed = ... if name == "executor" else value
+                    raise ArgumentError(problem, option=name, value=displayed, remedy="leave it out")
         return cls(target_path, fmt, layout, overwrite, settings.checksum, storage)
 
     @property
     def in_parts(self) -> bool:
-        """Whether the target is a collection in parts."""
         return is_parts(self.path)
 
 
 def _check_executor(executor: Executor | None) -> None:
     """Raise `ArgumentError` if parts cannot be written by this executor."""
     if not isinstance(executor, Executor | None):
-        raise ArgumentError(
-            option="executor",
-            value=executor,
-            allowed="a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client",
-        )
+        allowed = "a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client"
+        raise ArgumentError(option="executor", value=executor, allowed=allowed)
     context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
     if context is not None and context.get_start_method() == "fork":
-        raise ArgumentError(
-            "a pool of forked processes hangs with libraries that start threads (Lance, DuckDB)",
-            option="executor",
-            remedy="create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))",
-        )
-
-
-def _refuse_part_options(path: Path, settings: WriteSettings) -> None:
-    """Raise `ArgumentError` if settings have an option that applies only to collections in parts."""
-    for name, value in settings.chosen.items():
-        if name in PARTS:
-            problem = f"needs a target with the suffix {SUFFIX}, not {path}"
-            displayed = ... if name == "executor" else value
-            raise ArgumentError(problem, option=name, value=displayed, remedy="leave it out")
+        problem = "a pool of forked processes hangs with libraries that start threads (Lance, DuckDB)"
+        remedy = "create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+        raise ArgumentError(problem, option="executor", remedy=remedy)
 
 
 def _refuse_url(target: Path, storage: Storage | None) -> None:
     """Raise `ArgumentError` for a URL without parts, and for ``storage`` without a URL."""
     if isinstance(target, Url) and not is_parts(target):
-        raise ArgumentError(
-            "a single file cannot be written to a URL",
-            path=target,
-            remedy=f"convert to {target.with_suffix(SUFFIX)}, a collection in parts, or to a local file, and copy that "
-            f"file",
-        )
+        parts = target.with_suffix(SUFFIX)
+        remedy = f"convert to {parts}, a collection in parts, or to a local file, and copy that file"
+        raise ArgumentError("a single file cannot be written to a URL", path=target, remedy=remedy)
+    error = partial(ArgumentError, option="target_storage")
     if not isinstance(storage, Storage | None):
-        raise ArgumentError(
-            f"has the type {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
-        )
+        raise error(f"has the type {type(storage).__name__}", allowed="omearrow_ds.Storage or None")
     if storage is not None and not isinstance(target, Url):
-        raise ArgumentError(
-            f"applies only to URLs, not to {target}", option="target_storage", value=storage, remedy="leave it out"
-        )
+        raise error(f"applies only to URLs, not to {target}", value=storage, remedy="leave it out")
 
 
 def write(
@@ -210,22 +194,21 @@ def write(
     table = pa.table({}) if columns is None else columns
     num_rows = table.num_rows if table.num_columns else None
     layout = target.layout.for_columns(table) if fmt.grouped else target.layout
-    incoming.refuse_names(table.column_names, str(path))
+    refuse_names(table.column_names, str(path))
     refuse_target = partial(_refuse_target, module, fmt, path, table.schema)
     refuse_target()
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
-    checked = incoming.checked(progress_images, layout.encoding, num_rows, str(path))
+    checked = check_images(progress_images, layout.encoding, num_rows, str(path))
     checked = takewhile(lambda _: not stopping.is_set(), checked)
 
     def fill(temporary: Path) -> None:
+        items: Iterator[Any] = checked
+        header, chunks = table, {} if layout.chunk_shape is None else {"chunk_shape": layout.chunk_shape}
         if fmt.kind == "directory":
             temporary.mkdir()
-            stream = Stream(checked, stopping)
-            chunks = {} if layout.chunk_shape is None else {"chunk_shape": layout.chunk_shape}
-            write_stream = partial(module.write, stream, table, temporary, layout.compression, **chunks)
         else:
-            tables = codec.encode_tables(
+            items = codec.encode_tables(
                 checked,
                 table,
                 layout.encoding,
@@ -234,12 +217,11 @@ def write(
                 written_at_once=fmt.written_at_once,
                 chunk_codec=layout.chunk_codec,
             )
-            stream = Stream(tables, stopping)
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
-            fields += [pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else []
-            write_stream = partial(module.write, stream, pa.schema(fields), temporary, layout.compression)
+            header = pa.schema([*fields, *([pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else [])])
+        stream = Stream(items, stopping)
         try:
-            write_stream()
+            module.write(stream, header, temporary, layout.compression, **chunks)
         except BaseException as error:
             stream.stop()
             if stream.failure is not None:
@@ -248,12 +230,11 @@ def write(
             if is_stop(error) or "KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
             if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
-                why = first_line(error)
-                problem, remedy = "writing failed", "correct this, and write again"
+                problem, why, remedy = "writing failed", first_line(error), "correct this, and write again"
                 if _NO_ROOM.search(why):
                     problem, remedy = "the disk is full", "free space or choose another path"
-                text = f"{path}: {problem} ({fmt.label}), and no incomplete file is left: {why}; {remedy}"
-                raise WriteError(text) from error
+                problem = f"{problem} ({fmt.label}), and no incomplete file is left: {why}"
+                raise WriteError(problem, path=path, remedy=remedy) from error
             raise
         refuse_target()  # Checked again: other files may have appeared meanwhile.
 
@@ -263,22 +244,14 @@ def write(
 def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Schema) -> None:
     """Raise an error if the format cannot be stored at this path or cannot hold these columns, by name or type.
 
-    Raises
-    ------
-    FormatError
-        For the path.
-    PathExistsError
-        If an existing file next to it would be read as part of the new one.
-    MetadataError
-        For a column.
+    Raises `FormatError` for the path; `PathExistsError` if an existing file next to it would be read as part of the
+    new one; `MetadataError` for a column.
     """
     for suffix in fmt.beside:
         if os.path.lexists(f"{path}{suffix}"):
-            msg = (
-                f"{path}{suffix}: contains changes of a previous file that would be read as part of the new one; "
-                f"merge them (with DuckDB: CHECKPOINT), or remove this file"
-            )
-            raise PathExistsError(msg)
+            problem = "contains changes of a previous file that would be read as part of the new one"
+            remedy = "merge them (with DuckDB: CHECKPOINT), or remove this file"
+            raise PathExistsError(problem, path=f"{path}{suffix}", remedy=remedy)
     in_parquet = (pa.types.is_interval,) if fmt.kind == "directory" else ()
     # A format of another package may reuse the source, and so the limits, of a format of this package.
     modules = [module, *(sys.modules[parent.__module__] for parent in module.Source.__mro__)]
@@ -287,3 +260,130 @@ def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Sche
     refuse_target = next((owner.refuse_target for owner in modules if hasattr(owner, "refuse_target")), None)
     if refuse_target is not None:
         refuse_target(path, columns)
+
+
+def describe_images(
+    images: Iterable[Array],
+    axes: str | None,
+    image_ids: Sequence[str] | None,
+    metadata: Metadata | None,
+    subject: str,
+    hasher: Hasher | None,
+) -> Iterator[codec.Image]:
+    """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; ``subject`` is the path in errors."""
+    error, one_id, one_record = partial(MetadataError, path=subject), "pass one id per image", "pass one dict per image"
+    if isinstance(metadata, Mapping):
+        raise error("metadata is one dict, expected a sequence", remedy=one_record)
+    records = None if metadata is None else iter(metadata)
+    fleeting = type(images) not in _HELD
+    count = 0
+    for index, image in enumerate(images):
+        name = f"{subject}: image {index}"
+        _refuse_other(image, index, subject)
+        pixels = to_tczyx(image, axes, name)
+        if image_ids is not None and index >= len(image_ids):
+            raise error(f"image_ids has {len(image_ids)} entries, expected one per image", remedy=one_id)
+        image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
+        try:
+            record = None if records is None else next(records)
+        except StopIteration:
+            raise error(f"metadata has {index} entries, expected one per image", remedy=one_record) from None
+        values = schema.normalize_metadata(record, pixels.shape[1], name)
+        native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+        stored = native.dtype in schema.DTYPES  # Other dtypes are refused later.
+        checksum = None if hasher is None or not stored else hasher.checksum(native)
+        yield codec.Image(native, image_id, values, checksum, fleeting)
+        count += 1
+    if image_ids is not None and len(image_ids) != count:
+        raise error(f"image_ids has {len(image_ids)} entries, expected {count}", remedy=one_id)
+    if records is not None and next(records, None) is not None:
+        raise error(f"metadata has more than {count} entries", remedy=one_record)
+
+
+def _refuse_other(image: Array, index: int, subject: str) -> None:
+    """Raise `ImageError` unless ``image`` is a plain numeric array: a mask or unit would be lost."""
+    kind = type(image)
+    if kind in _ARRAYS:
+        return
+    problem, remedy = f"image {index} is a {kind.__name__}, expected a numpy array", "convert it"
+    if isinstance(image, np.ma.MaskedArray):
+        problem = f"image {index} is a masked array, and its mask cannot be stored"
+        remedy = "pass image.filled(0), and store the mask as another image"
+    elif isinstance(image, np.ndarray):
+        remedy = "pass numpy.asarray(image) to store only its numbers"
+    raise ImageError(problem, path=subject, image=index, remedy=remedy)
+
+
+def check_images(
+    images: Iterator[codec.Image], encoding: str, num_rows: int | None, subject: str
+) -> Iterator[codec.Image]:
+    """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
+    error = partial(MetadataError, path=subject, remedy="pass one row per image")
+    count = 0
+    for image in images:
+        codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
+        count += 1
+        if num_rows is not None and count > num_rows:
+            raise error(f"columns have {num_rows} rows, expected one per image")
+        yield image
+    if num_rows not in (None, count):
+        raise error(f"columns have {num_rows} rows, expected {count}")
+
+
+def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
+    """Return the image ids as a list; raise `MetadataError` unless all are distinct, non-empty Unicode strings."""
+    error = partial(MetadataError, path=subject)
+    if isinstance(image_ids, str):
+        problem = f"image_ids is the string {image_ids!r}, expected a sequence"
+        raise error(problem, remedy="pass one string per image")
+    ids = list(image_ids)
+    previous = set()
+    for index, image_id in enumerate(ids):
+        if not isinstance(image_id, str) or not image_id or image_id in previous or not is_unicode(image_id):
+            problem, allowed = f"image_ids has {image_id!r} for image {index}", "distinct, non-empty Unicode strings"
+            raise error(problem, image=index, allowed=allowed, remedy="correct this id")
+        previous.add(image_id)
+    return ids
+
+
+def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
+    """Convert columns to a table of plain Arrow types; None remains None. Raise `MetadataError` for invalid columns."""
+    if columns is None:
+        return None
+    try:
+        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, subject)
+        table.validate(full=True)  # Otherwise a format could store invalid data, and report it as damage later.
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        problem = f"columns cannot be converted to an Arrow table: {error}"
+        raise MetadataError(problem, path=subject, remedy="correct them") from error
+    refuse_extensions(table.schema, subject)
+    table = plain_columns(table, subject)
+    return table.replace_schema_metadata(None) if table.num_columns else None
+
+
+def refuse_names(names: Sequence[str], subject: str) -> None:
+    """Raise `MetadataError` if column names are empty, duplicate or reserved."""
+    if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
+        allowed = f"distinct, non-empty names other than {', '.join(map(repr, _TAKEN))}"
+        raise MetadataError(f"columns have the names {names}", path=subject, allowed=allowed, remedy="rename columns")
+
+
+def _owned_table(columns: Mapping[str, Sequence[Any]], subject: str) -> pa.Table:
+    """Return a copy of columns: Arrow would share an array's memory, which the caller may modify during writing."""
+    owned = {}
+    for name, values in dict(columns).items():
+        if isinstance(values, list | tuple) or isinstance(getattr(values, "dtype", None), np.dtypes.ObjectDType):
+            masked = (row for row, value in enumerate(values) if isinstance(value, np.ma.MaskedArray) and value.ndim)
+            row = next(masked, None)
+            if row is not None:
+                problem = f"column {name!r}: row {row} is a masked array"
+                remedy = "pass its .tolist(), with None for masked values"
+                raise MetadataError(problem, path=subject, column=name, remedy=remedy)
+        copied = getattr(values, "copy", None)  # Arrays and series have this method.
+        owned[name] = values if copied is None else copied()
+    return pa.table(owned)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded as UTF-8; a file name with lone surrogates cannot."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -447,10 +447,10 @@ def test_a_few_of_many_are_spread_evenly():
 # Tests in separate processes: signals, pipes and terminals.
 SLOWLY = """
 import sys, time
-from omearrow_ds.storage import planning
+from omearrow_ds.storage import jobs
 from omearrow_ds.cli import main
 
-def slowly(*given, images_of=planning.SourceImages.in_order):
+def slowly(*given, images_of=jobs.SourceImages.in_order):
     for number, image in enumerate(images_of(*given)):
         if number == 5:
             print("writing", flush=True)
@@ -458,7 +458,7 @@ def slowly(*given, images_of=planning.SourceImages.in_order):
             time.sleep(0.05)  # in a writer's own thread: until the main one has noticed
         yield image
 
-planning.SourceImages.in_order = slowly
+jobs.SourceImages.in_order = slowly
 main(prog_name="omearrow-ds")
 """
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}

@@ -15,7 +15,7 @@ from omearrow_ds.dataset.batch import collate
 from omearrow_ds.storage import parts_source as storage_parts
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.manifest import PARTS
-from omearrow_ds.storage.part_stacks import PartStacks
+from omearrow_ds.storage.parts_source import PartStacks
 from tests.support.errors import raises
 from tests.support.loops import made_by
 from tests.support.parts import publish
@@ -50,7 +50,7 @@ def path(request, images, tmp_path_factory) -> Path:
 )
 @pytest.mark.share(2, "path", "options", "which")
 def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch, tmp_path):
-    monkeypatch.setattr(storage_parts.PartsSource, "_open_parts", 2)
+    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 2)
     write_images(images, tmp_path / "one.arrow")
     whole = OMEArrowDataset(tmp_path / "one.arrow", **options)
     with made_by(which):
@@ -69,7 +69,7 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
 @pytest.mark.parametrize("pad", ["constant", "reflect"])
 @pytest.mark.share(2, "path", "which", "pad")
 def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_parts.PartsSource, "_open_parts", 2)
+    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 2)
     ids = [f"id-{number}" for number in range(COUNT)]
     write_images(images, tmp_path / "one.arrow", image_ids=ids)
     cells = pa.table({"image_id": ids * 2, "y": [float(n % 7) for n in range(2 * COUNT)], "x": [3.0] * 2 * COUNT})
@@ -116,7 +116,7 @@ def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_pat
 
 
 def test_threads_that_close_each_others_parts(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_parts.PartsSource, "_open_parts", 1)
+    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 1)
     path = publish(tmp_path / "plate.parts", images, [4] * 5 + [3])
     dataset = OMEArrowDataset(path, preload=False, normalize=False)
     wrong = []
@@ -125,8 +125,8 @@ def test_threads_that_close_each_others_parts(images, tmp_path, monkeypatch):
         random = np.random.default_rng(seed)
         for _ in range(40):
             order = random.integers(0, COUNT, 6).tolist()
-            found = collate(dataset.__getitems__(order)).numpy()
-            wrong.extend(n for n, got in zip(order, found, strict=True) if not np.array_equal(got, images[n][0, :, 0]))
+            batch = collate(dataset.__getitems__(order)).numpy()
+            wrong.extend(n for n, got in zip(order, batch, strict=True) if not np.array_equal(got, images[n][0, :, 0]))
 
     with made_by("numba"):
         threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]

@@ -18,8 +18,8 @@ from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, writ
 from omearrow_ds.loader import settings as loader_settings
 from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
 from omearrow_ds.storage.formats._base import PartLayout
+from omearrow_ds.storage.jobs import PartitionOptions
 from omearrow_ds.storage.parts_source import OPEN_PARTS
-from omearrow_ds.storage.planning import PartitionOptions
 from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.strategies import image_of

@@ -27,10 +27,10 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.cli import main
-from omearrow_ds.storage import bucket_store, remote
+from omearrow_ds.storage import parts_stores, remote
 from omearrow_ds.storage import source as sources
-from omearrow_ds.storage.bucket_store import BucketStore
 from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.parts_stores import BucketStore
 from omearrow_ds.storage.parts_target import PartsTarget
 from tests.support.errors import raises
 
@@ -290,7 +290,7 @@ def test_three_in_ten_requests_that_fail_change_nothing(proxy, weed, bucket, pla
 
 def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, bucket, weed, tmp_path, monkeypatch):
     data = np.random.default_rng(0).bytes(2**24 + 2**23)
-    monkeypatch.setattr(bucket_store, "_PIECE_BYTES", 5 * 2**20)
+    monkeypatch.setattr(parts_stores, "_PIECE_BYTES", 5 * 2**20)
     (tmp_path / "large").write_bytes(data)
     proxy.set(share=0.3, kinds=("503", "reset"), seed=1)
     BucketStore(url_of(f"s3://{bucket}/x"), Storage()).put("large", tmp_path / "large")

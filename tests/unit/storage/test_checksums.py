@@ -28,8 +28,8 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.profile.measure import part_preloaded, preloaded
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.verified import VerifiedSource
 from tests.conftest import needs
 from tests.support.errors import raises

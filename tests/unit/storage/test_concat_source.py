@@ -302,7 +302,7 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_parts = 8
-    monkeypatch.setattr(PartsSource, "_open_parts", open_parts)
+    monkeypatch.setattr(PartsSource, "most_open", open_parts)
     count = 3 * open_parts
     for number in range(count):
         put(tmp_path / f"{number}.{suffix}", [number])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ImageError, MetadataError, open_images, write_images
 from omearrow_ds.codec.encode import Image, encode_tables
-from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.hashes import Hasher
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import ENCODED_OR_LONG, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of

@@ -39,10 +39,10 @@ from omearrow_ds.cli import main
 from omearrow_ds.storage import parts_stores, parts_target
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.jobs import PartitionOptions
 from omearrow_ds.storage.manifest import Manifest
 from omearrow_ds.storage.parts_stores import FolderStore
 from omearrow_ds.storage.parts_target import PartsTarget
-from omearrow_ds.storage.planning import PartitionOptions
 from tests.support.errors import raises, warns
 from tests.support.sources import check
 

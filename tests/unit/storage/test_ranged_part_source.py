@@ -10,7 +10,7 @@ import pytest
 
 from omearrow_ds import ChecksumError, FormatError, Storage, convert, open_images, write_images
 from omearrow_ds.storage.manifest import MANIFEST, Manifest
-from omearrow_ds.storage.ranged_part_source import find_byte_runs
+from omearrow_ds.storage.parts_target import find_byte_runs
 from omearrow_ds.storage.source import open_source
 from tests.support.errors import raises
 from tests.support.objects import serving

@@ -30,7 +30,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.storage import byte_source, reach, remote
+from omearrow_ds.storage import byte_source, remote, urls
 from omearrow_ds.storage.describe import describe
 from tests.support.errors import raises
 from tests.support.objects import serving
@@ -507,7 +507,8 @@ def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, mon
         check(source, images, [11, 0, 3])
     assert len(server.failed) > 3
     server.faults = 0.0
-    monkeypatch.setattr(reach, "_LANCE_LIMITS", reach._LANCE_LIMITS | {"read_timeout": "1s", "client_max_retries": "0"})
+    limits = urls._LANCE_LIMITS | {"read_timeout": "1s", "client_max_retries": "0"}
+    monkeypatch.setattr(urls, "_LANCE_LIMITS", limits)
     monkeypatch.setattr(remote, "_SILENT_S", 1.0)
     source = opened("s3://lab/a.lance")
     server.stalled = True

@@ -14,7 +14,7 @@ from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.byte_source import OPEN_FLAGS, LocalFile, ObjectFile
 from omearrow_ds.storage.formats._detect import SIDECAR, StrPath, is_hidden, refuse_special
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._urls import Objects
 
 _METADATA_BYTES = 4096  # Usual limit of files of metadata.
 _MAX_FILE_BYTES = 2**24  # Limit for a file that is expected to be small.

@@ -47,10 +47,9 @@ from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined
-from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.formats._urls import Objects, Url, url_of
 from omearrow_ds.text import count
 
 Described = TypeVar("Described")

@@ -31,9 +31,9 @@ from omearrow_ds.storage.formats._parquet_pages import (
     find_pages,
     plain_layout,
 )
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, by_ranges, refuse_damaged, unnest
+from omearrow_ds.storage.formats._urls import Objects
 from omearrow_ds.storage.image_extents import stack_images
 
 Images = TypeVar("Images", bound=Array | list[Array])

@@ -1,17 +1,20 @@
-"""`Url`: a path that is a URL, and the function that detects URLs."""
+"""URLs in place of paths, and the interface that opens, reads, lists and copies objects at URLs for formats."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path, PosixPath
-from typing import Self
+from typing import Protocol, Self, TypeVar
 from urllib.parse import quote
 
-from omearrow_ds.errors import ArgumentError
+from omearrow_ds.errors import ArgumentError, OMEArrowDSError
+from omearrow_ds.storage.byte_source import ObjectFile
 
 SCHEMES = ("s3", "gs", "az", "abfs", "http", "https")
 _URL = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}(.*)", re.IGNORECASE | re.DOTALL)  # pathlib leaves one slash
+Found = TypeVar("Found")
 
 
 class Url(PosixPath):
@@ -25,22 +28,24 @@ class Url(PosixPath):
         return str(self)
 
     def absolute(self) -> Self:
-        """Return the URL."""
         return self
 
     def resolve(self, strict: bool = False) -> Self:  # noqa: ARG002  # as pathlib has it
-        """Return the URL."""
         return self
 
     @property
     def scheme(self) -> str:
-        """URL scheme."""
         return str(self).partition(":")[0]
+
+    @property
+    def is_web(self) -> bool:
+        """Whether the URL is on a web server, not in a bucket."""
+        return self.scheme in ("http", "https")
 
 
 def as_parsed(path: Path) -> str:
     """Return the form for libraries that parse URLs: bucket names are quoted, so that ``%41`` is not read as ``A``."""
-    in_bucket = isinstance(path, Url) and path.scheme not in ("http", "https")
+    in_bucket = isinstance(path, Url) and not path.is_web
     return quote(str(path), safe=":/@") if in_bucket else str(path)
 
 
@@ -57,8 +62,39 @@ def url_of(path: str | os.PathLike[str]) -> Url | None:
     host = rest.partition("/")[0]
     upwards = {".", ".."} & set(rest.split("/"))
     if not host or ("@" in host and scheme != "abfs") or set("?#\n\r") & set(rest) or upwards:
-        raise ArgumentError(
-            f"{scheme}://{host.rpartition('@')[2]}/...: expected SCHEME://HOST/NAMES without a password, a query or "
-            f"'..' segments; remove these, and pass credentials as described in omearrow_ds.Storage"
-        )
+        problem = "expected SCHEME://HOST/NAMES without a password, a query or '..' segments"
+        remedy = "remove these, and pass credentials as described in omearrow_ds.Storage"
+        raise ArgumentError(f"{scheme}://{host.rpartition('@')[2]}/...: {problem}", remedy=remedy)
     return Url(f"{scheme}:/{rest}")
+
+
+class Copy(Protocol):
+    """A copy of an object on this machine, which exists until it is closed."""
+
+    path: Path
+
+    def close(self) -> None: ...
+
+
+class Objects(Protocol):
+    """Picklable reader of objects in object stores and on web servers by URL; versions are sizes and ETags."""
+
+    # Later reads raise an error if the object has changed.
+    def open(self, url: str) -> ObjectFile: ...
+    # A whole object, which may have been prefetched, of an expected version.
+    def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview: ...
+    # The bytes from ``start`` to ``stop``, or to the end.
+    def part(self, url: str, start: int, stop: int | None) -> memoryview: ...
+    # Prefetch some of the whole objects that are read next, in this order; `forget` drops them.
+    def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None: ...
+    def forget(self) -> None: ...
+    # Names and versions of all objects below a URL, at any depth.
+    def inside(self, url: str) -> Mapping[str, tuple[int, str]]: ...
+    # A copy of a whole object in the cache, and its version; an error without a cache.
+    def copied(self, url: str) -> tuple[Copy, tuple[int, str]]: ...
+    # Settings for a library with its own client; they may contain secrets, so do not store them.
+    def settings(self, url: str) -> dict[str, str]: ...
+    # The server error that caused an error of a library with its own client, without secrets; None if none did.
+    def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None: ...
+    # The result of ``read``, retried after errors that `failed` classifies as transient.
+    def again(self, url: str, read: Callable[[], Found]) -> Found: ...

@@ -24,9 +24,9 @@ from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._others import refuse_other
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
+from omearrow_ds.storage.formats._urls import Objects
 
 STAGES = {"Source._batch": "read+decode"}
 

@@ -44,10 +44,9 @@ from omearrow_ds.storage.formats._lance_files import (
 )
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._ranged import Found, Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, refuse_damaged, unnest
-from omearrow_ds.storage.formats._urls import as_parsed
+from omearrow_ds.storage.formats._urls import Found, Objects, as_parsed
 
 if TYPE_CHECKING:
     import lance

@@ -27,10 +27,10 @@ from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import CopiedFile, as_reader, unnest
+from omearrow_ds.storage.formats._urls import Objects
 from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place
 
 _BLOCK_BYTES = 4 * 2**20

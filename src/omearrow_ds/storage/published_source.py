@@ -1,4 +1,4 @@
-"""``index.parquet`` of a collection in parts: one row per image, with columns read lazily."""
+"""Published collections in parts, and their ``index.parquet``: one row per image, with columns read lazily."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError
-from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
-from omearrow_ds.storage.formats._file_guard import Fingerprint
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.hashes import file_hash, new_hash
-from omearrow_ds.storage.parts_source import Index
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest
+from omearrow_ds.storage.parts_source import Index, Open, PartsSource
 
 _NUM_STRINGS = 2**16  # Strings converted together when all are iterated.
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
@@ -81,65 +83,96 @@ def _as_table(index: Index) -> pa.Table:
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
 
-class StoredIndex:
-    """An image index stored as ``index.parquet``, with the hash and the number of images per part in the manifest.
+class PublishedSource(PartsSource):
+    """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts."""
 
-    Each read raises `FormatError` if it is not the index of the manifest, or contradicts it.
-    """
+    _hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
 
-    def __init__(self, file: Path, digest: str, images: Sequence[int]) -> None:
-        self._file, self._digest, self._images = file, digest, images
-        self._hashed: Fingerprint | None = None
+    def __init__(self, path: Path, opening: Open) -> None:
+        self.path, self.guard = path, FileGuard(path, tracked=path / MANIFEST)
+        self.guard.refuse_changed()
+        self.manifest = self._read_manifest()
+        self._index_file = self._find_index()
+        index = self._read_index()
+        self.guard.refuse_changed()
+        files = [path / PARTS / part.name for part in self.manifest.parts]
+        super().__init__(path, get_format(self.manifest.format), files, index, opening)
+        self.image_column = (schema.COLUMN,) if self.format.kind == "table" else ()
 
-    def read(self) -> Index:
+    def _read_manifest(self) -> Manifest:
+        return Manifest.read(self.path)
+
+    def _find_index(self) -> Path:
+        """Return the local path of ``index.parquet``."""
+        return self.path / self.manifest.index_file
+
+    def _read_index(self) -> Index:
         """Return the image index without columns and checksums, which are read lazily because they are large."""
-        with self._open() as opened:
-            if opened.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
-                problem = f"column {schema.SIDECAR_COLUMN!r} has an unexpected type"
-                raise FormatError(f"{self._file}: {problem}; restore the file")
-            starts = list(accumulate(self._images, initial=0))
+        with self._open_index() as index:
+            file, damage = self._index_file, None
+            if index.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
+                raise FormatError(f"{file}: column {schema.SIDECAR_COLUMN!r} has an unexpected type; restore the file")
+            starts = list(accumulate((part.images for part in self.manifest.parts), initial=0))
             for name, expected in zip(("part", "row"), _part_rows(starts), strict=True):
-                if not np.array_equal(_read_numbers(opened, name), expected):
-                    raise FormatError(f"{self._file}: images differ from the parts in parts.json; restore the file")
-            shapes, dtypes, ids = _shapes_of(opened), _dtypes_of(opened), _read_field(opened, "id")
-            if ids.null_count:
-                raise FormatError(f"{self._file}: an image id is null; restore the file")
-        return Index(starts, LazyStrings(ids), shapes, dtypes, None, None)
-
-    @cached_property
-    def column_schema(self) -> pa.Schema:
-        """Names and types of the columns of the collection, without the column that describes the images."""
-        with self._open() as opened:
-            fields = [field for field in opened.schema_arrow if field.name != schema.SIDECAR_COLUMN]
-        return plain_columns(pa.schema(fields).empty_table(), str(self._file)).schema
-
-    def columns(self, names: Sequence[str]) -> pa.Table:
-        """Return the columns called ``names``."""
-        with self._open() as opened:
-            return plain_columns(opened.read(list(names)).select(list(names)), str(self._file))
-
-    def checksums(self) -> pa.ChunkedArray | None:
-        """Return the checksums of all images, or None if every checksum is null."""
-        with self._open() as opened:
-            sums = _read_field(opened, "checksum")
-        return None if sums.null_count == len(sums) else pa.chunked_array([sums])
+                if not np.array_equal(numbers(_read_field(index, name)), expected):
+                    damage = "images differ from the parts in parts.json"
+            ids = _read_field(index, "id")
+            damage = damage or ("an image id is null" if ids.null_count else None)
+            if damage is not None:
+                raise FormatError(f"{file}: {damage}; restore the file")
+            return Index(starts, LazyStrings(ids), _shapes_of(index), _dtypes_of(index), None, None)
 
     @contextmanager
-    def _open(self) -> Iterator[pq.ParquetFile]:
-        """Yield the open file after comparing its hash with the manifest: once, until the file changes."""
-        file = self._file
+    def _open_index(self) -> Iterator[pq.ParquetFile]:
+        """Yield the open index after comparing its hash with the manifest: once, until the file changes."""
+        file = self._index_file
         if not file.exists():
             raise MissingPathError(f"{file}: does not exist, but parts.json lists it; restore it")
         refuse_special(file)
         with translate_errors(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             fingerprint = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            if fingerprint != self._hashed and file_hash(file) != self._digest:
+            if fingerprint != self._hashed and file_hash(file) != self.manifest.index:
                 raise FormatError(f"{file}: differs from the file that parts.json lists; restore it")
             self._hashed = fingerprint
-            with pq.ParquetFile(file, pre_buffer=False) as opened:
-                yield opened
+            with pq.ParquetFile(file, pre_buffer=False) as index:
+                yield index
         pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.
+
+    @cached_property
+    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # Read lazily.
+        self.guard.refuse_changed()
+        with self._open_index() as index:
+            sums = _read_field(index, "checksum")
+        return None if sums.null_count == len(sums) else pa.chunked_array([sums])
+
+    @cached_property
+    def column_schema(self) -> pa.Schema:
+        self.guard.refuse_changed()
+        with self._open_index() as index:
+            fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
+        return plain_columns(pa.schema(fields).empty_table(), str(self._index_file)).schema
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        self.guard.refuse_changed()
+        with self._open_index() as index:
+            return plain_columns(index.read(names).select(names), str(self._index_file))
+
+    def _open_checked(self, number: int) -> Images:
+        self.guard.refuse_changed()
+        source = super()._open_checked(number)
+        if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:
+            source.close()
+            raise FormatError(f"{self.parts[number]}: image ids differ from those in {INDEX}; restore the part")
+        return source
+
+    def stored_files(self) -> Iterator[Path]:
+        yield self.path / MANIFEST
+        yield self.path / self.manifest.index_file
+        yield from super().stored_files()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PublishedSource, (self.path, self._open_part)
 
 
 def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:
@@ -148,13 +181,9 @@ def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:
     return table[schema.SIDECAR_COLUMN].combine_chunks().field(name)
 
 
-def _read_numbers(index: pq.ParquetFile, name: str) -> Array:
-    return numbers(_read_field(index, name))
-
-
 def _shapes_of(index: pq.ParquetFile) -> Array:
     """Return the shapes of the images, as a view of one shape if they are equal."""
-    columns, count = [_read_numbers(index, name) for name in _SIZES], index.metadata.num_rows
+    columns, count = [numbers(_read_field(index, name)) for name in _SIZES], index.metadata.num_rows
     columns = [sizes[:1] if count and (sizes == sizes[0]).all() else sizes for sizes in columns]
     if all(len(sizes) == 1 for sizes in columns):
         return np.broadcast_to(np.column_stack(columns).astype(np.int64), (count, len(columns)))
