@@ -17,7 +17,6 @@ import pytest
 
 import omearrow_ds.dataset.batch_memory
 import omearrow_ds.dataset.collection
-import omearrow_ds.dataset.gather
 import omearrow_ds.kernels.gather
 from omearrow_ds import FORMATS
 from tests.adversarial.soak.__main__ import main
@@ -86,7 +85,7 @@ def quick_case():
 def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
     (tmp_path / "right").mkdir()
     (tmp_path / "wrong").mkdir()
-    case, counts, scale = quick_case(), Counter(), omearrow_ds.dataset.gather.scale
+    case, counts, scale = quick_case(), Counter(), omearrow_ds.kernels.gather.scale
     run(case, tmp_path / "right", counts)
     assert counts.total() > 5
 
@@ -94,7 +93,6 @@ def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
         scale(pixels, divisor, out)
         out.flat[-1] += 1
 
-    monkeypatch.setattr(omearrow_ds.dataset.gather, "scale", damaged)
     monkeypatch.setattr(omearrow_ds.kernels.gather, "scale", damaged)
     monkeypatch.setattr(omearrow_ds.dataset.collection, "scale", damaged)
     with pytest.raises(AssertionError, match="sample is wrong"):

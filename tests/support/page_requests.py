@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from omearrow_ds.kernels import page_requests, stacks
+from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import parts_source
 
 
 def watch_requests(monkeypatch):
     """Return a list that collects the byte ranges (first, length) that are requested."""
     ranges = []
-    monkeypatch.setattr(page_requests._libc(), "madvise", lambda first, length, _: ranges.append((first, length)))
+    monkeypatch.setattr(stacks._libc(), "madvise", lambda first, length, _: ranges.append((first, length)))
     return ranges
 
 

@@ -18,8 +18,8 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from omearrow_ds import OMEArrowDataset, open_images, write_images
-from omearrow_ds.dataset import gather as rows
 from omearrow_ds.dataset.batch import collate
+from omearrow_ds.kernels import gather as rows
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import _folder, _parquet, _sql

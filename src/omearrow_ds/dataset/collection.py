@@ -15,7 +15,6 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices, write_boxes
 from omearrow_ds.dataset.cuda import BYTES_PER_BOX, DeviceCropper, DeviceSamples, check_room
-from omearrow_ds.dataset.gather import DecodedRows, fill_in_threads
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
 from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages
@@ -23,8 +22,9 @@ from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.crops import assemble
-from omearrow_ds.kernels.page_requests import request_files
+from omearrow_ds.kernels.gather import DecodedRows, fill_in_threads
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
+from omearrow_ds.kernels.stacks import request_files
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
@@ -355,7 +355,7 @@ class Collection(StoredImages):
         assert crops is not None
         stacked = samples if isinstance(samples, np.ndarray) else None
         if stacked is not None and self.rows is not None:
-            self.rows.crop(boxes, self._all_tczyx(stacked), crops.pad, torch.get_num_threads())
+            self.rows.crop(boxes[:3], self._all_tczyx(stacked), crops.pad, torch.get_num_threads())
             return
         targets = list(map(self.tczyx, samples)) if stacked is None else self._all_tczyx(stacked)
         # The source reads the part of each box that is in its field, and this pads the pixels outside.

@@ -10,49 +10,29 @@ import numpy as np
 
 from omearrow_ds.kernels.compiled import CROP_WEIGHT, compiled, worth
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, Scaling, first_of, scale
-from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.kernels.stacks import Stacks, strided_groups
 
 PADS = ("constant", "edge", "reflect")
 _NO_ILLUM = np.empty(0, np.float32)
 
 
-def crops(
-    stack: Array | Stacks,
-    fields: Sequence[int] | Array,
-    tops: Sequence[int] | Array,
-    lefts: Sequence[int] | Array,
-    out: Array,
-    divisor: Divisor = None,
-    pad: str = "constant",
-) -> None:
-    """Write scaled windows of fields to ``out``; raise `IndexError` if a field does not exist.
+def crops(stacks: Stacks, boxes: Sequence[Array], out: Array, divisor: Divisor = None, pad: str = "constant") -> None:
+    """Write scaled windows of fields (N, T, C, Z, Y, X) to ``out`` (n, T, C, Z, height, width), of any strides.
 
-    Parameters
-    ----------
-    stack
-        Fields (N, T, C, Z, Y, X), in one array or several; any strides.
-    fields, tops, lefts
-        Field of each window, and the row and column of its first pixel, which may be outside the field.
-    out
-        (n, T, C, Z, height, width), any strides: float32, or the dtype of ``stack`` to keep pixels unchanged.
-    divisor
-        See `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` broadcast to a field (T, C, Z, Y, X).
-    pad
-        Values outside the field: ``"constant"`` writes 0 to ``out``; ``"edge"`` and ``"reflect"`` pad scaled fields
-        like `numpy.pad`.
+    ``boxes`` are the field of each window, and the row and column of its first pixel, which may be outside the field.
+    The arrays of a `Scaling` broadcast to a field. ``pad`` chooses the values outside the field: ``"constant"`` writes
+    0 to ``out``; ``"edge"`` and ``"reflect"`` pad scaled fields like `numpy.pad`. Raises `IndexError` if a field does
+    not exist.
     """
-    stack = stack if isinstance(stack, Stacks) else Stacks([stack])
-    shape = stack.like.shape[1:]
-    boxes = [np.ascontiguousarray(values, np.int64) for values in (fields, tops, lefts)]
+    fields, shape = boxes[0], stacks.like.shape[1:]
     if not out.size:
         return
-    if 0 in shape or boxes[0].min() < 0 or boxes[0].max() >= len(stack):
-        raise IndexError(
-            f"crops in fields {boxes[0].min()} to {boxes[0].max()} exceed the {len(stack)} fields of shape {shape}"
-        )
-    if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, boxes, out, divisor, PADS.index(pad))):
+    if 0 in shape or fields.min() < 0 or fields.max() >= len(stacks):
+        limits = f"fields {fields.min()} to {fields.max()}"
+        raise IndexError(f"crops in {limits} exceed the {len(stacks)} fields of shape {shape}")
+    if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stacks, boxes, out, divisor, PADS.index(pad))):
         for index, (field, top, left) in enumerate(zip(*(values.tolist() for values in boxes), strict=True)):
-            crop(stack[field], top, left, out[index], divisor, pad)
+            crop(stacks[field], top, left, out[index], divisor, pad)
 
 
 def crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
@@ -80,7 +60,7 @@ def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
     return np.clip(indices, 0, size - 1)
 
 
-def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def _by_loop(fields: Stacks, windows: Sequence[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows with the compiled loop, by field or by plane; return False if neither is possible."""
     is_written = False
     for origin, which, origins in fields.strided_groups(windows[0]):
@@ -91,24 +71,18 @@ def _by_loop(fields: Stacks, windows: list[Array], out: Array, divisor: Divisor,
     return is_written or _plane_by_plane(fields, windows, out, divisor, pad)
 
 
-def _plane_by_plane(fields: Stacks, boxes: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def _plane_by_plane(fields: Stacks, boxes: Sequence[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows plane by plane, at any byte offset; return False if a loop cannot iterate over the rows."""
     steps, size = fields.like.strides, fields.like.itemsize
     uneven = not fields.has_equal_strides or any(stride % size for stride in steps[4:])
     if uneven or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
         return False
     offsets = np.array([np.dot(plane, steps[1:4]) for plane in np.ndindex(*fields.like.shape[1:4])], np.int64)
-    located = fields.located(boxes[0])
-    addresses = (located.addresses[:, None] + offsets).ravel()
-    planes = out.reshape(-1, 1, 1, 1, *out.shape[-2:])
-    # A loop advances by whole elements: planes with a different byte offset modulo the item size need their own call.
-    for rest in np.unique(addresses % size).tolist():
-        which = np.flatnonzero(addresses % size == rest)
-        window, number = divmod(int(which[0]), len(offsets))
-        plane = fields[int(boxes[0][window])][np.unravel_index(number, fields.like.shape[1:4])]
-        origins = (addresses[which] - addresses[which[0]]) // size
+    located = fields.located(boxes[0])  # Keeps the memory.
+    planes, plane = out.reshape(-1, 1, 1, 1, *out.shape[-2:]), fields.like[:1, 0, 0, 0][:, None, None, None]
+    for origin, which, origins in strided_groups((located.addresses[:, None] + offsets).ravel(), plane):
         group = [origins, *(values[which // len(offsets)] for values in boxes[1:])]
-        if not windows_by_loop(plane[None, None, None, None], group, planes, divisor, pad, which):
+        if not windows_by_loop(origin, group, planes, divisor, pad, which):
             return False
     return True
 
@@ -148,41 +122,32 @@ def _plan(
 
 
 def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
-    """Scale regions that are already cut out of images, and write each region to its position in ``out``.
+    """Scale regions (T, C, Z, height, width) of one dtype, and write each to its position ``into`` in ``out``.
 
-    Parameters
-    ----------
-    regions
-        Windows (T, C, Z, height, width) of one dtype; any strides.
-    into
-        Position of each region in ``out``.
-    out, divisor
-        See `crops`; a `Scaling` must have the same values for all pixels of a plane.
+    See `crops`; a `Scaling` must have the same values for all pixels of a plane.
     """
     left = list(range(len(regions)))
     if regions and worth(CROP_WEIGHT * out.nbytes):
-        addresses, size = np.array([region.__array_interface__["data"][0] for region in regions]), regions[0].itemsize
-        alike: dict[tuple[Any, ...], list[int]] = {}  # Regions that one loop can process.
-        for number, rest in enumerate((addresses % size).tolist()):
-            alike.setdefault((regions[number].strides, rest), []).append(number)
+        addresses, rows = np.array([region.__array_interface__["data"][0] for region in regions]), np.array(into)
+        alike: dict[tuple[int, ...], list[int]] = {}  # Regions that one loop can process.
+        for number, region in enumerate(regions):
+            alike.setdefault(region.strides, []).append(number)
         left = []
         for numbers in alike.values():
-            # Regions are passed as windows of one field: the first region, with the others at element offsets from it.
-            origins, zeros = (addresses[numbers] - addresses[numbers[0]]) // size, np.zeros(len(numbers), np.int64)
-            field, rows = regions[numbers[0]][None], np.array([into[number] for number in numbers])
-            if not windows_by_loop(field, [origins, zeros, zeros], out, divisor, 0, rows):
-                left += numbers
+            zeros = np.zeros(len(numbers), np.int64)
+            for origin, which, origins in strided_groups(addresses[numbers], regions[numbers[0]][None]):
+                boxes, some = [origins, zeros[which], zeros[which]], np.array(numbers)[which]
+                if not windows_by_loop(origin, boxes, out, divisor, 0, rows[some]):
+                    left += some.tolist()
     for number in left:
         scale(regions[number], divisor, out[into[number]])
 
 
-def windows_by_loop(
-    stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
-) -> bool:
+def windows_by_loop(stack: Array, boxes: list[Array], out: Array, divisor: Divisor, pad: int, into: Array) -> bool:
     """Write windows with the compiled loop; return False if numba is missing or the loop cannot use these arrays.
 
     ``boxes`` are the offset of each window's field from ``stack`` in elements, and its row and column in the field;
-    ``into`` is its position in ``out``, by default in order.
+    ``into`` is its position in ``out``.
     """
     if not out.flags.aligned:
         return False
@@ -196,22 +161,12 @@ def windows_by_loop(
         factors, illumination, illumination_steps = flat
     elif not copied:
         factors = np.array([1 if divisor is None else divisor, -np.inf, np.inf], np.float32)
-    plan = _plan(
-        stack.dtype,
-        stack.shape,
-        stack.strides,
-        out.dtype,
-        out.shape[1:],
-        out.strides,
-        illumination_steps,
-        copied=copied,
-        aligned=bool(stack.flags.aligned),
-    )
+    stored, samples = (stack.dtype, stack.shape, stack.strides), (out.dtype, out.shape[1:], out.strides)
+    plan = _plan(*stored, *samples, illumination_steps, copied=copied, aligned=bool(stack.flags.aligned))
     loop = None if plan is None else compiled(_windows, plan[1])
     if plan is None or loop is None:
         return False
-    rows = np.arange(len(out)) if into is None else into
-    loop(first_of(stack), first_of(out), rows, *boxes, plan[0], factors, illumination, pad)
+    loop(first_of(stack), first_of(out), into, *boxes, plan[0], factors, illumination, pad)
     return True
 
 
@@ -227,7 +182,6 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
     illumination: Any,
     pad: Any,
 ) -> None:
-    """Write windows of fields that begin at ``origins``."""
     height, width, window_height, window_width = table[0], table[1], table[2], table[3]
     sy, sx, on, oy, ox, iy, ix = table[4], table[5], table[6], table[7], table[8], table[9], table[10]
     planes = (len(table) - 11) // 3

@@ -1,119 +1,171 @@
-"""Samples gathered from a stack into a batch, and scaled in the same pass."""
+"""Samples gathered from images in memory, one at a time or into a batch, and scaled in the same pass."""
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.kernels.compiled import Loop, compiled, worth
-from omearrow_ds.kernels.crops import windows_by_loop
-from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, first_of, scale
+from omearrow_ds.kernels.crops import crops, windows_by_loop
+from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, division, first_of, scale
 from omearrow_ds.kernels.stacks import Stacks
 
 _ROW_BY_ROW_BYTES = 128 * 1024
 _TOGETHER_BYTES = 2**22
+_THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
+STAGES = {
+    "scale": "normalize",
+    "gather": "normalize",
+    "crops": "normalize",
+    "fill_in_threads": "normalize",
+    "DecodedRows.sample": "select",
+    "DecodedRows.batch": "select",
+}
 
 
-def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
-    """Write scaled samples of a stack to ``out``.
+class DecodedRows:
+    """Samples of decoded images in memory.
 
-    Raises `ImageIndexError` if an index is out of range; some samples may be written.
-
-    Parameters
-    ----------
-    stack
-        Samples (N, ...), in one array or several; any strides.
-    positions
-        Indices of the samples, int64 (n,), each from 0 to N - 1.
-    out
-        (n, ...): float32, or the dtype of ``stack`` to keep pixels unchanged.
-    divisor
-        See `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` have a sample's shape.
+    The arrays of ``stacks`` may be strided views; ``divisors`` are those of `scale`, one for all samples or one each.
     """
-    if isinstance(stack, Stacks):
-        if stack.single_array is None:
-            _of_several(stack, positions, out, divisor)
+
+    def __init__(self, stacks: Stacks, divisors: Sequence[Divisor], dtype: np.dtype[Any]) -> None:
+        self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
+        self._divisor: Divisor = divisors[0]
+        self._divisors = None if len(divisors) == 1 else divisors
+        only, is_divided = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
+        self._images = stacks if only is None else only
+        is_plain = only is not None and is_divided and only.flags.c_contiguous and only.flags.aligned
+        self._flat = only.reshape(len(only), -1) if is_plain and only is not None and only.size else None
+
+    def sample(self, position: int) -> Array:
+        sample, stacks = np.empty(self._shape, self._dtype), self.stacks
+        if stacks.requests is not None:
+            stacks.prepare(position)
+        if worth(sample.nbytes) and self._flat is not None:
+            divide = division(self._flat.dtype)
+            if divide is not None:
+                divide(self._flat[position], sample.reshape(-1), self._divisor)
+                return sample
+        scale(self._images[position], self._divisor if self._divisors is None else self._divisors[position], sample)
+        return sample
+
+    def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
+        divisors, divisor, stacks = self._divisors, self._divisor, self.stacks
+        indices = np.array(positions, np.int64)
+        if stacks.many and stacks.in_open_file_groups(
+            indices, samples, lambda turn, out: self.batch(indices[turn], out, threads)
+        ):
             return
-        stack = stack.single_array
-    if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
+        if stacks.requests is not None:
+            stacks.prepare(indices)
+        if divisors is None and samples.nbytes < _THREADED_BYTES:
+            gather(stacks, indices, samples, divisor)
+            return
+
+        def fill(share: slice) -> None:
+            if divisors is None:
+                gather(stacks, indices[share], samples[share], divisor)
+                return
+            for index, sample in zip(indices[share].tolist(), samples[share], strict=True):
+                scale(stacks[index], divisors[index], sample)
+
+        fill_in_threads(fill, samples, threads)
+
+    def crop(self, boxes: Sequence[Array], samples: Array, pad: str, threads: int) -> None:
+        """Write boxes (fields, tops, lefts) of images of one size to ``samples`` (n, T, C, Z, Y, X)."""
+        stacks = self.stacks
+        if stacks.many and stacks.in_open_file_groups(
+            boxes[0], samples, lambda turn, out: self.crop([values[turn] for values in boxes], out, pad, threads)
+        ):
+            return
+        stacks.prepare(boxes[0], (boxes[1], samples.shape[-2]))
+
+        def fill(share: slice) -> None:
+            crops(stacks, [values[share] for values in boxes], samples[share], self._divisor, pad)
+
+        fill_in_threads(fill, samples, threads)
+
+
+def fill_in_threads(fill: Callable[[slice], None], samples: Array, threads: int) -> None:
+    """Call ``fill`` with slices that cover all positions, in ``threads`` if samples are large."""
+    shares = 1 if samples.nbytes < _THREADED_BYTES else min(threads, len(samples))
+    if shares <= 1:
+        fill(slice(None))
         return
-    if positions.min() < 0 or positions.max() >= len(stack):
-        raise ImageIndexError(f"sample indices {positions.tolist()} are out of range for {len(stack)} samples")
-    if not (stack.flags.c_contiguous and out[:1].nbytes < _ROW_BY_ROW_BYTES):
-        # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
-        for position, sample in zip(positions.tolist(), out, strict=True):
-            scale(stack[position], divisor, sample)
-    elif divisor is None and out.dtype == stack.dtype and out.flags.c_contiguous:
-        stack.take(positions, axis=0, out=out, mode="clip")  # All are in range, and "raise" would use a copy.
-    else:
-        scale(stack.take(positions, axis=0), divisor, out)
+    bounds = [len(samples) * number // shares for number in range(shares + 1)]
+    list(_pool(os.getpid(), threads).map(fill, map(slice, bounds[:-1], bounds[1:])))  # Raises errors of threads.
 
 
-def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bool:
-    """Write all samples by a compiled loop; return False if the loop does not support them, or NumPy is as fast."""
-    contiguous = stack.flags.c_contiguous and out.flags.c_contiguous
-    if contiguous and isinstance(divisor, np.float32) and divides(stack, out):
-        loop = compiled(_gathered, _types_of(stack.dtype))
-        if loop is None:
-            return False
-        outside = loop(stack.reshape(-1), positions, out.reshape(-1), divisor)
-        if outside >= 0:
-            raise ImageIndexError(f"sample index {positions[outside]} is out of range for {len(stack)} samples")
-        return True
-    if (contiguous and divisor is None) or not 3 <= stack.ndim <= 6 or 0 in stack.shape:
-        return False
-    shape = (1,) * (6 - stack.ndim), stack.shape[1:]
-    fields, samples = stack.reshape(len(stack), *shape[0], *shape[1]), out.reshape(len(out), *shape[0], *shape[1])
-    step, rest = divmod(fields.strides[0], fields.itemsize)
-    if rest or positions.min() < 0 or positions.max() >= len(stack):
-        return False
-    zeros = np.zeros(len(positions), np.int64)
-    return windows_by_loop(fields, [positions * step, zeros, zeros], samples, divisor, 0)
+@functools.cache
+def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
+    """Return the thread pool of this process, ``pid``; a forked child does not have its parent's threads."""
+    del pid
+    return ThreadPoolExecutor(threads, "omearrow_ds-batch")
 
 
-def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
+def gather(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
+    """Write scaled samples at ``positions``, int64 (n,), to ``out`` (n, ...), float32 or of the dtype of the images.
+
+    ``divisor`` is that of `scale`, the arrays of a `Scaling` have a sample's shape. Raises `ImageIndexError` if a
+    position is not from 0 to N - 1.
+    """
     if not out.size:
         return
-    if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative indices become large.
+    only, is_worth = stacks.single_array, worth(out.nbytes)
+    if is_worth and only is not None and isinstance(divisor, np.float32):
+        loop = compiled(_divided_at, _types_of(only.dtype)) if only.flags.c_contiguous and divides(only, out) else None
+        if loop is not None and loop(only.reshape(-1), positions, out.reshape(-1), divisor):
+            return
+    if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative positions become large.
         raise ImageIndexError(f"sample indices {positions.tolist()} are out of range for {stacks.num_images} samples")
-    if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
+    if is_worth and _by_loop(stacks, positions, out, divisor):
         return
-    if not stacks.has_equal_strides:
-        for position, sample in zip(positions.tolist(), out, strict=True):
-            scale(stacks[position], divisor, sample)
-        return
-    images, indices = stacks.overlaid_array(positions)
-    if out[:1].nbytes >= _ROW_BY_ROW_BYTES:
+    images: Any = stacks if only is None else only
+    sample_bytes = out[:1].nbytes
+    indices, is_overlaid = positions, only is None and stacks.has_equal_strides
+    if is_overlaid:
+        images, indices = stacks.overlaid_array(positions)
+    is_contiguous = is_overlaid or (only is not None and only.flags.c_contiguous)
+    if sample_bytes >= _ROW_BY_ROW_BYTES or not is_contiguous:
+        # A gathered copy of large samples would be evicted from the CPU cache before it is scaled.
         for index, sample in zip(indices.tolist(), out, strict=True):
             scale(images[index], divisor, sample)
-        return
-    step = max(1, _TOGETHER_BYTES // out[:1].nbytes)
-    for first in range(0, len(out), step):
-        some = slice(first, first + step)
-        scale(images[indices[some]], divisor, out[some])
+    elif is_overlaid:
+        step = max(1, _TOGETHER_BYTES // sample_bytes)
+        for first in range(0, len(out), step):
+            some = slice(first, first + step)
+            scale(images[indices[some]], divisor, out[some])
+    elif divisor is None and out.dtype == images.dtype and out.flags.c_contiguous:
+        images.take(positions, axis=0, out=out, mode="clip")  # All are in range, and "raise" would use a copy.
+    else:
+        scale(images.take(positions, axis=0), divisor, out)
 
 
-def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
+def _by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
     """Write all samples by compiled loops; return False if loops do not support them, or NumPy is as fast."""
-    like = stacks.like
-    if 0 in like.shape[1:] or not 3 <= like.ndim <= 6 or (divisor is None and stacks.contiguous):
-        return False
-    plain = isinstance(divisor, np.float32) and stacks.contiguous and out.flags.c_contiguous and out.flags.aligned
+    like, contiguous = stacks.like, stacks.contiguous
+    plain = contiguous and isinstance(divisor, np.float32) and out.flags.c_contiguous and out.flags.aligned
     plain = plain and like.dtype in COMPILED and out.dtype == FLOAT32
+    if not plain and ((contiguous and divisor is None) or not 3 <= like.ndim <= 6):
+        return False
     size, done = out[0].size, 0
+    ones, shape = (1,) * (6 - like.ndim), like.shape[1:]
     for origin, which, origins in stacks.strided_groups(positions):
         if plain:
-            loop = _gathering(like.dtype, aligned=origin.flags.aligned)
+            loop = _division_of(like.dtype, aligned=origin.flags.aligned)
             if loop is None:
                 return False
             loop(first_of(origin), origins, which, out.reshape(-1), divisor, size)
         else:
-            ones, shape = (1,) * (6 - like.ndim), like.shape[1:]
             zeros, samples = np.zeros(len(which), np.int64), out.reshape(len(out), *ones, *shape)
-            fields = origin.reshape(1, *ones, *shape)
+            fields = origin.reshape(len(origin), *ones, *shape)
             if not windows_by_loop(fields, [origins, zeros, zeros], samples, divisor, 0, which):
                 return False
         done += len(which)
@@ -122,34 +174,34 @@ def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divi
 
 @functools.cache
 def _types_of(pixels: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the argument types of `_gathered`; the name of a dtype takes as long as scaling a small image."""
+    """Return the argument types of `_divided_at`; the name of a dtype takes as long as scaling a small image."""
     return (f"{pixels.name} r", "int64 r", "float32 w", "float32")
 
 
 @functools.cache
-def _gathering(pixels: np.dtype[Any], *, aligned: bool) -> Loop | None:
+def _division_of(pixels: np.dtype[Any], *, aligned: bool) -> Loop | None:
     """Return a loop that divides aligned or unaligned pixels of a dtype; None without numba."""
     access = "r" if aligned else "unaligned"
     types = (f"{pixels.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
-    return compiled(_gathered_from, types)
+    return compiled(_divided_from, types)
 
 
-def _gathered_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any, size: Any) -> None:
+def _divided_at(stack: Any, positions: Any, out: Any, divisor: Any) -> bool:
+    """Divide samples of one array into ``out``; return False if a position is out of range."""
+    size = len(out) // len(positions)
+    count = len(stack) // size
+    for index in range(len(positions)):
+        if positions[index] < 0 or positions[index] >= count:
+            return False
+        first, begin = positions[index] * size, index * size
+        for pixel in range(size):
+            out[np.uintp(begin + pixel)] = np.float32(stack[np.uintp(first + pixel)]) / divisor
+    return True
+
+
+def _divided_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any, size: Any) -> None:
     """Divide samples of ``size`` pixels at offsets ``origins`` from ``source`` into positions ``into`` of ``out``."""
     for number in range(len(origins)):
         first, begin = origins[number], into[number] * size
         for pixel in range(size):
             out[np.uintp(begin + pixel)] = np.float32(source[np.uintp(first + pixel)]) / divisor
-
-
-def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:
-    """Divide samples into ``out``; return the index of the first position that is out of range, or -1."""
-    size = len(out) // len(positions)
-    count = len(stack) // size
-    for index in range(len(positions)):
-        if positions[index] < 0 or positions[index] >= count:
-            return index
-        first, begin = positions[index] * size, index * size
-        for pixel in range(size):
-            out[np.uintp(begin + pixel)] = np.float32(stack[np.uintp(first + pixel)]) / divisor
-    return -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,32 +11,17 @@ from omearrow_ds.kernels.compiled import Loop, compiled, tally
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
+# Arrays of a `Scaling` for compiled loops: float32 divisor, minimum and maximum, then offset and divisor per plane
+# (T, C, Z); first value of the illumination function, empty without one, and strides of its other values in elements.
+KernelScaling = tuple[Array, Array, tuple[int, ...]]
 COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))  # native
 
 
-class KernelScaling(NamedTuple):
-    """Arrays of a `Scaling` in the form that compiled loops take."""
-
-    # float32: divisor, minimum and maximum, and offset and divisor per plane (T, C, Z).
-    factors: Array
-    # First value of the illumination function, whose other values follow by ``strides``; empty without a function.
-    illumination: Array
-    strides: tuple[int, ...]  # Strides of the illumination function, in elements.
-
-
 class Scaling:
-    """Scaling of pixels to samples: ``(pixels / illumination - offset) / divisor``.
+    """Scaling of pixels to samples: ``(pixels / illumination - offset) / divisor``, clipped to [0, 1] with ``clip``.
 
-    Parameters
-    ----------
-    illumination
-        Illumination function, float32, of a sample's shape or one that broadcasts to it; None skips the division.
-    offset
-        Value or float32 array that is subtracted; None skips the subtraction.
-    divisor
-        Value or float32 array of the final division; None skips it.
-    clip
-        Whether results are clipped to [0, 1].
+    The illumination function is float32 and broadcasts to a sample, the others are values or float32 arrays. None skips
+    a step.
     """
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
@@ -66,17 +51,15 @@ class Scaling:
         return Scaling(illumination, offset, divisor, clip=self._clip)
 
     def by_plane(self, shape: tuple[int, ...]) -> tuple[Array, Array | None, bool]:
-        """Return the scaling per plane of fields of ``shape`` (T, C, Z, Y, X).
+        """Return offset and divisor per plane (T * C * Z, 2), float32, the illumination function, and `clip`.
 
-        These are offset and divisor, (T * C * Z, 2) float32 and constant per plane, the illumination function,
-        (T * C * Z, Y, X) or None, and whether values are clipped to [0, 1].
+        Planes are those of fields of ``shape`` (T, C, Z, Y, X). The illumination function is (T * C * Z, Y, X) or None.
         """
         light = self.illumination
         of_planes = None if light is None else np.broadcast_to(light, shape).reshape(-1, *shape[3:])
-        return np.stack([values[..., 0, 0].ravel() for values in self._pair(shape)], axis=1), of_planes, self._clip
+        return _per_plane(self._pair(shape)), of_planes, self._clip
 
     def _pair(self, shape: tuple[int, ...]) -> list[Array]:
-        """Return offset and divisor as arrays of ``shape``."""
         parts = (0 if self._offset is None else self._offset, 1 if self._divisor is None else self._divisor)
         return [np.broadcast_to(np.asarray(part, np.float32), shape) for part in parts]
 
@@ -87,23 +70,23 @@ class Scaling:
         return self._flat[shape]
 
     def _flattened(self, shape: tuple[int, ...]) -> KernelScaling | None:
-        planes = []
-        for values in self._pair(shape):
-            if any(size > 1 and stride for size, stride in zip(shape[-2:], values.strides[-2:], strict=True)):
-                return None
-            planes.append(values[..., 0, 0].ravel())
-        bounds = (0, 1) if self._clip else (-np.inf, np.inf)
-        factors = np.concatenate([[1, *bounds], np.stack(planes, axis=1).ravel()]).astype(np.float32)
-        if self.illumination is None:
-            return KernelScaling(factors, np.empty(0, np.float32), (0,) * len(shape))
-        illumination = np.broadcast_to(self.illumination, shape)
-        if (
-            illumination.dtype != FLOAT32
-            or not illumination.flags.aligned
-            or any(stride % 4 for stride in illumination.strides)
-        ):
+        pair = self._pair(shape)
+        sides = (zip(shape[3:], values.strides[3:], strict=True) for values in pair)
+        if any(size > 1 and stride for side in sides for size, stride in side):
             return None
-        return KernelScaling(factors, first_of(illumination), tuple(stride // 4 for stride in illumination.strides))
+        bounds = (0, 1) if self._clip else (-np.inf, np.inf)
+        factors = np.concatenate([[1, *bounds], _per_plane(pair).ravel()]).astype(np.float32)
+        if self.illumination is None:
+            return factors, np.empty(0, np.float32), (0,) * len(shape)
+        light = np.broadcast_to(self.illumination, shape)
+        if light.dtype != FLOAT32 or not light.flags.aligned or any(stride % 4 for stride in light.strides):
+            return None
+        return factors, first_of(light), tuple(stride // 4 for stride in light.strides)
+
+
+def _per_plane(pair: list[Array]) -> Array:
+    """Return offset and divisor, which are constant per plane, as (planes, 2)."""
+    return np.stack([values[..., 0, 0].ravel() for values in pair], axis=1)
 
 
 def first_of(array: Array) -> Array:
@@ -148,13 +131,8 @@ def division(pixels: np.dtype[Any]) -> Loop | None:
 def divides(pixels: Array, out: Array) -> bool:
     """Whether a compiled loop supports the dtypes and the memory layout of ``pixels`` and ``out``."""
     flags = out.flags
-    return (
-        pixels.dtype in COMPILED
-        and out.dtype == FLOAT32
-        and flags.c_contiguous
-        and flags.aligned
-        and bool(pixels.flags.aligned)
-    )
+    is_aligned = flags.c_contiguous and flags.aligned and bool(pixels.flags.aligned)
+    return is_aligned and pixels.dtype in COMPILED and out.dtype == FLOAT32
 
 
 def _divided(pixels: Any, out: Any, divisor: Any) -> None:

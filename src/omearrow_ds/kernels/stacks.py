@@ -1,4 +1,4 @@
-"""Images in memory, in one or more arrays, and their addresses."""
+"""Images in memory, their addresses, and requests for the pages of mapped files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import bisect
 import ctypes
 import functools
 import itertools
+import mmap
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from resource import RUSAGE_SELF, getrusage
@@ -14,17 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omearrow_ds.kernels.page_requests import GAP_BYTES, Rows, byte_ranges, is_resident, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
+Rows = tuple[Array, int]  # (n,) int64, the first row of a window in each image, and its height, also beyond edges.
+_PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
+_GAP_BYTES = mmap.PAGESIZE
 _NUM_BATCHES = 16
 _NUM_RECENT, _RECENT_NS = 16, 10**9  # Images of the last 16 requests are not requested again within a second.
 _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 
 
 class ImageAddresses(NamedTuple):
-    """Addresses of images, (n,) int64, and the object ``owner`` that keeps their memory alive."""
+    """Addresses of images, (n,) int64, and the object that keeps their memory alive."""
 
     addresses: Array
     owner: Any
@@ -84,21 +88,20 @@ class Prefixes:
         self.is_checked = np.frombuffer(self.flags, bool)
 
     def request(self, indices: Array) -> None:
-        """Request the pages that `check` will read for images that it has not checked."""
         starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
         request_ranges(starts.ravel(), np.full(starts.size, len(self._expected[0])))
 
     def page_range(self, addresses: Array, like: Array) -> tuple[int, int] | None:
-        """Return offset and length of the bytes of an image and before its chunks.
+        """Return offset and length of the bytes of an image and before its chunks, if they are one range.
 
-        Return None if they are several ranges, or if ``addresses`` are those of regions.
+        Return None if ``addresses`` are those of regions.
         """
         offsets, span_bytes = byte_ranges(like)
         first, stop = int(offsets[0]), int(offsets[0]) + span_bytes
         start = min(first, int(self._distances.min(initial=first)))
         last = int(self._distances.max(initial=start)) + len(self._expected[0])
         are_whole = len(addresses) > 0 and addresses[0] == self._addresses[0]
-        is_one = are_whole and len(offsets) == 1 and first - start <= GAP_BYTES and last <= stop
+        is_one = are_whole and len(offsets) == 1 and first - start <= _GAP_BYTES and last <= stop
         return (start, stop - start) if is_one else None
 
     def check(self, indices: Iterable[int]) -> None:
@@ -116,35 +119,16 @@ class Prefixes:
 
 
 class Stacks:
-    """Images of one shape and dtype, in one array or several.
+    """Images of one shape and dtype, in order in one or more ``arrays`` (n, ...) of any strides.
 
-    Parameters
-    ----------
-    arrays
-        Arrays (n, ...) that hold the images in order; any strides.
-    guard
-        Called before each access to arrays in a mapped file, with the number of files that are checked together;
-        raises an error if the file was truncated or changed.
-    prefixes
-        Bytes to compare before the first use of an image, or None.
-    is_mapped
-        Whether the arrays are views of a mapped file, whose pages may have to be read.
+    ``guard`` is called before each access to arrays in a mapped file, with the number of files that are checked
+    together, and raises an error if the file was truncated or changed. ``prefixes`` are bytes to compare before the
+    first use of an image. Pages of mapped files (``is_mapped``) may have to be read.
 
-    Attributes
-    ----------
-    like
-        An array (n, ...) of the images' shape and dtype.
-    arrays
-        Arrays that hold the images in order.
-    single_array
-        The only array, or None if there are several.
-    num_images
-        Number of images.
-    many
-        Whether images are in more files than may be open at once.
+    ``like`` is an array (n, ...) of the images' shape and dtype, and ``single_array`` the only array, or None.
     """
 
-    many = False
+    many = False  # Whether images are in more files than may be open at once.
 
     def __init__(
         self,
@@ -159,7 +143,6 @@ class Stacks:
         self.single_array = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self.num_images = self._starts[-1]
-        self._origins: dict[int, tuple[Array, int]] = {}
         self._recent: deque[tuple[int, list[int]]] = deque(maxlen=_NUM_RECENT)  # Times and images of requests.
 
     def __len__(self) -> int:
@@ -180,9 +163,8 @@ class Stacks:
     def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
         """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
 
-        Call it once per batch, before its images, or the given rows of (T, C, Z, Y, X), are accessed. Waits of reads
-        are queried once per millisecond. Raises `FormatError` if the file was changed, or if the bytes before the
-        chunks of an image are wrong.
+        Call it once per batch, before its images, or the given rows of (T, C, Z, Y, X), are accessed. Raises
+        `FormatError` if the file was changed, or if the bytes before the chunks of an image are wrong.
         """
         requests, prefixes = self.requests, self.prefixes
         if requests is not None and monotonic_ns() >= requests.query_ns and requests.is_needed(self._is_cold):
@@ -209,7 +191,7 @@ class Stacks:
                 first, num_bytes = self._page_range
                 request_ranges(self.addresses[indices] + first, np.full(len(indices), num_bytes))
                 return
-        request(self.addresses[indices], self.like, rows)
+        _request_images(self.addresses[indices], self.like, rows)
         if self.prefixes is not None:
             self.prefixes.request(indices)
 
@@ -224,7 +206,6 @@ class Stacks:
 
     @functools.cached_property
     def _page_range(self) -> tuple[int, int] | None:
-        """Offset and length of the only byte range of an image, if this contains the bytes before its chunks."""
         return None if self.prefixes is None else self.prefixes.page_range(self.addresses, self.like)
 
     def located(self, indices: Array) -> ImageAddresses:
@@ -232,7 +213,7 @@ class Stacks:
         return ImageAddresses(self.addresses[indices], self.arrays)
 
     def in_open_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
-        """Create a batch in several groups if the limit of open files requires it; return False if one group is enough.
+        """Create a batch in several turns if the limit of open files requires it; return False if one is enough.
 
         ``write`` gets the positions in ``indices`` of each turn, and the array for these samples.
         """
@@ -244,13 +225,10 @@ class Stacks:
         return bool(turns)
 
     def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # Used by subclasses that open files.
-        """Return the positions of images per turn, or an empty list if one turn is enough."""
         return []
 
     def overlaid_array(self, indices: Array) -> tuple[Array, Array]:
-        """Return an array over the memory of the images, and the index of each image in it.
-
-        The stacks must have equal strides (`has_equal_strides`).
+        """Return an array over the memory of images with equal strides, and the index of each image in it.
 
         Its other elements overlap and have undefined values, so they must not be read.
         """
@@ -288,41 +266,12 @@ class Stacks:
         if only is not None and not only.strides[0] % size:
             yield only, np.arange(len(indices)), indices * (only.strides[0] // size)
             return
-        located = self.located(indices)
-        origin, first = self._origin(int(located.addresses[0]) % size)
-        after = located.addresses - first
-        if not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
-            yield origin, np.arange(len(after)), after // size
-            return
-        rests = located.addresses % size
-        for rest in np.unique(rests).tolist():
-            which = np.flatnonzero(rests == rest)
-            origin, first = self._origin(rest)
-            yield origin, which, (located.addresses[which] - first) // size
-
-    def _origin(self, rest: int) -> tuple[Array, int]:
-        """Return an array (1, ...) with the strides of an image, and its address.
-
-        The address modulo the item size is ``rest``.
-        """
-        if rest not in self._origins:
-            pixel = np.empty(2 * self.like.itemsize, np.uint8)[rest:][: self.like.itemsize].view(self.like.dtype)
-            strides = (0, *self.like.strides[1:])
-            origin = np.lib.stride_tricks.as_strided(pixel, (1, *self.like.shape[1:]), strides)
-            self._origins[rest] = origin, _address(origin)
-        return self._origins[rest]
+        located = self.located(indices)  # Keeps the memory.
+        yield from strided_groups(located.addresses, self.like)
 
 
 class SelectedStacks(Stacks):
-    """Selected images of other stacks, without a copy.
-
-    Parameters
-    ----------
-    stacks
-        All images.
-    selected
-        Indices of the images, int64.
-    """
+    """Images at the indices ``selected``, int64, of other stacks, without a copy."""
 
     def __init__(self, stacks: Stacks, selected: Array) -> None:
         super().__init__(stacks.arrays, stacks.guard)
@@ -334,23 +283,19 @@ class SelectedStacks(Stacks):
         return self._stacks[int(self._selected[index])]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return stacks of one region per image; see `Stacks.cut`."""
         stacks = SelectedStacks(self._stacks.cut(cut), self._selected)
         stacks.requests = self.requests
         return stacks
 
     def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
-        """Request pages and check images before an access; see `Stacks.prepare`."""
         self._stacks.requests = self.requests
         selected = self._selected[indices]
         self._stacks.prepare(selected if isinstance(selected, np.ndarray) else int(selected), rows)
 
     def request(self, indices: Array, rows: Rows | None = None) -> None:
-        """Request the pages of images; see `Stacks.request`."""
         self._stacks.request(self._selected[indices], rows)
 
     def located(self, indices: Array) -> ImageAddresses:
-        """Return the addresses of images; see `Stacks.located`."""
         return self._stacks.located(self._selected[indices])
 
     def _turns(self, indices: Array) -> list[Array]:
@@ -358,11 +303,99 @@ class SelectedStacks(Stacks):
 
 
 def same_strides(array: Array, like: Array) -> bool:
-    """Whether an image has the same strides in ``array`` as in ``like``, ignoring axes of length 1."""
     both = zip(array.shape[1:], array.strides[1:], like.strides[1:], strict=True)
     return all(step == other for length, step, other in both if length > 1)
+
+
+def strided_groups(addresses: Array, like: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield groups of images like ``like`` (n, ...), whose memory the caller keeps; see `Stacks.strided_groups`."""
+    size, kind = like.itemsize, (like.dtype, like.shape[1:], like.strides[1:])
+    origin, first = _origin(int(addresses[0]) % size, *kind)
+    after = addresses - first
+    if not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
+        yield origin, np.arange(len(after)), after // size
+        return
+    rests = addresses % size
+    for rest in np.unique(rests).tolist():
+        which = np.flatnonzero(rests == rest)
+        origin, first = _origin(rest, *kind)
+        yield origin, which, (addresses[which] - first) // size
+
+
+@functools.lru_cache(256)
+def _origin(rest: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Array, int]:
+    """Return an array (1, ...) with the strides of an image, and its address, ``rest`` modulo the item size."""
+    pixel = np.empty(2 * dtype.itemsize, np.uint8)[rest:][: dtype.itemsize].view(dtype)
+    origin = np.lib.stride_tricks.as_strided(pixel, (1, *shape), (0, *strides))
+    return origin, _address(origin)
 
 
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def _request_images(addresses: Array, like: Array, rows: Rows | None) -> None:
+    """Request the pages of images like ``like`` (m, ...), or of ``rows`` of images like (m, T, C, Z, Y, X)."""
+    if rows is not None:
+        tops, num_rows = rows
+        first_rows = np.clip(tops, 0, max(like.shape[4] - num_rows, 0))
+        addresses, like = addresses + first_rows * like.strides[4], like[:, :, :, :, :num_rows]
+    offsets, span_bytes = byte_ranges(like)
+    starts = (addresses[:, None] + offsets).ravel()
+    request_ranges(starts, np.full(len(starts), span_bytes))
+
+
+def byte_ranges(like: Array) -> tuple[Array, int]:
+    """Return the offsets of the byte ranges of an image of ``like`` (m, ...), and the length of each range in bytes.
+
+    Ranges are merged across gaps of up to one page.
+    """
+    offsets, span_bytes = np.zeros(1, np.int64), like.itemsize
+    axes = zip(like.shape[1:], like.strides[1:], strict=True)
+    for length, stride in sorted(axes, key=lambda axis: abs(axis[1])):
+        if len(offsets) > 1 or abs(stride) > span_bytes + _GAP_BYTES:
+            offsets = (offsets[:, None] + stride * np.arange(length)).ravel()
+        else:
+            span_bytes += (length - 1) * abs(stride)
+            offsets += min((length - 1) * stride, 0)
+    return offsets, span_bytes
+
+
+def request_ranges(starts: Array, num_bytes: Array) -> None:
+    """Request byte ranges in pieces, each of which Linux reads with one request."""
+    madvise = _libc().madvise
+    aligned = starts - starts % mmap.PAGESIZE
+    for start, stop in zip(aligned.tolist(), (starts + num_bytes).tolist(), strict=True):
+        for first in range(start, stop, _PIECE_BYTES):
+            madvise(first, min(_PIECE_BYTES, stop - first), mmap.MADV_WILLNEED)  # Only advice: errors do not matter.
+
+
+def request_files(paths: Iterable[str], max_bytes: int) -> None:
+    """Ask Linux to read the first ``max_bytes`` of files that are not memory-mapped."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # Reading it raises the error.
+        try:
+            stop = min(os.fstat(descriptor).st_size, max_bytes)
+            for first in range(0, stop, _PIECE_BYTES):
+                os.posix_fadvise(descriptor, first, min(_PIECE_BYTES, stop - first), os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+
+def is_resident(address: int) -> bool:
+    """Return whether the page at an address is in memory; True if the file belongs to another user."""
+    page = ctypes.c_ubyte(1)
+    _libc().mincore(address - address % mmap.PAGESIZE, 1, ctypes.byref(page))
+    return bool(page.value & 1)
+
+
+@functools.cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None)
+    library.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+    library.mincore.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+    return library

@@ -33,8 +33,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from omearrow_ds.dataset import batch_memory
-from omearrow_ds.dataset.gather import pending_jit_loops
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels.compiled import pending_jit_loops
 
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # Importing omearrow_ds does not import torch.

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
-from omearrow_ds.kernels.page_requests import Rows
-from omearrow_ds.kernels.stacks import ImageAddresses, PageRequests, Stacks, same_strides
+from omearrow_ds.kernels.stacks import ImageAddresses, PageRequests, Rows, Stacks, same_strides
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.extents import Region

@@ -428,7 +428,7 @@ def test_stage_functions_exist(module):
 
 
 def test_stage_functions_cover_all_of_making_samples():
-    assert {"omearrow_ds.codec.decode", "omearrow_ds.dataset.gather"} < set(OWN_MODULES)
+    assert {"omearrow_ds.codec.decode", "omearrow_ds.kernels.gather"} < set(OWN_MODULES)
     kept()
     stages = {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
     assert {stage for *_, stage in stage_functions()} == stages

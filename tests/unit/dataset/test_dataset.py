@@ -36,8 +36,8 @@ from omearrow_ds import (
 from omearrow_ds.advise.profile.measure import preloaded
 from omearrow_ds.dataset import preload as cache
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.gather import DecodedRows
 from omearrow_ds.dataset.stored_images import ImageCache
+from omearrow_ds.kernels.gather import DecodedRows
 from omearrow_ds.kernels.stacks import Stacks
 from tests.support.errors import raises
 from tests.support.strategies import (

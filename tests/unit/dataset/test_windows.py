@@ -19,6 +19,7 @@ from omearrow_ds.dataset.cuda import DeviceCropper, triton_kernel_works
 from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
+from omearrow_ds.kernels.stacks import Stacks
 from tests.support.devices import CUDA, examples
 from tests.support.errors import warns
 from tests.support.strategies import DTYPES, image_of
@@ -74,17 +75,17 @@ def scaling_of(how, dtype, shape, number=0):
     return Scaling(illumination, *pair, clip=how == "low")
 
 
-def expected_of(stack, cut, axes, window, places, divisors, groups, pad, dtype):
+def expected_of(stack, cut, axes, window, boxes, divisors, groups, pad, dtype):
     """Return windows made one by one by the CPU loops."""
     fields = cut(stack)
     size = window or fields.shape[-2:]
-    made = []
-    for field, top, left in places:
+    windows = []
+    for field, top, left in boxes:
         divisor = divisors[0 if groups is None else groups[field]]
         out = np.empty((1, *fields.shape[1:4], *size), dtype)
-        crops(fields, [field], [top], [left], out, divisor, pad)
-        made.append(out[0].transpose([AXES.index(axis) for axis in axes]))
-    return np.stack(made)
+        crops(Stacks([fields]), np.array([[field], [top], [left]]), out, divisor, pad)
+        windows.append(out[0].transpose([AXES.index(axis) for axis in axes]))
+    return np.stack(windows)
 
 
 def checked(case, device, write):

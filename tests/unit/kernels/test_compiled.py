@@ -11,6 +11,7 @@ import pytest
 from omearrow_ds.kernels import compiled
 from omearrow_ds.kernels.crops import crops
 from omearrow_ds.kernels.scaling import scale
+from omearrow_ds.kernels.stacks import Stacks
 from tests.support.loops import made_by
 
 PROGRAM = """
@@ -19,6 +20,7 @@ warnings.simplefilter("error")
 import numpy as np
 from omearrow_ds.kernels import compiled
 from omearrow_ds.kernels.scaling import scale
+from omearrow_ds.kernels.stacks import Stacks
 assert "numba" not in sys.modules
 pixels, out = np.arange(60_000, dtype=np.uint16), np.empty(60_000, np.float32)
 compiled.worth(compiled.WORTH_BYTES)
@@ -67,7 +69,7 @@ def test_crops_count_four_times_their_bytes(monkeypatch):
     corner = np.zeros(1, np.int64)
     with made_by("numpy"):
         before = compiled.tally().made_bytes
-        crops(fields, corner, corner, corner, out, np.float32(65535), "constant")
+        crops(Stacks([fields]), [corner] * 3, out, np.float32(65535), "constant")
         assert compiled.tally().made_bytes - before == compiled.CROP_WEIGHT * out.nbytes
 
 

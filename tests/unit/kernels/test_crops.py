@@ -94,18 +94,18 @@ def laid_out(stack, how):
 )
 @settings(deadline=None, max_examples=150)
 def test_crops_are_those_of_padded_fields(dtypes, pad, case, which, data):
-    shape, window, places, laid, turned = case
+    shape, window, boxes, laid, turned = case
     dtype = data.draw(st.sampled_from(dtypes))
     stack = laid_out(np.stack([image_of(shape[1:], dtype.newbyteorder("="), seed) for seed in range(shape[0])]), laid)
     stack = stack.astype(dtype, copy=False)
     divisor = divisors(stack, which)
-    made = FLOAT32 if divisor is not None or (dtype.kind == "f" and turned) else dtype
-    want = oracle(stack, places, window, divisor, pad, made)
-    out = np.full((len(places), *window, *stack.shape[1:4]), 77, made).transpose(0, 3, 4, 5, 1, 2)
+    out_dtype = FLOAT32 if divisor is not None or (dtype.kind == "f" and turned) else dtype
+    want = oracle(stack, boxes, window, divisor, pad, out_dtype)
+    out = np.full((len(boxes), *window, *stack.shape[1:4]), 77, out_dtype).transpose(0, 3, 4, 5, 1, 2)
     out = out if turned else np.ascontiguousarray(out)
     before = stack.tobytes()
-    parts = data.draw(st.sampled_from([stack, Stacks([stack[:1], stack[1:]]), Stacks([*stack[:, None]])]))
-    crops.crops(parts, *zip(*places, strict=True), out, divisor, pad)
+    parts = data.draw(st.sampled_from([Stacks([stack]), Stacks([stack[:1], stack[1:]]), Stacks([*stack[:, None]])]))
+    crops.crops(parts, np.array(boxes).T.copy(), out, divisor, pad)
     assert out.tobytes() == want.tobytes()
     assert stack.tobytes() == before
 
@@ -114,7 +114,7 @@ def test_pixels_that_tell_where_they_stand(dtypes):
     y, x = np.indices((40, 50), dtype=np.uint16)
     field = (y * 256 + x)[None, None, None, None]
     out = np.empty((2, 1, 1, 1, 8, 8), np.uint16)
-    crops.crops(field, [0, 0], [10, -3], [20, 46], out)
+    crops.crops(Stacks([field]), np.array([[0, 0], [10, -3], [20, 46]]), out)
     assert out[0, 0, 0, 0, 2, 3] == 12 * 256 + 23
     assert out[1, 0, 0, 0, :3].max() == 0
     assert out[1, 0, 0, 0, :, 4:].max() == 0
@@ -124,7 +124,9 @@ def test_pixels_that_tell_where_they_stand(dtypes):
 def test_a_constant_pad_is_zero_after_scaling(dtypes):
     stack = np.full((1, 1, 1, 1, 2, 2), 200, np.uint16)
     out = np.empty((1, 1, 1, 1, 4, 4), np.float32)
-    crops.crops(stack, [0], [-1], [-1], out, Scaling(None, np.float32(100), np.float32(50), clip=False))
+    crops.crops(
+        Stacks([stack]), np.array([[0], [-1], [-1]]), out, Scaling(None, np.float32(100), np.float32(50), clip=False)
+    )
     assert out[0, 0, 0, 0].tolist() == [[0, 0, 0, 0], [0, 2, 2, 0], [0, 2, 2, 0], [0, 0, 0, 0]]
 
 
@@ -133,7 +135,7 @@ def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(dtypes
     for divisor in (None, Scaling(None, np.float32(0), np.float32(1), clip=True)):
         out, want = np.empty(pixels.shape, np.float32), np.empty(pixels.shape[1:], np.float32)
         with np.errstate(over="ignore"):
-            crops.crops(pixels, [0], [0], [0], out, divisor)
+            crops.crops(Stacks([pixels]), np.zeros((3, 1), np.int64), out, divisor)
             scale(pixels[0], divisor, want)
         assert out[0].tobytes() == want.tobytes()
 
@@ -142,11 +144,11 @@ def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(dtypes
 def test_a_field_that_is_not_there(dtypes, field):
     stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
     with raises(IndexError, mentions=(field, 2), remedy=False):
-        crops.crops(stack, [field], [0], [0], out)
+        crops.crops(Stacks([stack]), np.array([[field], [0], [0]]), out)
 
 
 def test_no_windows_and_no_pixels(dtypes):
     stack = np.zeros((2, 1, 1, 1, 3, 3), np.uint8)
-    crops.crops(stack, [], [], [], np.empty((0, 1, 1, 1, 2, 2), np.uint8))
+    crops.crops(Stacks([stack]), np.zeros((3, 0), np.int64), np.empty((0, 1, 1, 1, 2, 2), np.uint8))
     with pytest.raises(IndexError):
-        crops.crops(stack[..., :0], [0], [0], [0], np.empty((1, 1, 1, 1, 2, 2), np.uint8))
+        crops.crops(Stacks([stack[..., :0]]), np.zeros((3, 1), np.int64), np.empty((1, 1, 1, 1, 2, 2), np.uint8))

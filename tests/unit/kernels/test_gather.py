@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.gather import DecodedRows
 from omearrow_ds.errors import ImageIndexError
-from omearrow_ds.kernels.gather import gather
+from omearrow_ds.kernels.gather import DecodedRows, gather
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from tests.support.errors import raises

@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
-from omearrow_ds.kernels import page_requests
-from omearrow_ds.kernels.page_requests import byte_ranges
-from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.kernels.stacks import Prefixes, Stacks, _request_images, byte_ranges
 from tests.conftest import needs
 from tests.support.page_requests import address_of, covers, set_reads, watch_requests
 from tests.support.strategies import slow_except
@@ -57,7 +55,7 @@ def test_requests_cover_each_byte_of_the_images_in_small_pieces(array, data):
     indices = np.array(data.draw(st.lists(st.integers(0, len(array) - 1), min_size=1, max_size=3)))
     with pytest.MonkeyPatch.context() as patch:
         ranges = watch_requests(patch)
-        page_requests.request(Stacks([array]).addresses[indices], array, None)
+        _request_images(Stacks([array]).addresses[indices], array, None)
     assert all(first % PAGE == 0 and 0 < length <= PIECE for first, length in ranges)
     for index in set(indices.tolist()):
         for plane in np.ndindex(array.shape[1:4]):
@@ -119,7 +117,7 @@ def test_requests_for_regions_include_the_bytes_before_chunks(requested):
 def test_requests_for_rows_cover_those_inside_of_the_image(array, top, num_rows):
     with pytest.MonkeyPatch.context() as patch:
         ranges = watch_requests(patch)
-        page_requests.request(Stacks([array]).addresses[:1], array, (np.array([top]), num_rows))
+        _request_images(Stacks([array]).addresses[:1], array, (np.array([top]), num_rows))
     for row in range(max(top, 0), min(top + num_rows, array.shape[4])):
         for plane in np.ndindex(array.shape[1:4]):
             assert covers(ranges, address_of(array[0][plane][row, :1]))
@@ -128,7 +126,7 @@ def test_requests_for_rows_cover_those_inside_of_the_image(array, top, num_rows)
 
 def test_requests_are_for_no_more_than_the_pages_of_whole_images(requested):
     array = np.zeros((50, 5, 300, 300), "uint16")
-    page_requests.request(Stacks([array]).addresses[[3, 40]], array, None)
+    _request_images(Stacks([array]).addresses[[3, 40]], array, None)
     image_bytes = array[0].nbytes
     assert sum(length for _, length in requested) <= 2 * (image_bytes + PAGE)
     assert len(requested) == 2 * -(-(image_bytes + PAGE) // PIECE)
