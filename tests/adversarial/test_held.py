@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.dataset import batch_memory
+from omearrow_ds.dataset import shared_memory
 from omearrow_ds.dataset.batch import collate
 from tests.support.emulated_frameworks import one_ahead
 from tests.support.strategies import image_of
@@ -51,7 +51,7 @@ HOLDS = {  # Ways to keep a part of a batch.
 @pytest.fixture(autouse=True)
 def _small_batches_too(monkeypatch):
     """Reuse the memory of batches of any size, not only of those over 32 MiB."""
-    monkeypatch.setattr(batch_memory, "_POOLED_BYTES", 0)
+    monkeypatch.setattr(shared_memory, "_POOLED_BYTES", 0)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import omearrow_ds.dataset.batch_memory
 import omearrow_ds.dataset.collection
+import omearrow_ds.dataset.shared_memory
 import omearrow_ds.kernels.gather
 from omearrow_ds import FORMATS
 from tests.adversarial.soak.__main__ import main
@@ -105,7 +105,7 @@ def test_memory_that_is_used_again_while_it_is_held_is_found(tmp_path, monkeypat
     (tmp_path / "wrong").mkdir()
     run(quick_case(), tmp_path / "right", counts)
     assert counts["held and compared again"] > 5
-    monkeypatch.setattr(omearrow_ds.dataset.batch_memory._ReusableBuffer, "is_free", True)
+    monkeypatch.setattr(omearrow_ds.dataset.shared_memory._ReusableBuffer, "is_free", True)
     with pytest.raises(AssertionError, match="held has changed"):
         run(quick_case(), tmp_path / "wrong", counts)
 

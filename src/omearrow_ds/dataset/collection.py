@@ -12,11 +12,11 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices, write_boxes
 from omearrow_ds.dataset.cuda import BYTES_PER_BOX, DeviceCropper, DeviceSamples, check_room
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
+from omearrow_ds.dataset.shared_memory import BatchBufferPool
 from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages
 from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import Cut
-from omearrow_ds.dataset.batch_memory import BatchBufferPool, batch_array
 from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
+from omearrow_ds.dataset.shared_memory import BatchBufferPool, batch_array
 from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
 from omearrow_ds.kernels.crops import PADS

@@ -20,19 +20,17 @@ import torch
 from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
-from omearrow_ds.dataset.batch_memory import batch_array
-from omearrow_ds.dataset.cache_dir import collection_fingerprint
+from omearrow_ds.dataset.batch import ASKERS, BatchedConcat, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Collection, Preload, Select
-from omearrow_ds.dataset.concat import BatchedConcat
-from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.dataset.cuda import DeviceIndices, device_of
 from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples
+from omearrow_ds.dataset.preload import collection_fingerprint
+from omearrow_ds.dataset.shared_memory import batch_array
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
-from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions
+from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions, copy_with
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 
-from omearrow_ds.dataset.cache_dir import Fingerprint
-from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cuda import DeviceSamples, sent
-from omearrow_ds.dataset.preload import PixelCache, PreloadProgressBar
-from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.dataset.preload import Fingerprint, PixelCache, PreloadProgressBar
+from omearrow_ds.dataset.shared_memory import SharedBlock
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
@@ -27,6 +25,7 @@ from omearrow_ds.storage.formats._base import Array, Block, Done, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
 STAGES = {"StoredImages._fetch": "read"}
+Instance = TypeVar("Instance")
 
 
 class CacheInfo(NamedTuple):
@@ -280,3 +279,11 @@ def _with_progress(blocks: Iterator[Block], done: Done | None) -> Iterator[Block
         yield start, images
         if done is not None:
             done(start, start + len(images))
+
+
+def copy_with(original: Instance, omitted: Container[str] = (), **changes: Any) -> Instance:
+    """Return a shallow copy with some attributes omitted or changed, without calling pickling methods."""
+    copied = object.__new__(type(original))
+    shared = {name: value for name, value in vars(original).items() if name not in omitted}
+    vars(copied).update({**shared, **changes})
+    return copied

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from omearrow_ds.dataset.concat import batched
-from omearrow_ds.dataset.copies import copy_with
+from omearrow_ds.dataset.batch import batched
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
 from omearrow_ds.loader.device_transfer import (

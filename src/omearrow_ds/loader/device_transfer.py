@@ -20,12 +20,12 @@ from torch.utils.data import (
 )
 
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.batch_memory import BatchBufferPool
 from omearrow_ds.dataset.collection import Collection
-from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.shared_memory import BatchBufferPool
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.dataset.windows import DeviceCropBoxes
 
 NumberedBatch = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from omearrow_ds.dataset.copies import copy_with
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.parts_sampler import PartsSampler, Ranks
 

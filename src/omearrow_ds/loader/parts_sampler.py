@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from omearrow_ds.dataset.copies import copy_with
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.checkpoint import EpochProgress
 from omearrow_ds.loader.windowed_sampler import describe_mixing

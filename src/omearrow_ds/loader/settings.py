@@ -15,9 +15,8 @@ import torch
 import torch.distributed
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, default_convert
 
-from omearrow_ds.dataset.batch import COLLATES, collate_listed, collate_padded
+from omearrow_ds.dataset.batch import COLLATES, CONCATS, batched, collate_listed, collate_padded, refuse_mixed_classes
 from omearrow_ds.dataset.batch import collate as collate_alike
-from omearrow_ds.dataset.concat import CONCATS, batched, refuse_mixed_classes
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError

@@ -32,7 +32,7 @@ import cloudpickle
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from omearrow_ds.dataset import batch_memory
+from omearrow_ds.dataset import shared_memory
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.compiled import pending_jit_loops
 
@@ -93,7 +93,7 @@ class _Process(ForkServerProcess):
         with contextlib.suppress(KeyboardInterrupt):
             threading.Thread(target=_end_with_parent, daemon=True).start()
             os.environ.update(self.environment or {})  # Variables may have changed since the server started.
-            batch_memory.enable_shared_memory_transfer()
+            shared_memory.enable_shared_memory_transfer()
             # Workers pickle results by name, so they need the classes of the main script.
             names = vars(sys.modules["__main__"])
             names.update({name: value for name, value in self.main_objects.items() if name not in names})

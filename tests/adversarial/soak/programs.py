@@ -26,7 +26,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.dataset import batch_memory
+from omearrow_ds.dataset import shared_memory
 from tests.adversarial.soak.holds import Holds, parts_of
 from tests.adversarial.soak.oracle import (
     Key,
@@ -49,8 +49,8 @@ _LARGE_BYTES = 32 * 2**20
 def _small_too():
     """Reuse the memory of batches of any size."""
     with (
-        mock.patch.object(batch_memory, "_POOLED_BYTES", 0),
-        mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0),
+        mock.patch.object(shared_memory, "_POOLED_BYTES", 0),
+        mock.patch.object(shared_memory, "_BY_VALUE_BYTES", 0),
     ):
         yield
 

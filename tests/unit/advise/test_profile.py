@@ -59,10 +59,10 @@ LONG = pytest.mark.slow
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
-    "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader "
-    "loader/epoch_iterator loader/epoch_batches loader/checkpoint dataset/batch_memory dataset/shared_block "
+    "dataset/collection dataset/samples dataset/dataset dataset/batch kernels/gather loader/dataloader "
+    "loader/epoch_iterator loader/epoch_batches loader/checkpoint dataset/shared_memory "
     "dataset/preload dataset/stored_images dataset/crop_boxes dataset/targets codec/leaves codec/decode codec/encode "
-    "storage/source axes loader/worker_processes dataset/cache_dir"
+    "storage/source axes loader/worker_processes"
 )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.dataset.batch_memory import BatchBufferPool, _allocate_private, _allocate_shared, batch_array
+from omearrow_ds.dataset.shared_memory import BatchBufferPool, _allocate_private, _allocate_shared, batch_array
 from tests.support.strategies import image_of
 
 pytestmark = [
@@ -134,10 +134,10 @@ print("kept" if os.waitpid(child, 0)[1] == 0 else "changed", flush=True)
 """
 COMING_THROUGH = """
 import itertools, warnings
-from omearrow_ds.dataset import batch_memory
+from omearrow_ds.dataset import shared_memory
 
 warnings.simplefilter("error")
-batch_memory.enable_shared_memory_transfer()
+shared_memory.enable_shared_memory_transfer()
 every = []
 dtypes = [torch.uint8, torch.uint16, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
 for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (20, 30, 40)]):
@@ -146,7 +146,7 @@ for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (20, 30, 40)]):
     every += [tensor, tensor.conj(), torch._neg_view(tensor)] if dtype.is_complex else [tensor]
     every += [tensor.conj().imag] if dtype.is_complex else []
 for tensor in every:
-    rebuild, arguments = batch_memory._reduce_tensor(tensor)
+    rebuild, arguments = shared_memory._reduce_tensor(tensor)
     received = rebuild(*arguments)
     assert received.resolve_conj().resolve_neg().tolist() == tensor.tolist(), (tensor.dtype, tensor.shape)
     assert received.dtype == tensor.dtype

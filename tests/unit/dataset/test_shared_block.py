@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import pytest
 
-from omearrow_ds.dataset import shared_block
-from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.dataset import shared_memory
+from omearrow_ds.dataset.shared_memory import SharedBlock
 
-PIECE = shared_block._MOVED_BYTES
+PIECE = shared_memory._MOVED_BYTES
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a block is a file from the start")
 
 
@@ -106,7 +106,7 @@ def test_a_spawned_process_sees_the_bytes():
 def test_a_forked_process_sees_the_bytes(programs, shared):
     code = f"""if True:
         import os
-        from omearrow_ds.dataset.shared_block import SharedBlock
+        from omearrow_ds.dataset.shared_memory import SharedBlock
         block = SharedBlock.create(100_000)
         block.bytes[:] = 7
         if {shared}:

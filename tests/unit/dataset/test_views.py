@@ -31,8 +31,7 @@ from omearrow_ds import (
     OMEArrowDatasetNumpy,
     write_images,
 )
-from omearrow_ds.dataset.batch import CollatedBatch
-from omearrow_ds.dataset.concat import BatchedConcat, batched
+from omearrow_ds.dataset.batch import BatchedConcat, CollatedBatch, batched
 from tests.support.errors import raises
 from tests.support.strategies import image_of
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
-from omearrow_ds.dataset import batch_memory
-from omearrow_ds.dataset.batch_memory import BatchBufferPool, batch_array
+from omearrow_ds.dataset import shared_memory
 from omearrow_ds.dataset.cuda import recorded
+from omearrow_ds.dataset.shared_memory import BatchBufferPool, batch_array
 from omearrow_ds.loader.device_transfer import on_device
 from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
@@ -28,7 +28,7 @@ SHAPE, COUNT = (1, 3, 1, 9, 12), 7
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
     if request.param == "stand-in":  # torch cannot pin memory without a driver.
-        monkeypatch.setattr(batch_memory, "_allocate_pinned", batch_memory._allocate_private)
+        monkeypatch.setattr(shared_memory, "_allocate_pinned", shared_memory._allocate_private)
     return stand_in(monkeypatch, request.param)
 
 
@@ -185,7 +185,7 @@ class Event:
 
 
 def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
-    monkeypatch.setattr(batch_memory, "_allocate_pinned", batch_memory._allocate_private)
+    monkeypatch.setattr(shared_memory, "_allocate_pinned", shared_memory._allocate_private)
     pool, event = BatchBufferPool.pinned(), Event()
     array = batch_array((100_000,), np.dtype(np.uint16), pool)
     address = array.ctypes.data
@@ -199,13 +199,13 @@ def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
 
 
 def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
-    monkeypatch.setattr(batch_memory, "_allocate_pinned", batch_memory._allocate_private)
+    monkeypatch.setattr(shared_memory, "_allocate_pinned", shared_memory._allocate_private)
     pool, events = BatchBufferPool.pinned(), [Event() for _ in range(20)]
     for event in events:
         pool.record_copy(
             torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now
         )
-        assert len(pool.buffers) <= batch_memory._MAX_PENDING_COPIES
+        assert len(pool.buffers) <= shared_memory._MAX_PENDING_COPIES
     assert [event.done for event in events] == [number < 16 for number in range(20)]
 
 

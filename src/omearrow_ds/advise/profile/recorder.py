@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
-from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.dataset.shared_memory import SharedBlock
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import formats
 
