@@ -18,7 +18,7 @@ import torch
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Targets
-from omearrow_ds.loader.seeding import borrowed_generators
+from omearrow_ds.loader.epoch import borrowed_generators
 from omearrow_ds.loader.worker_processes import UNPICKLABLE
 
 _TRIAL_S = 0.15

@@ -18,7 +18,6 @@ from omearrow_ds.dataset.batch import batched
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.checkpoint import EpochProgress
 from omearrow_ds.loader.device_transfer import (
     IN_ORDER,
     RawTransfer,
@@ -28,11 +27,10 @@ from omearrow_ds.loader.device_transfer import (
     with_device_indices,
 )
 from omearrow_ds.loader.division import SharedBatches
-from omearrow_ds.loader.epoch_batches import EpochBatchSampler, count_batches
-from omearrow_ds.loader.epoch_iterator import EpochIterator
-from omearrow_ds.loader.parts_sampler import PartsSampler, Ranks
-from omearrow_ds.loader.position import LoaderPosition
-from omearrow_ds.loader.settings import Setting, may_draw_random, rank_and_world_size, resolve
+from omearrow_ds.loader.epoch import EpochBatchSampler, EpochIterator, count_batches
+from omearrow_ds.loader.position import EpochProgress, LoaderPosition, rank_and_world_size
+from omearrow_ds.loader.samplers import PartsSampler, Ranks
+from omearrow_ds.loader.settings import Setting, may_draw_random, resolve
 from omearrow_ds.loader.worker_processes import refuse_in_daemon
 
 _AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.

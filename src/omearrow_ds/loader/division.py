@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.parts_sampler import PartsSampler, Ranks
+from omearrow_ds.loader.samplers import PartsSampler, Ranks
 
 _NESTED = ("batch_sampler", "_batch_sampler", "sampler", "_sampler", "dataset")  # Attributes of wrappers.
 _MOST_NESTED = 6

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, default_convert
 
 from omearrow_ds.dataset.batch import COLLATES, CONCATS, batched, collate_listed, collate_padded, refuse_mixed_classes
@@ -23,8 +22,12 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.batch_cost import BatchCost, CopyError, copy_for_trial, measure_batch_cost
 from omearrow_ds.loader.device_transfer import pixel_device, stored_transfer_blocker
 from omearrow_ds.loader.division import divides, share_batches, warn_of_division, within
-from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
-from omearrow_ds.loader.windowed_sampler import (
+from omearrow_ds.loader.position import rank_and_world_size
+from omearrow_ds.loader.samplers import (
+    WINDOW,
+    OrderSpec,
+    PartsSampler,
+    Ranks,
     SharedWindowedSampler,
     WindowedSampler,
     check_shuffle_fields,
@@ -144,13 +147,6 @@ def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, An
                 chosen = {"pin_memory": Setting(False, "batches are created in alternating pinned buffers")}
         chosen["transfer"] = Setting(*transfer)
     return {name: setting for name, setting in chosen.items() if name not in passed}
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
 
 
 def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any]) -> Settings:

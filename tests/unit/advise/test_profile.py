@@ -60,7 +60,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
     "dataset/collection dataset/samples dataset/dataset dataset/batch kernels/gather loader/dataloader "
-    "loader/epoch_iterator loader/epoch_batches loader/checkpoint dataset/shared_memory "
+    "loader/epoch loader/position dataset/shared_memory "
     "dataset/preload dataset/stored_images dataset/crop_boxes dataset/targets codec/leaves codec/decode codec/encode "
     "storage/source axes loader/worker_processes"
 )

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, SequentialSampler, Subset
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.loader import epoch_batches
-from omearrow_ds.loader.epoch_batches import RemainingBatches
+from omearrow_ds.loader import epoch
+from omearrow_ds.loader.epoch import RemainingBatches
 from omearrow_ds.loader.worker_processes import PickledCall
 from tests.conftest import needs
 from tests.support.errors import raises
@@ -147,8 +147,8 @@ def test_a_state_while_reads_wait_continues_with_the_next_batch(stored, requeste
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_workers_request_announced_batches_only_while_reads_wait(stored, requested, reads, monkeypatch, is_waiting):
     dataset = OMEArrowDataset(stored("arrow"), preload=False)
-    monkeypatch.setattr(epoch_batches, "get_worker_info", lambda: SimpleNamespace(dataset=dataset))
-    announced = PickledCall(epoch_batches.receive_indices, [1, 2], None, [7, 8])
+    monkeypatch.setattr(epoch, "get_worker_info", lambda: SimpleNamespace(dataset=dataset))
+    announced = PickledCall(epoch.receive_indices, [1, 2], None, [7, 8])
     assert pickle.loads(pickle.dumps(announced)) == [1, 2]
     for _ in range(2):
         dataset.__getitems__([0, 1])

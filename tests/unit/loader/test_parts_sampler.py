@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
-from omearrow_ds.loader import settings as loader_settings
-from omearrow_ds.loader.parts_sampler import WINDOW, OrderSpec, PartsSampler, Ranks
+from omearrow_ds.loader.samplers import WINDOW, OrderSpec, PartsSampler, Ranks
 from omearrow_ds.storage.formats._base import PartLayout
 from omearrow_ds.storage.jobs import PartitionOptions
 from omearrow_ds.storage.parts_source import OPEN_PARTS
@@ -182,8 +181,8 @@ def path(tmp_path_factory):
 @pytest.fixture
 def as_rank(monkeypatch):
     def choose(rank, ranks, per_host):
-        monkeypatch.setattr(loader_settings, "rank_and_world_size", lambda: (rank, ranks))
-        monkeypatch.setattr("omearrow_ds.loader.dataloader.rank_and_world_size", lambda: (rank, ranks))
+        for module in ("dataloader", "position", "settings"):
+            monkeypatch.setattr(f"omearrow_ds.loader.{module}.rank_and_world_size", lambda: (rank, ranks))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(per_host))
 
     return choose

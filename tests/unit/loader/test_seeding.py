@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.epoch_batches import EpochBatchSampler
-from omearrow_ds.loader.position import LoaderPosition
-from omearrow_ds.loader.seeding import BorrowedGenerators
+from omearrow_ds.loader.epoch import BorrowedGenerators, EpochBatchSampler
+from omearrow_ds.loader.position import EpochProgress, LoaderPosition
 from tests.support.strategies import slow_except
 from tests.unit.loader.conftest import COUNT
 from tests.unit.loader.test_batch_cost import Own, draw, states
@@ -190,7 +188,7 @@ def test_generators_of_the_program_are_restored_after_the_last_of_several_thread
 
 def test_loader_does_not_seed_batches_without_random_numbers(path, monkeypatch):
     """Seeding takes time."""
-    monkeypatch.setattr("omearrow_ds.loader.epoch_batches.epoch_seed", None)
+    monkeypatch.setattr("omearrow_ds.loader.epoch.epoch_seed", None)
     for dataset in (OMEArrowDataset(path), OMEArrowDataset(path, preload=False, target="number")):
         for size in (4, None):
             assert len(list(OMEArrowDataLoader(Subset(dataset, range(8)), size, num_workers=0))) == 8 // (size or 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
-from omearrow_ds.loader.windowed_sampler import SharedWindowedSampler, windowed_order
+from omearrow_ds.loader.samplers import SharedWindowedSampler, windowed_order
 from tests.support.errors import raises
 from tests.support.strategies import image_of
 

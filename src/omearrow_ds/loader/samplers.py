@@ -1,5 +1,9 @@
-"""Sample order of a collection in parts: independent of world size and workers, with separate parts per host.
+"""Sample orders within windows of images, and of collections in parts.
 
+**Windows.** A random crop from a compressed store requires decoding its whole image. In a windowed order, the samples
+of ``window`` images precede those of other images, so a cache of ``window`` images decodes each once.
+
+**Parts.** The order is independent of world size and workers, with separate parts per host.
 Parts are permuted and concatenated, and their samples are cut into equal stretches, one per *node*. Nodes are the
 hosts of the first run. Within a stretch, each sample is shifted by a random distance of up to ``window`` parts. Samples
 shifted beyond the end wrap around to the beginning, so consecutive samples come from at most ``window + 1`` parts.
@@ -21,17 +25,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.checkpoint import EpochProgress
-from omearrow_ds.loader.windowed_sampler import describe_mixing
+from omearrow_ds.loader.position import EpochProgress
+from omearrow_ds.options import check_integer
 from omearrow_ds.storage.formats._base import PartFetches
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
+_BATCHES = 200  # For measuring the quality of an order.
 WINDOW = 14  # The parts of two windows are open at once. Up to two windows of parts are shuffled together.
 VERSION = "parts 1"  # Version of saved states.
 _AT_ONCE = 2**16
@@ -332,3 +337,93 @@ class PartsSampler(DistributedSampler[Any]):
 
     def _step(self, batch_size: int | None) -> int:
         return self.ranks.ranks * (batch_size or 1)
+
+
+def windowed_order(fields: Array, window: int, generator: torch.Generator) -> Array:
+    """Return all sample indices, in random order within random windows of images; ``fields`` has each image index."""
+    distinct, of_sample = np.unique(fields, return_inverse=True)
+    rank = torch.randperm(len(distinct), generator=generator).numpy()
+    windows = rank[of_sample.reshape(-1)] // window
+    within = torch.randperm(len(fields), generator=generator).numpy()
+    return within[np.argsort(windows[within], kind="stable")]
+
+
+class WindowedSampler(Sampler[int]):
+    """Samples of a dataset in a `windowed_order` that differs per epoch.
+
+    The order is drawn from ``generator``; None selects torch's global generator.
+    """
+
+    def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
+        self.dataset, self.window, self.generator = dataset, window, generator
+        self._fields = dataset.fields
+
+    def __repr__(self) -> str:
+        return f"WindowedSampler({len(self)} samples, within windows of {self.window} images)"
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self.generator
+        if generator is None:  # Draws exactly one number, like RandomSampler.
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator().manual_seed(seed)
+        yield from windowed_order(self._fields, self.window, generator).tolist()
+
+
+class SharedWindowedSampler(DistributedSampler[Any]):
+    """A rank's contiguous part of a `windowed_order` that all ranks share; each rank reads few of the images."""
+
+    def __init__(self, dataset: StoredSamples, window: int, *, seed: int, drop_last: bool) -> None:
+        super().__init__(dataset, seed=seed, drop_last=drop_last)
+        self._fields, self._window = dataset.fields, window
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        whole = windowed_order(self._fields, self._window, generator)
+        part = np.resize(whole, self.total_size)  # Repeats from the beginning, like DistributedSampler.
+        yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
+
+
+def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
+    """Return the dataset; raise `ArgumentError` if its class or its cache does not support windowed shuffling."""
+    check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
+    if not isinstance(dataset, StoredSamples):
+        raise ArgumentError(
+            f"needs a dataset of this package, not {type(dataset).__name__}",
+            option="shuffle_fields",
+            remedy="leave it out",
+        )
+    collection = dataset._collection
+    if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
+        largest = np.sort(collection.image_bytes)[-window:]
+        needed, cache_bytes = int(largest.sum()), collection.options.cache_bytes
+        if cache_bytes < needed:
+            raise ArgumentError(
+                f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}",
+                option="shuffle_fields",
+                value=window,
+                remedy=f"create the dataset with cache_bytes={needed}, or preload it",
+            )
+    return dataset
+
+
+def describe_shuffle(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
+    """Describe a windowed order, and compare it with a full shuffle."""
+    text = f"random over {window} images at a time"
+    if batch_size is None or min(batch_size, len(dataset)) < 2:
+        return text
+    order = windowed_order(dataset.fields, window, torch.Generator().manual_seed(0))
+    return f"{text}: {describe_mixing(dataset.fields[order], batch_size, 'image')}"
+
+
+def describe_mixing(groups: Array, batch_size: int, group_name: str) -> str:
+    """Return the rate at which two samples of a batch share a group, in this order and in a full shuffle."""
+    size = min(batch_size, len(groups))
+    batches = np.sort(groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size), axis=1)
+    _, batch_counts = np.unique(np.arange(len(batches))[:, None] * (groups.max() + 1) + batches, return_counts=True)
+    _, counts = np.unique(groups, return_counts=True)
+    same = (batch_counts * (batch_counts - 1)).sum() / (batches.size * (size - 1))
+    uniform = (counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1))
+    return f"two samples of a batch come from one {group_name} in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"

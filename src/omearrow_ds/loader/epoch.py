@@ -1,0 +1,380 @@
+"""Batches of an epoch: their indices and seeds, requests for later pages, and the iterator over them."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
+from hashlib import blake2b
+from itertools import islice
+from os import getpid
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.loader.device_transfer import NumberedBatch, unwrap
+from omearrow_ds.loader.position import EpochProgress, LoaderPosition
+from omearrow_ds.loader.worker_processes import PickledCall
+
+_INDICES_SHOWN = 16
+_SEED_BYTES = 32
+_numpy: Any = np.random  # Its stubs lack some functions.
+
+
+class EpochIterator:
+    """Iterator over the batches of one epoch.
+
+    It has the attributes of torch's iterator, ``batches``. Batches are counted in ``progress``, and moved to a device
+    by ``move``.
+
+    ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        progress: EpochProgress,
+        move: Callable[[Iterator[NumberedBatch]], Iterator[NumberedBatch]],
+        prepare: Callable[[EpochIterator], None] | None = None,
+    ) -> None:
+        self._move, self._prepare, self._in_use = move, prepare, threading.RLock()
+        self.start(batches, progress)
+        self._is_ready = prepare is None
+
+    def start(self, batches: Iterator[Any], progress: EpochProgress) -> None:
+        self.progress = progress
+        self._numbered = _NumberedBatches(progress)
+        self.use(batches)
+        self._next = self._move(self._numbered).__next__
+
+    def use(self, batches: Iterator[Any]) -> None:
+        self._batches, self._is_ready, self.is_released = batches, True, False
+        self._numbered.use(batches)
+
+    def release(self) -> bool:
+        """Release the workers for another epoch, unless a thread waits for a batch; return whether they were released.
+
+        If this epoch continues, it needs new workers.
+        """
+        if not self._in_use.acquire(blocking=False):
+            return False
+        if self.progress.ended:
+            self._next = iter(()).__next__
+        else:
+            self.progress.take_back()
+            self._is_ready, self.is_released = False, True
+        self._in_use.release()
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_ready and self._prepare is not None:
+            self._is_ready = True
+            self._prepare(self)
+        with self._in_use:
+            if not self._is_ready:
+                return next(self)  # Another thread took the workers meanwhile.
+            try:
+                number, batch = self._next()
+            except StopIteration:
+                self._next = iter(()).__next__  # With persistent workers, torch's iterator would start the next epoch.
+                self.progress.ended = self.progress.begun
+                raise
+            except RuntimeError:
+                self.progress.failed = True  # A worker may have been killed.
+                raise
+            if number is not None:
+                self.progress.deliver(number)
+            return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # Torch's iterator has a length.
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # During initialization.
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+class _NumberedBatches:
+    """Torch's batches with their numbers; the program's global generators are restored after each."""
+
+    def __init__(self, progress: EpochProgress) -> None:
+        self._progress = progress
+
+    def use(self, batches: Any) -> None:
+        self._batches = batches
+        self._has_workers = hasattr(batches, "_task_info")
+        is_plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
+        self._unmarked = batches._next_data if is_plain else batches.__next__  # noqa: SLF001
+
+    def __iter__(self) -> Iterator[NumberedBatch]:
+        return self
+
+    def __next__(self) -> NumberedBatch:
+        try:
+            # `__next__` only adds a profiler record, which took a tenth of the time of a batch of 16 at 100 x 100.
+            profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+            batch = next(self._batches) if profiled else self._unmarked()
+        except StopIteration as error:
+            if not self._progress.waiting:
+                raise
+            raise _not_the_end(self._pop_finished()[1]) from error
+        except BaseException as error:
+            self._pop_finished()  # The failed batch is not delivered.
+            if self._has_workers:
+                # Torch's frames and the error reference each other, and workers would remain until garbage collection.
+                traceback.clear_frames(error.__traceback__)
+            raise
+        return self._pop_finished()[0], batch
+
+    def _pop_finished(self) -> tuple[int | None, Any]:
+        """Return number and indices of the batch that torch returned, which may be out of order."""
+        progress = self._progress
+        if progress.has_borrowed:
+            borrowed_generators(getpid()).restore()
+            progress.has_borrowed = False
+        if not self._has_workers:
+            return progress.waiting.pop(0, (None, None))
+        # Torch does not return the number of a batch, but removes the batch from its pending tasks. So it is the
+        # waiting batch that is not pending.
+        tasks = self._batches._task_info  # noqa: SLF001  # Pending tasks by their index.
+        key = next((key for key in progress.waiting if key not in tasks), None)
+        return (None, None) if key is None else progress.waiting.pop(key)
+
+
+def _not_the_end(indices: Any) -> RuntimeError:
+    """Return the error that replaces a `StopIteration` of a batch, which would end the loop."""
+    samples = list(indices) if isinstance(indices, list | tuple) else [indices]
+    listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
+    return RuntimeError(
+        f"samples {listed}: collate_fn or the dataset raised StopIteration, which would end the epoch early; "
+        f"add a default to its next() call"
+    )
+
+
+class RemainingBatches:
+    """Batches of an epoch, as batch numbers and indices, that have not been given to the workers."""
+
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+        self._batches = batches
+        self._drawn = deque[tuple[int, Any]]()  # They come before the rest of `_batches`.
+        self._drawing = threading.Lock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        with self._drawing:
+            return self._drawn.popleft() if self._drawn else next(self._batches)
+
+    def peek(self, distance: int) -> Any:
+        """Return the indices of the batch that is ``distance`` batches ahead, or None after the end of the epoch."""
+        with self._drawing:
+            self._drawn.extend(islice(self._batches, max(distance - len(self._drawn), 0)))
+            return self._drawn[distance - 1][1] if len(self._drawn) >= distance else None
+
+    def draw(self) -> None:
+        with self._drawing:
+            self._drawn.extend(self._batches)
+
+    def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
+        with self._drawing:
+            self._drawn.extendleft(reversed(list(batches)))
+
+
+@dataclass(eq=False)
+class EpochBatchSampler:
+    """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader.
+
+    If batches are created in this process, the first item is a placeholder, None: requesting it draws the order when
+    the epoch begins, as with workers, not when the first batch is requested.
+    """
+
+    sampler: Any
+    position: LoaderPosition
+    generators: Sequence[torch.Generator]  # The order may be drawn from them, or from torch's global one.
+    _: KW_ONLY
+    workers: bool
+    rank: int | None = None  # Rank that random numbers of batches are seeded for; None if batches draw none.
+    # Returns the state that determines the random numbers, from the states of torch's and the other generators.
+    seed_source: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    # Dataset whose pages of later batches are requested, and the distance of these batches. None if batches must not be
+    # drawn before they are needed.
+    read_ahead: tuple[Any, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        progress = self.position.progress
+        return self._for_workers(progress) if self.workers else self._for_this_process(progress)
+
+    def _for_workers(self, progress: EpochProgress) -> Iterator[Any]:
+        rest = progress.rest or self.draw(progress)
+        for key, (number, indices) in enumerate(rest):
+            progress.waiting[key] = number, indices
+            seed = None if progress.seed is None else batch_seed(progress.seed, number)
+            later = None if self.read_ahead is None else rest.peek(self.read_ahead[1])
+            yield indices if seed is None and later is None else PickledCall(receive_indices, indices, seed, later)
+
+    def _for_this_process(self, progress: EpochProgress) -> Iterator[Any]:
+        rest = progress.rest or self.draw(progress)
+        yield None
+        dataset, distance = self.read_ahead or (None, 0)
+        page_requests = None if dataset is None else unwrap(dataset)[0]._collection.page_requests
+        for number, indices in rest:
+            progress.waiting[0] = number, indices
+            if page_requests is not None and page_requests.num_remaining:
+                _request_pages(dataset, rest.peek(distance))
+            if progress.seed is not None:
+                borrowed_generators(getpid()).borrow(batch_seed(progress.seed, number))
+                progress.has_borrowed = True
+            yield indices
+
+    def draw(self, progress: EpochProgress) -> RemainingBatches:
+        """Draw the order of an epoch, and return its remaining batches."""
+        if self.position.rest is not None:
+            self.position.rest.draw()
+        generators = [torch.default_generator, *self.generators]
+        before = torch.default_generator.get_state()
+        if progress.resumed:
+            for generator, state in zip(generators, progress.states, strict=True):
+                generator.set_state(state)
+        else:
+            progress.states = [generator.get_state() for generator in generators]
+        length = count_batches(self.sampler)
+        progress.total = None if length is None else progress.first + length
+        progress.rest = rest = RemainingBatches(
+            (number, indices)
+            for number, indices in enumerate(self.sampler, progress.first)
+            if number >= progress.batches and number not in progress.ahead
+        )
+        # An epoch that ends early leaves generators as at its end, since prefetching may have drawn all of it.
+        self.position.rest = rest if self.generators and length is not None else None
+        rest.peek(1)  # Samplers draw when their first batch is requested.
+        if progress.resumed:
+            torch.default_generator.set_state(before)
+        progress.seed = None if self.rank is None else epoch_seed(self.seed_source(progress.states), self.rank)
+        return rest
+
+    def pass_over(self, progress: EpochProgress) -> None:
+        """Advance the generators to the end of an epoch whose batches are skipped."""
+        if self.generators and progress.begun:
+            (progress.rest or self.draw(progress)).draw()
+
+
+def count_batches(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def receive_indices(indices: Any, seed: bytes | None, later: Sequence[int] | None) -> Any:
+    """Return the indices of a batch in a worker, after it seeds generators and requests the pages of a later batch."""
+    worker = get_worker_info()
+    if worker is not None and later is not None:
+        _request_pages(worker.dataset, later)
+    if seed is not None:
+        seed_global_rngs(seed)
+    return indices
+
+
+def _request_pages(dataset: Any, indices: Sequence[int] | None) -> None:
+    """Request the pages of a later batch, if reads wait; errors are ignored, as creating the batch raises them."""
+    samples, positions = unwrap(dataset)
+    if indices is None or not samples._collection.page_requests.num_remaining:
+        return
+    with suppress(OMEArrowDSError):
+        if positions is not None:
+            indices = [positions[index] for index in indices]
+        samples._collection.request_ahead(samples._positions(indices))  # noqa: SLF001  # Its base class is ours.
+
+
+def epoch_seed(state: torch.Tensor, rank: int) -> bytes:
+    """Return the seed of an epoch from the state of its order; ranks with equal states draw different numbers."""
+    salt = rank.to_bytes(8, "little")
+    return blake2b(state.numpy().tobytes(), digest_size=_SEED_BYTES, salt=salt).digest()
+
+
+def batch_seed(epoch: bytes, number: int) -> bytes:
+    return blake2b(number.to_bytes(8, "little"), key=epoch, digest_size=_SEED_BYTES).digest()
+
+
+def seed_global_rngs(seed: bytes) -> None:
+    torch.default_generator.manual_seed(int.from_bytes(seed[:8], "little"))
+    random.seed(int.from_bytes(seed[8:24], "little"))
+    np.random.seed(int.from_bytes(seed[24:28], "little"))  # noqa: NPY002  # Transforms may use it.
+
+
+class BorrowedGenerators:
+    """Global generators of a process, which are seeded for batches created in it, and restored afterwards.
+
+    Saving and restoring NumPy's state takes 130 µs. Instead, another generator temporarily replaces it, and the cached
+    second value of a pair of normal numbers is saved.
+
+    Batches of several threads draw from the same generators: the first one saves their states, the last one restores
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_batches = 0
+        self._own = np.random.MT19937(0)
+        self._saved: tuple[Any, ...] = ()
+
+    def borrow(self, seed: bytes) -> None:
+        with self._lock:
+            if self._num_batches == 0:
+                with _without_bit_generator() as legacy:
+                    pair = legacy.get_state(legacy=False)
+                generator = _numpy.get_bit_generator()
+                self._saved = torch.default_generator.get_state(), random.getstate(), generator, pair
+                _numpy.set_bit_generator(self._own)
+            self._num_batches += 1
+            seed_global_rngs(seed)
+
+    def restore(self) -> None:
+        with self._lock:
+            self._num_batches -= 1
+            if self._num_batches:
+                return
+            torch_state, python_state, generator, pair = self._saved
+            torch.default_generator.set_state(torch_state)
+            random.setstate(python_state)
+            _numpy.set_bit_generator(generator)
+            if pair["has_gauss"]:
+                with _without_bit_generator() as legacy:
+                    legacy.set_state(pair)
+
+
+@functools.cache
+def borrowed_generators(pid: int) -> BorrowedGenerators:
+    """Return the generators of this process, ``pid``; a forked child must not wait for its parent's lock."""
+    del pid
+    return BorrowedGenerators()
+
+
+@contextmanager
+def _without_bit_generator() -> Iterator[Any]:
+    """Yield NumPy's global ``RandomState``, of which only the cached normal number can be read or set."""
+    legacy = _numpy.rand.__self__
+    generator = legacy._bit_generator  # noqa: SLF001  # No public API.
+    legacy._bit_generator = SimpleNamespace(state={"bit_generator": "", "state": None})  # noqa: SLF001
+    try:
+        yield legacy
+    finally:
+        legacy._bit_generator = generator  # noqa: SLF001
