@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -12,7 +12,7 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices, write_boxes
+from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices
 from omearrow_ds.dataset.cuda import BYTES_PER_BOX, DeviceCropper, DeviceSamples, check_room
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
@@ -36,36 +36,19 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
-STAGES = {
-    "assemble": "normalize",
-    "scale": "normalize",
-    "fill_in_threads": "normalize",
-}
+STAGES = {"assemble": "normalize", "scale": "normalize", "fill_in_threads": "normalize"}
 
 
 class SamplePlan(NamedTuple):
-    """Region and scaling of each image.
-
-    Attributes
-    ----------
-    kinds
-        Groups of similar images.
-    cuts, divisors
-        Region of each image that samples may show, with all axes for crops, and its scaling.
-    planes
-        For crops, the T, C and Z of each image that samples show.
-    sample_kind
-        Shape and dtype of all samples, or None if they differ. For crops, the shape along T, C and Z.
-    is_stored_alike, is_scaled_alike
-        Whether all images have one shape and dtype, and whether all have one scaling.
-    """
+    """Region and scaling of each image."""
 
     kinds: ImageKinds
-    cuts: list[Cut]
+    cuts: list[Cut]  # Region of each image that samples may show, with all axes for crops.
     divisors: list[Divisor]
-    planes: list[PickedRegion]
+    planes: list[PickedRegion]  # For crops, the T, C and Z of each image that samples show.
+    # Shape and dtype of all samples, or None if they differ. For crops, the shape along T, C and Z.
     sample_kind: tuple[tuple[int, ...], np.dtype[Any]] | None
-    is_stored_alike: bool
+    is_stored_alike: bool  # Whether all images have one shape and dtype.
     is_scaled_alike: bool
 
 
@@ -88,7 +71,7 @@ class Collection(StoredImages):
         crops: CropWindows | None = None,
     ) -> None:
         super().__init__(source, options)
-        self.sample_axes, self.crops = axes, crops
+        self.sample_axes, self.axes, self.crops = axes, axes.axes, crops
         self._normalizer = Normalizer(source, normalize, illumination)
         if crops is not None and not {"Y", "X"} <= set(axes.axes):
             raise AxesError(f"axes={axes.axes!r}: crops need Y and X; add both axes")
@@ -111,13 +94,13 @@ class Collection(StoredImages):
                 by_shape[shape] = axes.cut(shape, f"{self.path}: image {index}")
         cuts = [by_shape[shape] for shape in shapes]
         divisors = list(map(self._normalizer.divisor, kinds.first, dtypes, shapes, cuts))
-        planes = []
-        for cut, shape in zip(cuts, shapes, strict=True) if is_cropped else ():
-            spans = [spans_of(indices.tolist()) for indices in shown_indices(cut, shape)[:3]]
-            planes.append(PickedRegion.from_spans(spans))
+        planes = [
+            PickedRegion.from_spans([spans_of(indices.tolist()) for indices in shown_indices(cut, shape)[:3]])
+            for cut, shape in (zip(cuts, shapes, strict=True) if is_cropped else ())
+        ]
+        num_axes = 3 if is_cropped else None
         sample_kinds = {
-            (cut.shape[:3] if is_cropped else cut.shape, self._sample_dtype(dtype))
-            for cut, dtype in zip(cuts, dtypes, strict=True)
+            (cut.shape[:num_axes], self._sample_dtype(dtype)) for cut, dtype in zip(cuts, dtypes, strict=True)
         }
         return SamplePlan(
             kinds,
@@ -135,10 +118,6 @@ class Collection(StoredImages):
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return FLOAT32 if self._normalizer.is_float32 else dtype
-
-    @property
-    def axes(self) -> str:
-        return self.sample_axes.axes
 
     @property
     def is_float32(self) -> bool:
@@ -180,11 +159,10 @@ class Collection(StoredImages):
         return rows
 
     def fields_of(self, positions: Array) -> Array:
-        """Return the image index of each sample."""
         return positions if self.crops is None else self.crops.boxes.fields[positions]
 
     def samples_of(self, count: int) -> Array:
-        """Return the sorted positions of the samples of the first ``count`` images."""
+        """Return the positions of the samples of the first ``count`` images."""
         return np.flatnonzero(self.fields_of(np.arange(len(self))) < count)
 
     @property
@@ -206,7 +184,9 @@ class Collection(StoredImages):
         """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
         if not preload:
             return
-        limit = preload_limit_bytes() if max_bytes is None else max_bytes
+        limit, limit_name = max_bytes, "max_bytes"
+        if limit is None:
+            limit, limit_name = preload_limit_bytes(), "half of the available memory"
         if isinstance(preload, torch.device) and len(self.shapes):
             self._load_on(preload, max_bytes)
         elif self.nbytes <= limit:
@@ -214,33 +194,22 @@ class Collection(StoredImages):
         elif preload == "auto":
             return
         else:
-            raise MemoryLimitError(
-                f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} "
-                f"({'max_bytes' if max_bytes is not None else 'half of the available memory'}); "
-                f"raise max_bytes, or pass preload=False or 'auto'"
-            )
+            problem = f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} ({limit_name})"
+            raise MemoryLimitError(f"{problem}; raise max_bytes, or pass preload=False or 'auto'")
         if self._normalizer.by_dtype:
             first = enumerate(self.dtypes[:MAX_IMAGES])
             warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
         self.source.close()
 
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
+        crops, error = self.crops, partial(ArgumentError, path=self.path, option="preload")
+        on_cpu = "preload=True, and device='cuda' to the loader"
         if not self.plan.is_stored_alike:
-            raise ArgumentError(
-                "images that differ in shape or dtype cannot be preloaded on a device",
-                path=self.path,
-                option="preload",
-                value=str(device),
-                remedy="pass preload=True, and device='cuda' to the loader",
-            )
-        crops = self.crops
+            problem = "images that differ in shape or dtype cannot be preloaded on a device"
+            raise error(problem, value=str(device), remedy=f"pass {on_cpu}")
         if crops is not None and (crops.resize is not None or crops.box_size is None):
-            raise ArgumentError(
-                "crops on a device need one size, but boxes differ in size",
-                path=self.path,
-                option="preload",
-                remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
-            )
+            problem = "crops on a device need one size, but boxes differ in size"
+            raise error(problem, remedy=f"pass crop_size=, or {on_cpu}")
         boxes_bytes = 0 if crops is None or self.is_random else len(crops) * BYTES_PER_BOX
         check_room(self.path, device, self.nbytes + boxes_bytes, max_bytes)
         pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
@@ -361,8 +330,13 @@ class Collection(StoredImages):
         # The source reads the part of each box that is in its field, and this pads the pixels outside.
         all_boxes = zip(*[values.tolist() for values in boxes], strict=True)
         placed = [PlacedBox.of(box, self.shapes[box[0]], crops.pad) for box in all_boxes]
-        regions = self._read(placed)
-        fill = partial(write_boxes, placed, regions, plan.divisors, targets, crops.pad)
+        regions, pad = self._read(placed), crops.pad
+
+        def fill(positions: Iterable[int]) -> None:
+            for position in positions:
+                box = placed[position]
+                box.write(regions[position], plan.divisors[box.field], targets[position], pad)
+
         positions = range(len(samples))
         if stacked is None:
             fill(positions)
@@ -414,18 +388,16 @@ class Collection(StoredImages):
         return samples.transpose([0, *[axis + 1 for axis in order]])[(slice(None), *present)]
 
     def tczyx(self, sample: Array) -> Array:
-        """Return a sample as a view with the axes (T, C, Z, Y, X)."""
         order, present = self._order
         return sample.transpose(order)[present]
 
     @cached_property
     def pool(self) -> BatchBufferPool:
-        """Memory pool of large batches."""
         return BatchBufferPool()
 
     @cached_property
     def rows(self) -> DecodedRows | None:
-        """All images as views of decoded memory, cut to the region of samples, or None.
+        """All images as views of decoded memory, cut to the region of samples.
 
         None if images are not decoded or samples differ in shape, also crops in scaling.
         """
@@ -453,10 +425,7 @@ class Collection(StoredImages):
             request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
 
     def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return how images are cut and scaled, for all axes (T, C, Z, Y, X); all images must have one shape.
-
-        These are the cut, the distinct scalings, and (N,) the index of each image's scaling; None if there is one.
-        """
+        """Return the cut of images of one shape, with all axes, their distinct scalings, and the scaling of each."""
         kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
         cut = self._all_axes.cut(shape, str(self.path))
         divisors = [self._normalizer.divisor(index, self.dtypes[index], shape, cut) for index in kinds.first]

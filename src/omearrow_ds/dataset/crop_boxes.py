@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Self, TypedDict
@@ -56,7 +56,6 @@ class PlacedBox(NamedTuple):
 
     @classmethod
     def of(cls, box: Sequence[int], shape: Array, pad: str) -> Self:
-        """Return a box of field, top, left, height and width in an image of ``shape`` (T, C, Z, Y, X)."""
         field, top, left, height, width = box
         size_y, size_x = shape[3:].tolist()
         y0, x0, y1, x1 = max(top, 0), max(left, 0), min(top + height, size_y), min(left + width, size_x)
@@ -79,20 +78,6 @@ class PlacedBox(NamedTuple):
             top, left = self.corner
             out = out[..., -top : y1 - y0 - top, -left : x1 - x0 - left]
         scale(region, divisor, out)
-
-
-def write_boxes(
-    placed: Sequence[PlacedBox],
-    regions: Sequence[Array],
-    divisors: Sequence[Divisor],
-    targets: Sequence[Array] | Array,
-    pad: str,
-    positions: Iterable[int],
-) -> None:
-    """Write the boxes at some positions to ``targets``, each (T, C, Z, Y, X)."""
-    for position in positions:
-        box = placed[position]
-        box.write(regions[position], divisors[box.field], targets[position], pad)
 
 
 def shown_indices(cut: Cut, shape: Sequence[int]) -> list[Array]:
@@ -136,30 +121,15 @@ class CropResize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CropWindows:
-    """One crop box per sample.
+    """One crop box per sample."""
 
-    Attributes
-    ----------
-    boxes
-        Boxes as int32; heights and widths have one item if all boxes have one size.
-    pad
-        Pixels beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, see `numpy.pad`.
-    num_dropped
-        Number of boxes that were left out because they extend beyond an edge.
-    ranges
-        (N, 2), the number of rows and columns at which a box is drawn at each access, from torch's global generator;
-        None for fixed boxes.
-    rows
-        Ids and columns of crops, or None for those of the images.
-    resize
-        Conversion of crops to one size, or None.
-    """
-
-    boxes: CropBoxes
-    pad: str = "constant"
-    num_dropped: int = 0
+    boxes: CropBoxes  # As int32; heights and widths have one item if all boxes have one size.
+    pad: str = "constant"  # Pixels beyond an image's edge: constant (0), edge or reflect, see `numpy.pad`.
+    num_dropped: int = 0  # Number of boxes that were left out because they extend beyond an edge.
+    # (N, 2), the number of rows and columns at which a box is drawn at each access, from torch's global generator; None
+    # for fixed boxes.
     ranges: Array | None = None
-    rows: CropRows | None = None
+    rows: CropRows | None = None  # Ids and columns of crops, or None for those of the images.
     resize: CropResize | None = None
 
     def __post_init__(self) -> None:
@@ -183,7 +153,6 @@ class CropWindows:
         return self.box_size if self.resize is None else self.resize.size
 
     def size_of(self, position: int) -> tuple[int, int]:
-        """Return (height, width) of one box."""
         return self.box_size or (int(self.boxes.heights[position]), int(self.boxes.widths[position]))
 
     def are_inside(self, shape: Sequence[int]) -> bool:
@@ -232,8 +201,13 @@ def make_crops(
     if resize.scales and not is_float32:
         problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
         raise ArgumentError(problem, option="resize", remedy="leave out one of them")
-    if not resize.scales:
-        _refuse_larger(crops, rows, resize.size)
+    for position in () if resize.scales else range(len(crops)):
+        height, width = crops.size_of(position)
+        if height > resize.size[0] or width > resize.size[1]:
+            raise AxesError(
+                f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels but "
+                f"pad_to={resize.size}; raise pad_to, or pass resize= instead"
+            )
     return source, replace(crops, rows=rows, resize=resize)
 
 
@@ -339,16 +313,6 @@ def _centered(shapes: Array, size: tuple[int, int], pad: str | None, path: str) 
     return _boxes_of_size(np.arange(len(shapes)), corners, size)
 
 
-def _refuse_larger(crops: CropWindows, rows: CropRows, size: tuple[int, int]) -> None:
-    for position in range(len(crops)):
-        height, width = crops.size_of(position)
-        if height > size[0] or width > size[1]:
-            raise AxesError(
-                f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels but "
-                f"pad_to={size}; raise pad_to, or pass resize= instead"
-            )
-
-
 def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
     crop, pad, has_objects = passed.get("crop", "center"), passed.get("pad"), "objects" in passed
     if pad is not None:
@@ -362,9 +326,8 @@ def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
     for other, names, is_passed in needs:
         name = next((name for name in names if name in passed and not is_passed), None)
         if name is not None:
-            raise ArgumentError(
-                f"needs {other}", option=name, value=passed[name], remedy=f"pass {other} or leave it out"
-            )
+            remedy = f"pass {other} or leave it out"
+            raise ArgumentError(f"needs {other}", option=name, value=passed[name], remedy=remedy)
     if has_objects and crop != "center":
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
     if crop_size is None and not passed.get("box"):

@@ -132,11 +132,8 @@ def _columns_by_id(columns: Any, subject: str) -> _Columns:
     else:
         table = as_table(columns, subject)
         if table is None or _IDS not in table.column_names:
-            raise MetadataError(
-                f"{subject}: columns= lacks the column {_IDS!r}, which assigns rows to embeddings; "
-                f"add it, or pass the dataset",
-                column=_IDS,
-            )
+            problem = f"columns= lacks the column {_IDS!r}, which assigns rows to embeddings"
+            raise MetadataError(f"{subject}: {problem}; add it, or pass the dataset", column=_IDS)
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
     row_of = {image_id: row for row, image_id in enumerate(ids)}
     if len(row_of) < len(ids):
@@ -159,9 +156,8 @@ def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
     first: Array | None = None
     error = partial(ArgumentError, path=subject, option="embeddings")
     if not isinstance(embeddings, Iterable):
-        raise error(
-            f"is {type(embeddings).__name__}", remedy="pass an array of shape (N, D), or batches of such arrays"
-        )
+        remedy = "pass an array of shape (N, D), or batches of such arrays"
+        raise error(f"is {type(embeddings).__name__}", remedy=remedy)
     for number, values in enumerate(embeddings):
         if isinstance(values, torch.Tensor):
             is_bfloat16 = values.dtype == torch.bfloat16  # NumPy has no bfloat16.
@@ -205,10 +201,8 @@ def _tables(
             waiting = []
     num_left = sum(1 for _ in ids)
     if num_left:
-        raise MetadataError(
-            f"{subject}: there are {num_rows + num_left:,} image_ids but {count(num_rows, 'embedding')}; pass one id "
-            f"per embedding"
-        )
+        problem = f"there are {num_rows + num_left:,} image_ids but {count(num_rows, 'embedding')}"
+        raise MetadataError(f"{subject}: {problem}; pass one id per embedding")
 
 
 def _table(
@@ -218,16 +212,13 @@ def _table(
     num_features, num_rows = features.shape
     own_ids = list(islice(ids, num_rows))
     if len(own_ids) < num_rows:
-        num_ids = start + len(own_ids)
-        raise MetadataError(
-            f"{subject}: there are more embeddings than the {num_ids:,} image_ids; pass one id per embedding"
-        )
+        problem = f"there are more embeddings than the {start + len(own_ids):,} image_ids"
+        raise MetadataError(f"{subject}: {problem}; pass one id per embedding")
     extra = columns.take(own_ids, subject)
     width = max(4, len(str(num_features - 1)))
     names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(num_features))]
     duplicates = sorted(name for name, number in Counter(names).items() if number > 1)
     if duplicates:
-        raise MetadataError(
-            f"{subject}: duplicate columns {duplicates}; remove them from columns=, or choose another prefix="
-        )
+        remedy = "remove them from columns=, or choose another prefix="
+        raise MetadataError(f"{subject}: duplicate columns {duplicates}; {remedy}")
     return pa.table([pa.array(own_ids, pa.string()), *extra.columns, *map(pa.array, features)], names)

@@ -154,10 +154,8 @@ def _connected(planes: Array, center: tuple[int, int]) -> Array:
     try:
         from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
     except ImportError as error:
-        raise BackendError(
-            "mask_background=True: binary masks need scipy, which is not installed; "
-            "run pip install 'omearrow-ds[masks]', or pass label images"
-        ) from error
+        problem = "mask_background=True: binary masks need scipy, which is not installed"
+        raise BackendError(f"{problem}; run pip install 'omearrow-ds[masks]', or pass label images") from error
     keep_mask = np.zeros(planes.shape, np.bool_)
     for plane in np.ndindex(planes.shape[:3]):
         if planes[plane][center]:
@@ -184,12 +182,8 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
     kind = _mask_type()
     result = transform(image, mask if kind is None else kind(mask))
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise ArgumentError(
-            f"returns {type(result).__name__}",
-            option="transform",
-            value=transform,
-            remedy="return an image and its mask, which masks= requires",
-        )
+        remedy = "return an image and its mask, which masks= requires"
+        raise ArgumentError(f"returns {type(result).__name__}", option="transform", value=transform, remedy=remedy)
     image, mask = result
     return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask
 

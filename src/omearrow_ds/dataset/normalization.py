@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -44,9 +45,7 @@ class _Factors(NamedTuple):
 class Normalizer:
     """Offset, divisor and illumination function of each image of a source.
 
-    Raises `ArgumentError` if an option is invalid or does not fit the images; `ColumnError` if a group column of the
-    statistics or the columns of illumination functions are missing; `FormatError` if a file of statistics or of an
-    illumination function is invalid. ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`;
+    ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`, which documents their errors;
     ``source`` provides channel names and columns.
     """
 
@@ -56,12 +55,8 @@ class Normalizer:
         self.by_dtype = normalize is True
         self._factors = None if isinstance(normalize, bool) else _read_factors(source, normalize)
         if illumination is not None and not self.is_float32:
-            raise ArgumentError(
-                "illumination= returns floats, but normalize=False keeps the stored dtype",
-                option="normalize",
-                value=False,
-                remedy="leave out one of them",
-            )
+            problem = "illumination= returns floats, but normalize=False keeps the stored dtype"
+            raise ArgumentError(problem, option="normalize", value=False, remedy="leave out one of them")
         rows = [] if illumination is None else _rows_of_functions(source, illumination)
         self._functions, self._names = _load_functions(rows)  # The names per image, or one row for all images.
 
@@ -76,7 +71,6 @@ class Normalizer:
         return codes
 
     def divisor(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...], cut: Cut) -> Divisor:
-        """Return the scaling of an image."""
         factors, names = self._factors, self._names[index if len(self._names) > 1 else 0] if self._names else ()
         # The maximum of an integer dtype scales pixels to at most 1.
         largest = np.float32(np.iinfo(dtype).max) if self.is_float32 and dtype.kind in "iu" else None
@@ -98,23 +92,17 @@ class Normalizer:
     def _function(self, name: str, shape: tuple[int, ...], index: int) -> Array:
         function = self._functions[name]
         if function.shape != shape[-2:]:
-            raise ArgumentError(
-                f"{name} has {' x '.join(map(str, function.shape))} pixels but image {index} has {shape[-2]} x "
-                f"{shape[-1]}",
-                path=self._path,
-                image=index,
-                option="illumination",
-                remedy="pass functions of the image size",
-            )
+            problem = f"{name} has {' x '.join(map(str, function.shape))} pixels but image {index} has"
+            remedy = "pass functions of the image size"
+            error = partial(ArgumentError, path=self._path, image=index, option="illumination", remedy=remedy)
+            raise error(f"{problem} {shape[-2]} x {shape[-1]}")
         return function
 
     def _refuse_other_number(self, index: int, shape: tuple[int, ...], number: int, option: str) -> None:
         if shape[1] != number:
-            raise ArgumentError(
-                f"has {number} values but image {index} of {self._path} has {shape[1]} channels",
-                option=option,
-                remedy="pass one value per stored channel, also for channels that select= omits",
-            )
+            problem = f"has {number} values but image {index} of {self._path} has {shape[1]} channels"
+            remedy = "pass one value per stored channel, also for channels that select= omits"
+            raise ArgumentError(problem, option=option, remedy=remedy)
 
 
 def _read_factors(source: Images, normalize: Any) -> _Factors:
@@ -147,12 +135,8 @@ def _pair(first: Array, second: Array, names: Sequence[str], normalize: Any, sub
         narrow = np.array([first, divisor]).astype(np.float32)  # The precision of the arithmetic.
     if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
         condition = "std above 0" if names == _PAIRS[0] else "high above low"
-        raise ArgumentError(
-            f"{subject}expected finite values with {condition} in each channel",
-            option="normalize",
-            value=normalize,
-            remedy="correct these values",
-        )
+        problem = f"{subject}expected finite values with {condition} in each channel"
+        raise ArgumentError(problem, option="normalize", value=normalize, remedy="correct these values")
     return first, divisor
 
 
@@ -179,19 +163,15 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
         subject = f"{stats.path}{_of_group(stats, key)}"
         absent = next((channel for channel in channels if channel not in measured), None)
         if absent is not None:
-            raise ArgumentError(
-                f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {source.path}",
-                option="normalize",
-                remedy="run omearrow-ds stats on these images",
-            )
+            problem = f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {source.path}"
+            raise ArgumentError(problem, option="normalize", remedy="run omearrow-ds stats on these images")
         try:
             first, second = (
                 np.array([measured[channel][str(name)] for channel in channels], np.float64) for name in measures
             )
         except (TypeError, ValueError) as error:
-            raise FormatError(
-                f"{subject}: invalid table of statistics: {error}; write it with omearrow-ds stats"
-            ) from None
+            problem = f"invalid table of statistics: {error}; write it with omearrow-ds stats"
+            raise FormatError(f"{subject}: {problem}") from None
         pairs.append(_pair(first, second, _PAIRS[1] if options else _PAIRS[0], ..., f"{subject}: "))
     group_of = _groups_of(source, stats, {key: number for number, key in enumerate(groups)}) if stats.by else None
     return _Factors(pairs, bool(options), group_of, is_measured=True)
@@ -220,13 +200,9 @@ def _groups_of(source: Images, stats: Stats, index_of: Mapping[tuple[Any, ...], 
     keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
     unknown = next((index for index, key in enumerate(keys) if key not in index_of), None)
     if unknown is not None:
-        raise ArgumentError(
-            f"no statistics for the group {keys[unknown]} of image {unknown}",
-            path=stats.path,
-            image=unknown,
-            option="normalize",
-            remedy="run omearrow-ds stats on all images",
-        )
+        problem, remedy = f"no statistics for the group {keys[unknown]}", "run omearrow-ds stats on all images"
+        error = partial(ArgumentError, path=stats.path, image=unknown, option="normalize", remedy=remedy)
+        raise error(f"{problem} of image {unknown}")
     return [index_of[key] for key in keys]
 
 
@@ -242,30 +218,22 @@ def _rows_of_functions(source: Images, illumination: Any) -> list[Sequence[Any]]
     if illumination is True:
         columns = [_column_for(source, name) for name in named]
         if not columns:
-            raise ColumnError(
-                f"{source.path}: illumination=True needs channel names, which these images lack; pass one array per "
-                f"channel"
-            )
+            problem = "illumination=True needs channel names, which these images lack; pass one array per channel"
+            raise ColumnError(f"{source.path}: {problem}")
         return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
     if isinstance(illumination, Mapping):
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
-            raise ArgumentError(
-                f"has the channels {list(illumination)}, expected {named}",
-                option="illumination",
-                remedy=f"add a function for {absent!r}",
-            )
+            problem = f"has the channels {list(illumination)}, expected {named}"
+            raise ArgumentError(problem, option="illumination", remedy=f"add a function for {absent!r}")
         return [[illumination[name] for name in named]]
     if isinstance(illumination, str | os.PathLike | np.ndarray):
         stack = _load_function(illumination)
         return [[stack] if stack.ndim < 3 else list(stack)]  # (C, Y, X)
     if isinstance(illumination, Sequence):
         return [list(illumination)]
-    raise ArgumentError(
-        option="illumination",
-        value=illumination,
-        allowed="True, None, a mapping of channel names to .npy files or arrays, or one array per channel",
-    )
+    allowed = "True, None, a mapping of channel names to .npy files or arrays, or one array per channel"
+    raise ArgumentError(option="illumination", value=illumination, allowed=allowed)
 
 
 def _column_for(source: Images, channel: str | None) -> str:
@@ -276,10 +244,8 @@ def _column_for(source: Images, channel: str | None) -> str:
         use = f" of illumination functions for channel {channel!r}"
         raise unknown_column(candidates[-1], source.column_names, source.path, use)
     if source.column(column).null_count:
-        raise ColumnError(
-            f"{source.path}: column {column!r} has nulls; fill them, or pass the functions with illumination=",
-            column=column,
-        )
+        problem = f"column {column!r} has nulls; fill them, or pass the functions with illumination="
+        raise ColumnError(f"{source.path}: {problem}", column=column)
     return column
 
 
@@ -302,10 +268,7 @@ def _load_functions(rows: Sequence[Sequence[Any]]) -> tuple[dict[str, Array], li
 
 
 def _load_function(stored: Any) -> Array:
-    """Return an illumination function, or a stack of them, as float32.
-
-    Raises `MissingPathError` if the file is missing; `FormatError` if it is not an array of positive, finite numbers.
-    """
+    """Return an illumination function, or a stack of them, as float32."""
     is_file = isinstance(stored, str | os.PathLike)
     subject = stored if is_file else "illumination="
     try:
@@ -319,9 +282,8 @@ def _load_function(stored: Any) -> Array:
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{subject}: invalid illumination function: {error}; pass a .npy file of numbers") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
-        raise FormatError(
-            f"{subject}: invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
-        )
+        problem = "invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
+        raise FormatError(f"{subject}: {problem}")
     return function
 
 
@@ -331,7 +293,12 @@ def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
     ``normalize=True`` makes such images nearly black. Workers and ranks above 0 do not warn. Reading stops at the first
     image with larger values.
     """
-    if has_warned().is_set() or not _is_main_process():
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        is_main_process = torch.distributed.get_rank() == 0 and get_worker_info() is None
+    else:
+        is_first = all((os.environ.get(name) or "0") == "0" for name in _RANKS)
+        is_main_process = is_first and multiprocessing.parent_process() is None
+    if has_warned().is_set() or not is_main_process:
         return
     pixel_range = PixelRange.measure(images, limit=HIGH)
     if pixel_range is not None and pixel_range.normalize is not None:
@@ -343,9 +310,3 @@ def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
 def has_warned() -> Event:
     """Return the event of this process that the warning sets; setting it earlier silences the warning."""
     return Event()
-
-
-def _is_main_process() -> bool:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0 and get_worker_info() is None
-    return multiprocessing.parent_process() is None and all((os.environ.get(name) or "0") == "0" for name in _RANKS)

@@ -395,10 +395,8 @@ class StoredSamples(Dataset[Any]):
             raise ImageIndexError(msg) from None
         num_samples = self._count
         if not -num_samples <= number < num_samples:
-            raise ImageIndexError(
-                f"{self.path}: sample index {number} is out of range for {count(num_samples, 'sample')}; "
-                f"use an index below len(dataset)"
-            )
+            problem = f"{self.path}: sample index {number} is out of range for {count(num_samples, 'sample')}"
+            raise ImageIndexError(f"{problem}; use an index below len(dataset)")
         if self._picked is not None:
             return self._picked[number]
         return number if number >= 0 else number + num_samples

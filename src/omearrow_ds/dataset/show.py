@@ -229,12 +229,8 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     thumbnails = [item for row in grid for item in row]
     broken = [item for item in thumbnails if item.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
-        raise ArgumentError(
-            f"{thumbnails[0].image_id} {thumbnails[0].problem}",
-            path=pictures.path,
-            option="channels",
-            value=list(channels),
-        )
+        problem = f"{thumbnails[0].image_id} {thumbnails[0].problem}"
+        raise ArgumentError(problem, path=pictures.path, option="channels", value=list(channels))
     for item in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
         warnings.warn(f"{item.image_id}: {item.problem}{more}", UserWarning, stacklevel=3)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,7 @@ def split_positions(
     """Divide ``samples`` into parts, and return the sorted positions (int64) of each part.
 
     ``groups`` and ``classes`` are (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order
-    of the sorted keys. Raises `ArgumentError` if ``fractions`` or ``seed`` are invalid, there are fewer groups than
-    parts, or a part would be empty.
+    of the sorted keys.
     """
     shares = _shares(fractions)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
@@ -51,23 +51,16 @@ def split_positions(
     else:
         num_groups = int(groups.max(initial=-1)) + 1
         if num_groups < len(shares):
-            raise ArgumentError(
-                f"has only {count(num_groups, 'group')} for {len(shares)} parts",
-                path=path,
-                option="by",
-                remedy="pass fewer fractions, or a column with more values",
-            )
+            problem = f"has only {count(num_groups, 'group')} for {len(shares)} parts"
+            remedy = "pass fewer fractions, or a column with more values"
+            raise ArgumentError(problem, path=path, option="by", remedy=remedy)
         part_of_group = _by_groups(groups, num_groups, shares, classes, random)
         parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
     for part, positions in enumerate(parts):
         if not len(positions):
-            raise ArgumentError(
-                f"part {part} would contain none of {count(samples, 'sample')}",
-                path=path,
-                option="fractions",
-                value=tuple(fractions),
-                remedy="raise its fraction, or pass fewer fractions",
-            )
+            problem, remedy = f"part {part} would contain none", "raise its fraction, or pass fewer fractions"
+            error = partial(ArgumentError, path=path, option="fractions", value=tuple(fractions), remedy=remedy)
+            raise error(f"{problem} of {count(samples, 'sample')}")
     return parts
 
 
@@ -76,11 +69,7 @@ def checked_seed(seed: int) -> int:
 
 
 def codes_of(columns: ColumnReader | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
-    """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values.
-
-    Raises `ArgumentError` if ``names`` are invalid; `ColumnError` if a column is missing, has nulls, or its values
-    cannot be sorted.
-    """
+    """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values."""
     chosen = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not chosen or not all(isinstance(name, str) for name in chosen):
         raise ArgumentError(option=option, value=names, allowed="one or more names of columns")
@@ -103,9 +92,8 @@ def _codes(column: pa.ChunkedArray, subject: str, option: str) -> Array:
         msg = f"{subject} has {count(int(missing.sum()), 'null')}, the first at sample {missing.argmax()}"
         raise ColumnError(f"{msg}; fill them, or remove these images, to use the column for {option}")
     if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
-        raise ColumnError(
-            f"{subject} has the type {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
-        )
+        problem = f"has the type {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
+        raise ColumnError(f"{subject} {problem}")
     distinct = pc.unique(plain)
     ordered = distinct.take(pc.sort_indices(distinct))
     codes: Array = pc.index_in(plain, ordered).to_numpy().astype(np.int64)

@@ -247,12 +247,9 @@ class StoredImages:
         Raises `ArgumentError` if the pixels are on a device: another process would copy them there.
         """
         if self.on_device is not None:
-            raise ArgumentError(
-                f"the pixels are on {self.on_device.device}, and each worker process would copy them",
-                path=self.path,
-                option="num_workers",
-                remedy="leave out num_workers, or create the dataset in the process that uses it",
-            )
+            problem = f"the pixels are on {self.on_device.device}, and each worker process would copy them"
+            remedy = "leave out num_workers, or create the dataset in the process that uses it"
+            raise ArgumentError(problem, path=self.path, option="num_workers", remedy=remedy)
         state = {name: value for name, value in vars(self).items() if name not in self._computed()}
         if self._source is not None:
             state |= {"_source": None, "_pickled_source": pickle.dumps(self._source)}

@@ -19,6 +19,7 @@ from omearrow_ds.storage.formats._columns import ColumnReader, all_types, unknow
 from omearrow_ds.text import nearest
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
 Classes = tuple[str, ...] | dict[str, tuple[str, ...]]
 ChosenClasses = Iterable[str] | Mapping[str, Iterable[str]]
@@ -28,13 +29,8 @@ _NEAREST = 3
 class Targets:
     """Training target of each image of a source, by image index.
 
-    ``target`` is the name of a column; several names, for which a target is a dict; or a callable on a row of the
-    columns as a dict, which also has ``image_id`` and ``index`` unless a column has this name. ``classes`` are texts in
-    the order of their codes, for several columns by name; None is the sorted distinct texts of a column. With
-    ``nulls``, columns may have nulls, and `present` is the mask of valid targets.
-
-    Raises `ArgumentError` if an option is invalid, or a text is not in ``classes``; `ColumnError` if a column is
-    missing or has nulls.
+    A callable ``target`` gets a row of the columns as a dict, which also has ``image_id`` and ``index`` unless a column
+    has this name. With ``nulls``, columns may have nulls, and `present` is the mask of valid targets.
     """
 
     def __init__(
@@ -63,7 +59,7 @@ class Targets:
         return bool(self._of)
 
     @property
-    def present(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    def present(self) -> Mask | None:
         """One bool per image: whether the image has a target; None if all images have targets."""
         masks = [column.present for column in self._of.values() if column.present is not None]
         return np.logical_and.reduce(masks) if masks else None
@@ -97,7 +93,7 @@ class _Column(NamedTuple):
     values: list[Any]
     copy: Callable[[Any], Any] | None
     classes: tuple[str, ...] | None
-    present: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    present: Mask | None = None
 
 
 def _chosen_classes(
@@ -138,11 +134,9 @@ def _column(
     present = column.is_valid().to_numpy()
     if not nulls:
         row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
-        raise ColumnError(
-            f"{source.path}: column {name!r} is null for {number}, first for image {row} "
-            f"({source.image_ids[row]!r}); fill it, or pass nulls='skip' or a callable as target",
-            column=name,
-        )
+        problem = f"column {name!r} is null for {number}, first for image {row} ({source.image_ids[row]!r})"
+        remedy = "fill it, or pass nulls='skip' or a callable as target"
+        raise ColumnError(f"{source.path}: {problem}; {remedy}", column=name)
     known = _values(column.drop_null(), classes, encode_targets=encode_targets)
     values: list[Any] = [None] * len(column)
     for index, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):

@@ -123,9 +123,8 @@ def write_crops(
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: the target is the table of objects; choose another path")
     if objects is None:
-        raise ArgumentError(
-            option="objects", value=None, allowed="the path of a table of objects, or a table in memory"
-        )
+        allowed = "the path of a table of objects, or a table in memory"
+        raise ArgumentError(option="objects", value=None, allowed=allowed)
     placing, is_verified = {"center": center, "box": box, "pad": pad}, opening.get("verify") is not False
     cutting = _Cutting(crop_size, placing, of_objects, verified=is_verified, checksum=checksum)
     if not is_path(fields):
@@ -143,12 +142,6 @@ def write_crops(
             return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.columns, len(material.order), progress=progress)
-
-
-def _field_by_field(fields: Array) -> Array:
-    """Return the order that groups samples by field, with fields in the order of their first sample."""
-    _, first, number = np.unique(fields, return_index=True, return_inverse=True)
-    return np.argsort(first[number.reshape(-1)], kind="stable")
 
 
 def _columns(collection: Collection, boxes: CropBoxes, order: Array) -> pa.Table:
@@ -185,7 +178,9 @@ class _Crops:
         chosen, self.crops = make_crops(fields, cutting.crop_size, options, cutting.of_objects, is_float32=False)
         self._collection = Collection(chosen, SampleAxes(AXES), PreloadOptions(), normalize=False, crops=self.crops)
         self.source = source if len(chosen) == len(source) else chosen
-        self.order = _field_by_field(self.crops.boxes.fields)
+        # Samples are grouped by field, with fields in the order of their first sample.
+        _, first, number = np.unique(self.crops.boxes.fields, return_index=True, return_inverse=True)
+        self.order = np.argsort(first[number.reshape(-1)], kind="stable")
         boxes = self.crops.take(self.order)
         self.columns = _columns(self._collection, boxes, self.order)
         ids, sizes = self._collection.sample_ids, (boxes.heights, boxes.widths)

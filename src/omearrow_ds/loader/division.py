@@ -115,9 +115,7 @@ def share_batches(batch_sampler: Any, ranks: int) -> None:
             return
         if is_divided and isinstance(sampler, DistributedSampler) and divides(sampler, ranks):
             names = f"{type(batch_sampler).__name__} and {type(sampler).__name__}"
-            raise ArgumentError(
-                f"{names} both divide the samples among {ranks} ranks",
-                option="batch_sampler",
-                remedy="pass a batch sampler that divides them only once",
-            )
+            problem = f"{names} both divide the samples among {ranks} ranks"
+            remedy = "pass a batch sampler that divides them only once"
+            raise ArgumentError(problem, option="batch_sampler", remedy=remedy)
         wrappers.append(sampler)

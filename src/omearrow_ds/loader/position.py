@@ -71,12 +71,8 @@ class EpochProgress:
     ) -> EpochProgress:
         """Return the progress of a saved state; also restore the random generators if its epoch had not begun."""
         if not isinstance(state, dict) or state.get("version") != _VERSION:
-            raise ArgumentError(
-                "is not a state of this version of OMEArrowDataLoader",
-                option="state",
-                value=state,
-                remedy="pass a result of state_dict()",
-            )
+            problem = "is not a state of this version of OMEArrowDataLoader"
+            raise ArgumentError(problem, option="state", value=state, remedy="pass a result of state_dict()")
         states = list(state["generators"])
         saved = {"filter": None, **state["loader"], "generators": len(states) - state["begun"]}
         own = {"filter": None, **loader, "generators": len(generators)}
@@ -86,11 +82,8 @@ class EpochProgress:
             if saved.get(name) != value
         )
         if differences:
-            raise ArgumentError(
-                f"was saved by a loader with other settings: {differences}",
-                option="state",
-                remedy="create the loader with the previous settings",
-            )
+            problem = f"was saved by a loader with other settings: {differences}"
+            raise ArgumentError(problem, option="state", remedy="create the loader with the previous settings")
         if state["begun"]:
             batches, ahead = int(state["batches"]), set(state["ahead"])
             return cls(int(state["epoch"]), batches, ahead, states=states, begun=True, resumed=True)

@@ -58,12 +58,9 @@ class Ranks(NamedTuple):
         texts = (environment.get(name, "") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE"))
         per_host, hosts, world_size = (int(text) if text.isdigit() else 0 for text in texts)
         if per_host and hosts and world_size == ranks != hosts * per_host:
-            raise ArgumentError(
-                f"{count(ranks, 'rank')} on {count(hosts, 'host')} are not equally distributed",
-                option="LOCAL_WORLD_SIZE",
-                value=per_host,
-                remedy="start the same number of ranks on each host, or remove LOCAL_WORLD_SIZE from the environment",
-            )
+            problem = f"{count(ranks, 'rank')} on {count(hosts, 'host')} are not equally distributed"
+            remedy = "start the same number of ranks on each host, or remove LOCAL_WORLD_SIZE from the environment"
+            raise ArgumentError(problem, option="LOCAL_WORLD_SIZE", value=per_host, remedy=remedy)
         return cls(rank, ranks, ranks // per_host if per_host and ranks % per_host == 0 else 1)
 
 
@@ -390,22 +387,16 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
     """Return the dataset; raise `ArgumentError` if its class or its cache does not support windowed shuffling."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
-        raise ArgumentError(
-            f"needs a dataset of this package, not {type(dataset).__name__}",
-            option="shuffle_fields",
-            remedy="leave it out",
-        )
+        problem = f"needs a dataset of this package, not {type(dataset).__name__}"
+        raise ArgumentError(problem, option="shuffle_fields", remedy="leave it out")
     collection = dataset._collection
     if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
         needed, cache_bytes = int(largest.sum()), collection.options.cache_bytes
         if cache_bytes < needed:
-            raise ArgumentError(
-                f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}",
-                option="shuffle_fields",
-                value=window,
-                remedy=f"create the dataset with cache_bytes={needed}, or preload it",
-            )
+            problem = f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}"
+            remedy = f"create the dataset with cache_bytes={needed}, or preload it"
+            raise ArgumentError(problem, option="shuffle_fields", value=window, remedy=remedy)
     return dataset
 
 

@@ -158,12 +158,8 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str,
         return _of_parts(dataset, batch_size, passed)
     if world_size == 1 or isinstance(dataset, IterableDataset):
         if shuffle and isinstance(dataset, StoredSamples) and not len(dataset):
-            raise ArgumentError(
-                f"{dataset!r} is empty",
-                option="shuffle",
-                value=True,
-                remedy="pass a dataset with samples, or leave it out",
-            )
+            remedy = "pass a dataset with samples, or leave it out"
+            raise ArgumentError(f"{dataset!r} is empty", option="shuffle", value=True, remedy=remedy)
         return _not_of_parts(dataset, passed)
     drop_last = bool(passed.get("drop_last"))
     sharded: Any = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
@@ -275,12 +271,8 @@ def _workers(
         return Setting(0, f"auto: {reason}") if reason else _measured_workers(dataset, batch_size, passed, candidates)
     check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
     if num_workers and device is not None:
-        raise ArgumentError(
-            f"the pixels are on {device}, and each worker process would copy them",
-            option="num_workers",
-            value=num_workers,
-            remedy="leave it out, or pass 0",
-        )
+        problem = f"the pixels are on {device}, and each worker process would copy them"
+        raise ArgumentError(problem, option="num_workers", value=num_workers, remedy="leave it out, or pass 0")
     if num_workers:
         refuse_in_daemon(int(num_workers))
     return Setting(int(num_workers), _GIVEN)

@@ -179,11 +179,9 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
     try:
         pickler.dump(process)
     except UNPICKLABLE as error:
-        raise ArgumentError(
-            f"the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}",
-            option="num_workers",
-            remedy="remove locks, open files and handles from their attributes, or pass num_workers=0",
-        ) from error
+        problem = f"the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}"
+        remedy = "remove locks, open files and handles from their attributes, or pass num_workers=0"
+        raise ArgumentError(problem, option="num_workers", remedy=remedy) from error
     pickle.dump(PickledCall(_rebuild_process, pickled.getvalue()), buffer)
     return pickler
 
