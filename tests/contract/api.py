@@ -15,7 +15,7 @@ import torch
 
 import omearrow_ds
 from omearrow_ds.advise.recommend import Recommendation
-from omearrow_ds.dataset.samples import DatasetOptions
+from omearrow_ds.dataset.crop_boxes import DatasetOptions
 from omearrow_ds.dataset.show import Shown
 from omearrow_ds.dataset.stored_images import CacheInfo
 from omearrow_ds.loader.settings import Setting

@@ -20,7 +20,8 @@ import omearrow_ds
 import tests
 from omearrow_ds import convert, profile_dataset, recommend, show, stats, write_crops
 from omearrow_ds.cli.options import flags
-from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
+from omearrow_ds.dataset.crop_boxes import DatasetOptions
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import (
     LAYOUT,

@@ -35,9 +35,8 @@ class CollatedBatch(NamedTuple):
 def asked_for_whole() -> bool:
     """Whether the caller of ``__getitems__`` only collates the samples, so that a dataset may return a collated batch.
 
-    That is torch's fetcher, of any loader whose ``collate_fn`` is torch's default or ours, also through a ``Subset``.
-    Other callers may keep samples, collate them twice, or write to them. Torch does not pass the loader to a dataset,
-    so this function inspects the call stack.
+    That is torch's fetcher, with torch's or our ``collate_fn``, also through a ``Subset``. Other callers may keep
+    samples or write to them. Torch does not pass the loader to a dataset, so this function inspects the call stack.
     """
     frame = sys._getframe(2)  # noqa: SLF001  # CPython only; `inspect` would read source files.
     while frame.f_back is not None and (frame.f_code is _SUBSET or frame.f_globals["__name__"] == _CLOCK):
@@ -91,9 +90,8 @@ def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
     first = images[0]
     shape = [max(sizes) for sizes in zip(*(image.shape for image in images), strict=True)]
     if any(image.shape[:-2] != first.shape[:-2] for image in images):
-        raise AxesError(
-            f"collate='pad': samples differ in more than height and width (largest {shape}); use collate='list'"
-        )
+        problem = f"collate='pad': samples differ in more than height and width (largest {shape})"
+        raise AxesError(f"{problem}; use collate='list'")
     out = _empty_batch((len(images), *shape), first).zero_()
     for padded, image in zip(out, images, strict=True):
         padded[..., : image.shape[-2], : image.shape[-1]] = image
@@ -112,16 +110,13 @@ def _stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> to
         return torch.stack(list(samples), out=_empty_batch((len(samples), *first.shape), first))
     if len({sample.shape for sample in samples}) > 1:
         shapes = ", ".join(str(tuple(sample.shape)) for sample in samples[:_SHOWN])
-        raise AxesError(
-            f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader, or "
-            f"crop_size= to the dataset (with box=, pad_to= or resize=)"
-        )
+        problem = f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader"
+        raise AxesError(f"{problem}, or crop_size= to the dataset (with box=, pad_to= or resize=)")
     stacked: torch.Tensor = _TORCH_STACK(samples, collate_fn_map=collate_fn_map)
     return stacked
 
 
 def _has_equal_layout(first: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are ordinary tensors of one shape and dtype, with values to copy."""
     is_plain = type(other) is torch.Tensor and other.layout == torch.strided and other.device.type == "cpu"
     is_equal = is_plain and other.shape == first.shape and other.dtype == first.dtype
     return is_equal and other.numel() > 0 and not other.requires_grad and not other.is_quantized
@@ -150,25 +145,18 @@ class BatchedConcat(ConcatDataset[Any]):
             of_child.append(position - (self.cumulative_sizes[child - 1] if child else 0))
         samples: list[Any] = [None] * len(indices)
         for child, (sample_indices, of_child) in by_child.items():
-            for sample_index, sample in zip(sample_indices, _samples(self.datasets[child], of_child), strict=True):
+            dataset: Any = self.datasets[child]
+            # Looked up in the class: a wrapper that forwards attributes would skip its own __getitem__.
+            is_batched = callable(getattr(type(dataset), "__getitems__", None))
+            created = dataset.__getitems__(of_child) if is_batched else [dataset[index] for index in of_child]
+            for sample_index, sample in zip(sample_indices, created, strict=True):
                 samples[sample_index] = sample
         return samples
 
 
-def _samples(dataset: Any, indices: list[int]) -> Sequence[Any]:
-    # Looked up in the class: a wrapper that forwards attributes would forward this too and skip its own __getitem__.
-    if callable(getattr(type(dataset), "__getitems__", None)):
-        samples: Sequence[Any] = dataset.__getitems__(indices)
-        return samples
-    return [dataset[index] for index in indices]
-
-
 def batched(dataset: Dataset[Any]) -> Dataset[Any]:
-    """Return a copy of a dataset in which `BatchedConcat` replaces each ``ConcatDataset``, also inside ``Subset``.
-
-    Subclasses of ``ConcatDataset`` are not replaced, since they may create their own samples.
-    """
-    if type(dataset) in CONCATS:
+    """Return a copy of a dataset in which `BatchedConcat` replaces each ``ConcatDataset``, also inside ``Subset``."""
+    if type(dataset) in CONCATS:  # Subclasses may create their own samples.
         return BatchedConcat(map(batched, dataset.datasets))  # type: ignore[attr-defined]
     if type(dataset) is Subset:
         inner = batched(dataset.dataset)
@@ -212,7 +200,6 @@ def _text_of(classes: Any) -> str:
 
 
 def _first_difference(first: Any, second: Any) -> str:
-    """Return the first code with different texts, since the texts in a message may be truncated before it."""
     if not isinstance(first, tuple) or not isinstance(second, tuple):
         return ""
     codes = (code for code, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)

@@ -55,9 +55,8 @@ class SamplePlan(NamedTuple):
 class Collection(StoredImages):
     """Samples created from the images of an open source by cropping, selecting and scaling.
 
-    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. With ``crops``, each sample
-    is a box in an image; `shapes`, `dtypes`, `image` and `nbytes` are per image, which is called a field. Raises an
-    error before any pixel is read if these do not fit the images.
+    With ``crops``, each sample is a box in an image; `shapes`, `dtypes`, `image` and `nbytes` are per image, which is
+    called a field. Options that do not fit the images raise an error before any pixel is read.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Collection(StoredImages):
 
     @cached_property
     def plan(self) -> SamplePlan:
-        """Region and scaling of each image, and properties that all have."""
         is_cropped = self.crops is not None
         codes = (of_images[: len(self.shapes)] for of_images in self._normalizer.group_codes)
         kinds = group_into_kinds(self.shapes, self.dtypes, *codes)
@@ -126,7 +124,6 @@ class Collection(StoredImages):
 
     @property
     def is_random(self) -> bool:
-        """Whether samples depend on random numbers from torch's global generator."""
         return self.crops is not None and self.crops.ranges is not None
 
     @property
@@ -150,7 +147,7 @@ class Collection(StoredImages):
 
     @property
     def column_source(self) -> ColumnReader:
-        """Object that provides the path, ids and columns of the samples: the source, or the rows of crops."""
+        """Path, ids and columns of the samples: the source, or the rows of crops."""
         rows = None if self.crops is None else self.crops.rows
         if rows is None:
             return self.source
@@ -162,7 +159,6 @@ class Collection(StoredImages):
         return positions if self.crops is None else self.crops.boxes.fields[positions]
 
     def samples_of(self, count: int) -> Array:
-        """Return the positions of the samples of the first ``count`` images."""
         return np.flatnonzero(self.fields_of(np.arange(len(self))) < count)
 
     @property
@@ -176,12 +172,11 @@ class Collection(StoredImages):
         planes = self.plan.cuts[int(self.crops.boxes.fields[position])].shape[:3]
         return self._crop_shape(planes, self.crops.size or self.crops.size_of(position))
 
-    def _crop_shape(self, planes: Sequence[int], size: tuple[int, int]) -> tuple[int, ...]:
+    def _crop_shape(self, planes: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
         lengths = dict(zip(AXES, (*planes, *size), strict=True))
         return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        """Decode all images if ``preload`` is set and the images do not exceed the memory limit."""
         if not preload:
             return
         limit, limit_name = max_bytes, "max_bytes"
@@ -217,7 +212,6 @@ class Collection(StoredImages):
         self.on_device = DeviceSamples(pixels, cut, self.axes, divisors, groups, crops, is_float32=self.is_float32)
 
     def sample(self, position: int) -> Any:
-        """Return one sample, an array, or a tensor if pixels are on a device."""
         if self.on_device is not None:
             return self.on_device.batch([position])[0]
         if self.crops is not None:
@@ -278,13 +272,12 @@ class Collection(StoredImages):
 
     @cached_property
     def _filling_source(self) -> Images | None:
-        """Source that reads images into one reused block of memory; None if images differ or are in memory."""
+        """Source that reads images into one reused block of memory."""
         is_filled = self._is_read_once and self.plan.is_stored_alike and self.source.fills_out
         return self.source if is_filled else None
 
     @cached_property
     def _decodes_in_threads(self) -> bool:
-        """Whether threads decode the images of a large batch faster than one."""
         return self._is_read_once and self.source.decodes_in_threads
 
     def _scaled(self, image: Array, position: int) -> Array:
@@ -294,7 +287,6 @@ class Collection(StoredImages):
         return sample
 
     def _crop(self, boxes: CropBoxes, allocate: Allocate) -> Array | list[Array]:
-        """Return crops at boxes, stacked or as a list like `batch`."""
         plan, crops = self.plan, self.crops
         assert crops is not None
         samples: Array | list[Array] | None = None
@@ -304,22 +296,21 @@ class Collection(StoredImages):
             if crops.resize is None:
                 self._fill(boxes, samples)
                 return samples
-        unsized = []
-        for field, height, width in zip(*(values.tolist() for values in (boxes.fields, *boxes[3:])), strict=True):
-            shape = self._crop_shape(plan.cuts[field].shape[:3], (height, width))
-            unsized.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
+        unsized = [
+            np.empty(self._crop_shape(plan.cuts[field].shape[:3], size), self._sample_dtype(self.dtypes[field]))
+            for field, *size in zip(*(values.tolist() for values in (boxes.fields, *boxes[3:])), strict=True)
+        ]
         self._fill(boxes, unsized)
         if crops.resize is None:
             return unsized
         if samples is None:
-            shapes = [self._crop_shape(self.tczyx(crop).shape[:3], crops.resize.size) for crop in unsized]
-            samples = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, unsized, strict=True)]
+            shape_of, size = self._crop_shape, crops.resize.size
+            samples = [np.empty(shape_of(self.tczyx(crop).shape[:3], size), crop.dtype) for crop in unsized]
         for crop, sample in zip(unsized, samples, strict=True):
             crops.resize(self.tczyx(crop), self.tczyx(sample), smooth=self.is_float32)
         return samples
 
     def _fill(self, boxes: CropBoxes, samples: Array | list[Array]) -> None:
-        """Write crops into samples, which are one array if they have one shape."""
         crops, plan = self.crops, self.plan
         assert crops is not None
         stacked = samples if isinstance(samples, np.ndarray) else None
@@ -411,7 +402,6 @@ class Collection(StoredImages):
         return None if stacks is None else DecodedRows(stacks.cut(plan.cuts[0]), divisors, plan.sample_kind[1])
 
     def request_ahead(self, positions: list[int]) -> None:
-        """Ask Linux to read the memory-mapped pages or the files of the samples of a batch."""
         rows, crops = self.rows, self.crops
         if crops is not None:
             if rows is not None and crops.box_size is not None and not self.is_random:
@@ -434,7 +424,7 @@ class Collection(StoredImages):
         return cut, distinct, None if len(distinct) == 1 else np.asarray(kinds.spread(keys))
 
     def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
-        """Return the function that scales a batch of `as_stored` samples of ``shape`` on ``device``."""
+        """Return the function that scales a batch of `as_stored` samples on ``device``."""
         _, (divisor,), _ = self.full_image_layout()
         if isinstance(divisor, Scaling) and divisor.illumination is None:
             divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
@@ -466,6 +456,5 @@ class Collection(StoredImages):
         return "some pixels are set to 0 after scaling" if cleared and isinstance(divisor, Scaling) else None
 
     def as_stored(self) -> Self:
-        """Return a copy whose samples are not scaled."""
         normalizer = Normalizer(self.source, normalize=False, illumination=None)
         return self.copy(_normalizer=normalizer, image_cache=self.image_cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +18,13 @@ from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import count
 
 STAGES = {"CropResize.__call__": "normalize", "scale": "normalize", "crop": "normalize"}
 
 
 class CropOptions(TypedDict, total=False):
-    """Keywords for the position of samples in images, documented in `omearrow_ds.OMEArrowDataset`."""
-
     objects: Any
     center: Sequence[str] | None
     box: Sequence[str] | bool | None
@@ -34,6 +33,18 @@ class CropOptions(TypedDict, total=False):
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None
     resize: tuple[int, int] | None
     pad_to: tuple[int, int] | None
+
+
+class DatasetOptions(OpenOptions, CropOptions, total=False):
+    """Keywords of a dataset in addition to its signature: options of opening and positions of samples."""
+
+
+def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
+    opening = {
+        name: value for name, value in options.items() if value is not None or name not in CropOptions.__annotations__
+    }
+    crops = {name: opening.pop(name) for name in CropOptions.__annotations__ if name in opening}
+    return cast(CropOptions, crops), cast(OpenOptions, opening)
 
 
 class CropBoxes(NamedTuple):
@@ -67,7 +78,6 @@ class PlacedBox(NamedTuple):
         return cls(field, (y0, x0, y1, x1), (top - y0, left - x0), is_inside)
 
     def write(self, region: Array, divisor: Divisor, out: Array, pad: str) -> None:
-        """Scale the pixels of the region into a sample, both (T, C, Z, Y, X)."""
         y0, x0, y1, x1 = self.sides
         divisor = divisor.at(slice(y0, y1), slice(x0, x1)) if isinstance(divisor, Scaling) else divisor
         if pad != "constant" and not self.is_inside:
@@ -156,7 +166,6 @@ class CropWindows:
         return self.box_size or (int(self.boxes.heights[position]), int(self.boxes.widths[position]))
 
     def are_inside(self, shape: Sequence[int]) -> bool:
-        """Whether all boxes are inside images of ``shape`` (height, width)."""
         sides = zip(self.boxes[1:3], self.boxes[3:], shape, strict=True)
         return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
 
@@ -212,7 +221,6 @@ def make_crops(
 
 
 def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
-    """Return the crops in the center of images, at random or on a grid."""
     pad, shapes = chosen.get("pad"), source.shapes
     centered = CropWindows(_centered(shapes, size, pad, str(source.path)), pad or "constant")
     if chosen.get("crop", "center") == "center":

@@ -30,10 +30,7 @@ BYTES_PER_BOX = 3 * 8  # Image, top and left as int64.
 
 
 def device_of(preload: Any) -> torch.device | None:
-    """Return the CUDA device that ``preload=`` names, with its index, or None if ``preload`` is not a device.
-
-    Raises `ArgumentError` if the device is not an available CUDA device.
-    """
+    """Return the CUDA device that ``preload=`` names, with its index, or None if ``preload`` is not a device."""
     if not isinstance(preload, torch.device) and not (isinstance(preload, str) and preload.startswith("cuda")):
         return None
     problem = functools.partial(ArgumentError, option="preload", value=preload)
@@ -60,7 +57,6 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
-    """Raise `MemoryLimitError` if pixels exceed ``max_bytes``, by default half of the free device memory."""
     free = free_bytes(device)
     limit, limit_name = (free // 2, "half of the free device memory") if max_bytes is None else (max_bytes, "max_bytes")
     if limit > free:
@@ -150,7 +146,6 @@ class DeviceSamples:
         return to(np.stack(boxes[:3], axis=1).astype(np.int64), self.device)
 
     def batch(self, positions: Sequence[int]) -> torch.Tensor:
-        """Return stacked samples at valid positions."""
         numbers, boxes = None, self._boxes
         if self._crops is not None and boxes is None:
             boxes = self._sent_boxes(self._crops.take(positions))  # Random.
@@ -161,7 +156,6 @@ class DeviceSamples:
         return self._make(self._flat, len(positions), DeviceCropBoxes(numbers, boxes, self._pad))
 
     def images(self, positions: Sequence[int]) -> list[Array]:
-        """Return whole images (T, C, Z, Y, X) in CPU memory."""
         return [self._pixels[position].cpu().numpy() for position in positions]
 
 
@@ -188,7 +182,6 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
 
 
 def recorded(device: torch.device, event: torch.cuda.Event | None) -> torch.cuda.Event:
-    """Record an event, new or reused, on the current stream of a device, and return it."""
     event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

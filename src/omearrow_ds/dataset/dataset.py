@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from omearrow_ds.dataset.collection import Preload, Select
+from omearrow_ds.dataset.crop_boxes import DatasetOptions
 from omearrow_ds.dataset.normalization import Illum, Normalize
-from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import ChosenClasses, Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks

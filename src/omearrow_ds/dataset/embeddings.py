@@ -108,8 +108,6 @@ def write_embeddings(
 
 
 class _Columns(NamedTuple):
-    """Columns of images, and the row of each id."""
-
     table: pa.Table
     row_of: dict[str, int]
 

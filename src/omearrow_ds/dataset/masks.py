@@ -25,24 +25,17 @@ _FIELDS_LOOKED_AT = 16  # To detect binary masks.
 
 @dataclass(frozen=True, eq=False)
 class MaskedSamples:
-    """Masks of a collection's samples.
-
-    ``mask_of`` is (n,) int64, the index in ``collection`` of each image's mask; -1 for an image without a mask, which
-    is not read. With ``background``, pixels outside the object of a crop become 0, in the image and in the mask.
-    """
+    """Masks of a collection's samples."""
 
     collection: Collection
-    mask_of: Array
-    background: _Background | None = None
+    mask_of: Array  # (n,) int64, the index in ``collection`` of each image's mask; -1 for an image without, not read.
+    background: _Background | None = None  # If set, pixels outside the object of a crop become 0, also in the mask.
 
     @classmethod
     def of(
         cls, images: Collection, source: Images, mask_of: Array, options: PreloadOptions, *, background: bool
     ) -> Self:
-        """Return masks with the axes of an image's sample, without C if masks have one channel.
-
-        Raises `ArgumentError` if ``background`` is set, and samples are not crops around objects.
-        """
+        """Return masks with the axes of an image's sample, without C if masks have one channel."""
         axes = images.sample_axes
         letters = axes.axes if int(source.shapes[:, 1].max(initial=1)) > 1 else axes.axes.replace("C", "")
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
@@ -54,7 +47,6 @@ class MaskedSamples:
         return replace(masks, background=_Background.of(masks, images)) if background else masks
 
     def batch(self, images: Collection, positions: list[int], allocate: Allocate) -> tuple[Any, Any]:
-        """Return the images and masks of samples, each stacked in one array if all have one shape."""
         boxes = None if images.crops is None else images.crops.take(positions)
         samples, masks = images.batch(positions, allocate, boxes), self._masks(positions, boxes, allocate)
         if self.background is not None:
@@ -116,7 +108,6 @@ class _Background(NamedTuple):
         return cls(crops, objects, centers, column, labels, path, images.image_ids)
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
-        """Set the pixels of a sample (T, C, Z, Y, X) outside its object to 0."""
         keep_mask, labels, problem = self.object_mask(position, mask), self.labels, ""
         center_labels = mask[(..., *self._center_of(position))]
         if not keep_mask.any():
@@ -143,7 +134,6 @@ class _Background(NamedTuple):
         return is_object
 
     def _center_of(self, position: int) -> tuple[int, int]:
-        """Return the row and column of the object's center in a sample."""
         _, top, left, *size = (int(values[0]) for values in self.crops.take([position]))
         y, x = (self.centers[position] - (top, left)).tolist()
         return (y, x) if self.crops.resize is None else self.crops.resize.moved((y, x), (size[0], size[1]))
@@ -175,10 +165,7 @@ def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
 
 
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
-    """Apply a transform to an image and its mask, which is passed as a ``tv_tensors.Mask`` if torchvision is installed.
-
-    Raises `ArgumentError` if the transform does not return two values.
-    """
+    """Apply a transform to an image and its mask, which is a ``tv_tensors.Mask`` if torchvision is installed."""
     kind = _mask_type()
     result = transform(image, mask if kind is None else kind(mask))
     if not isinstance(result, tuple | list) or len(result) != 2:

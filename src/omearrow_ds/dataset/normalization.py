@@ -34,9 +34,7 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # Set by torchrun, Lightning an
 
 
 class _Factors(NamedTuple):
-    """Offset and divisor of each group of images, one value per channel, and the group of each image."""
-
-    pairs: list[tuple[Array, Array]]
+    pairs: list[tuple[Array, Array]]  # Offset and divisor per channel, of each group of images.
     clip: bool
     group_of: list[int] | None = None  # None for one group.
     is_measured: bool = False  # A single measured value is not broadcast to several channels.
@@ -250,7 +248,6 @@ def _column_for(source: Images, channel: str | None) -> str:
 
 
 def _load_functions(rows: Sequence[Sequence[Any]]) -> tuple[dict[str, Array], list[tuple[str, ...]]]:
-    """Return distinct illumination functions by name, an absolute path or a number, and the rows of their names."""
     functions: dict[str, Array] = {}
     names: dict[Any, str] = {}
 

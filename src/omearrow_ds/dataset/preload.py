@@ -56,7 +56,6 @@ class ImageKinds(NamedTuple):
     counts: list[int]
 
     def spread(self, values: list[Any]) -> list[Any]:
-        """Return one value per image from one value per group."""
         return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
@@ -82,10 +81,7 @@ def group_into_kinds(shapes: Array, dtypes: Sequence[np.dtype[Any]], *others: Ar
 
 
 class PixelCache:
-    """Decoded images at offsets in one `SharedBlock`.
-
-    ``shapes`` are (N, 5) int64, (T, C, Z, Y, X) of each image. Without ``block``, a new one is created.
-    """
+    """Decoded images of ``shapes`` (N, 5), int64, at offsets in one `SharedBlock`, by default a new one."""
 
     def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:
         self.uniform = _uniform(shapes, dtypes)
@@ -105,8 +101,7 @@ class PixelCache:
     ) -> PixelCache:
         """Decode every image of ``source`` once, into memory or into a memory-mapped file in ``folder``.
 
-        ``fingerprint`` is the result of `collection_fingerprint` before the source was opened; by default, it is
-        computed before decoding.
+        ``fingerprint`` is that of `collection_fingerprint`, by default before decoding.
         """
         shapes, dtypes = source.shapes, source.dtypes
         with PreloadProgressBar(source, progress) as bar:
@@ -140,7 +135,6 @@ class PixelCache:
         return pixels[: pixel_count(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
     def stack(self) -> Array | None:
-        """Return all images as one view (N, T, C, Z, Y, X), or None if they differ in shape or dtype."""
         if not self.uniform:
             return None
         return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
@@ -172,10 +166,8 @@ class PreloadProgressBar:
         num_bytes = 0 if self._fetches is None else self._fetches.report(self._advance)
         total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
         self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
-        self.done: Done | None = None if num_bytes or not is_shown else self._count_images
-
-    def _count_images(self, first: int, stop: int) -> None:
-        self._advance(stop - first)
+        counts = not num_bytes and is_shown
+        self.done: Done | None = (lambda first, stop: self._advance(stop - first)) if counts else None
 
     def _advance(self, count: int) -> None:
         self._num_done += count
@@ -195,7 +187,6 @@ class PreloadProgressBar:
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:
-    """Return the decoded size of all images in bytes; ``kinds`` is computed from shapes and dtypes if not passed."""
     kinds = kinds or group_into_kinds(shapes, dtypes)
     counted = zip(kinds.first, kinds.counts, strict=True)
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
@@ -229,10 +220,9 @@ def collection_fingerprint(path: Path) -> Fingerprint:
 def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Build) -> SharedBlock:
     """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
 
-    The folder is created if missing, and pixels of earlier versions of the collection are removed. ``fingerprint`` is
-    the result of `collection_fingerprint` before ``source`` was opened. ``build`` is called in only one process, with a
-    zeroed block of ``size_bytes`` to fill. Raises `WriteError` if the folder is not writable or full; `FormatError` if
-    the collection changed.
+    Pixels of earlier versions of the collection are removed. ``build`` is called in only one process, with a zeroed
+    block of ``size_bytes`` to fill. Raises `WriteError` if the folder is not writable or full; `FormatError` if the
+    collection changed since ``fingerprint`` was taken.
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
@@ -295,7 +285,6 @@ def _reserve(descriptor: int, size_bytes: int, folder: Path) -> None:
 
 
 def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
-    """Return the pixels of a complete file of this collection and user, or None."""
     try:
         with os.fdopen(os.open(file, _READ), "rb") as stream:
             status = os.fstat(stream.fileno())
@@ -303,7 +292,7 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
                 return None
             if os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) != digest:
                 return None
-            return SharedBlock.of_file(stream.fileno(), size_bytes)
+            return SharedBlock.map(os.dup(stream.fileno()), size_bytes, writable=False)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -326,7 +315,6 @@ def _elsewhere(source: Images) -> Fingerprint:
 
 
 def _digest(source: Images, fingerprint: Fingerprint) -> bytes:
-    """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
     version = (source.guard.fingerprint or ())[1:]  # Not the device, whose number may change at a restart.
     identity = [_VERSION, sys.byteorder, source.format.name, str(path), fingerprint, version]

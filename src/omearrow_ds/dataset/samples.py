@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import reprlib
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +23,10 @@ from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.batch import ASKERS, BatchedConcat, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Collection, Preload, Select
-from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
+from omearrow_ds.dataset.crop_boxes import DatasetOptions, make_crops, split_options
 from omearrow_ds.dataset.cuda import DeviceIndices, device_of
 from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
-from omearrow_ds.dataset.notebook_preview import describe_samples, preview_samples
 from omearrow_ds.dataset.preload import collection_fingerprint
 from omearrow_ds.dataset.shared_memory import batch_array
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
@@ -36,21 +36,20 @@ from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.fields import warn_of_layout
-from omearrow_ds.storage.formats._html import as_html
+from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks, select_masks
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import label_of
-from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
+from omearrow_ds.storage.protocol import Paths, StrPath
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.source import open_source
-from omearrow_ds.text import count
+from omearrow_ds.text import count, size
 
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = ("omearrow_ds.dataset.dataset", __name__)
 STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
-_CROP_OPTIONS = tuple(CropOptions.__annotations__)
 _FOUND = ("shape", "image_ids")  # Computed at first access.
 
 
@@ -58,17 +57,6 @@ _FOUND = ("shape", "image_ids")  # Computed at first access.
 def _options() -> set[str]:
     """Return the names of a dataset's options, without ``path``, which is a property."""
     return {"transform", *inspect.signature(StoredSamples).parameters, *DatasetOptions.__annotations__} - {"path"}
-
-
-class DatasetOptions(OpenOptions, CropOptions, total=False):
-    """Keywords of a dataset in addition to its signature: options of opening and positions of samples."""
-
-
-def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
-    """Return two dicts: the options for the positions of samples, and those for opening the collection."""
-    opening = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
-    crops = {name: opening.pop(name) for name in _CROP_OPTIONS if name in opening}
-    return cast(CropOptions, crops), cast(OpenOptions, opening)
 
 
 def _checked_preload(preload: Any, *, masked: bool, of_arrays: bool) -> Preload:
@@ -84,9 +72,8 @@ def _checked_preload(preload: Any, *, masked: bool, of_arrays: bool) -> Preload:
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
     if cache_bytes and preload not in (False, "auto"):
-        raise ArgumentError(
-            "only images read on demand are cached", option="cache_bytes", remedy="pass preload=False or 'auto'"
-        )
+        remedy = "pass preload=False or 'auto'"
+        raise ArgumentError("only images read on demand are cached", option="cache_bytes", remedy=remedy)
     if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
         raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, with preload=True or 'auto'")
 
@@ -188,7 +175,6 @@ class StoredSamples(Dataset[Any]):
                 self._pick(self._masks.have_objects(self._all_positions()))
 
     def _pick(self, is_present: Array) -> None:
-        """Leave out samples, before the dataset is used."""
         if not is_present.all():
             self._picked = array("q", self._all_positions()[is_present].tolist())
             self._count = len(self._picked)
@@ -332,7 +318,6 @@ class StoredSamples(Dataset[Any]):
         return self._picked_rows(self._collection.column_source.column_table(names))
 
     def _picked_rows(self, columns: pa.Table) -> pa.Table:
-        """Return the rows of these samples."""
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
 
     @property
@@ -402,7 +387,6 @@ class StoredSamples(Dataset[Any]):
         return number if number >= 0 else number + num_samples
 
     def _positions(self, indices: Sequence[Any]) -> list[int]:
-        """Return the positions of samples in the collection, or raise `ImageIndexError`."""
         picked = self._picked
         if isinstance(indices, DeviceIndices):
             return indices if picked is None else DeviceIndices(map(picked.__getitem__, indices), indices.on_device)
@@ -416,23 +400,17 @@ class StoredSamples(Dataset[Any]):
     def _note(self, error: Exception, indices: Sequence[Any]) -> None:
         """Add the samples that were being created to an error's notes, which a worker also sends.
 
-        Raises
-        ------
-        RuntimeError
-            If it is a `StopIteration`, which a loop over the samples would take for their end.
+        Raises `RuntimeError` for a `StopIteration`, which a loop over the samples would take for their end.
         """
         if isinstance(error, OMEArrowDSError):
             error.path = error.path or str(self.path)
         samples = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
         view = "" if self._picked is None else "a view of "
-        error.add_note(
-            f"Raised while creating sample {samples} of {view}{self.path} (format {self._collection.format_name})"
-        )
+        stored = f"{view}{self.path} (format {self._collection.format_name})"
+        error.add_note(f"Raised while creating sample {samples} of {stored}")
         if isinstance(error, StopIteration):
-            msg = (
-                f"{self.path}: the transform or target of sample {samples} raised StopIteration, which would end the "
-                f"epoch early; add a default to its next() call"
-            )
+            problem = f"{self.path}: the transform or target of sample {samples} raised StopIteration, which would end"
+            msg = f"{problem} the epoch early; add a default to its next() call"
             raise RuntimeError(msg) from error  # noqa: TRY004  # Like Python for generators.
 
     def _target_and_id(self, position: int) -> tuple[Any, ...]:
@@ -491,7 +469,6 @@ class StoredSamples(Dataset[Any]):
     def _finished(
         self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
     ) -> list[Any]:
-        """Return complete samples: transformed images, with mask, target and id if requested."""
         finished: list[Any] = []
         try:
             for index, position in enumerate(positions):
@@ -652,7 +629,6 @@ class StoredSamples(Dataset[Any]):
         return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
 
     def _codes(self, names: Any, option: str) -> Array:
-        """Return codes of the samples by columns, reading only these columns."""
         rows = None if self._picked is None else np.asarray(self._picked)
         return codes_of(self._collection.column_source, names, option, str(self.path), rows)
 
@@ -660,15 +636,11 @@ class StoredSamples(Dataset[Any]):
         return BatchedConcat([self, other])
 
     def _view(self, picked: array[int] | None) -> Self:
-        """Return a dataset of other positions in the collection that shares all data with this one."""
         count = len(self._collection) if picked is None else len(picked)
         return copy_with(self, _FOUND, _picked=picked, _count=count)
 
     def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
-        """Return a dataset of these samples from another collection of these images, or of the first ones.
-
-        ``masks`` is another collection of these masks.
-        """
+        """Return a dataset of these samples from other collections of these images, or the first ones, and masks."""
         masked = self._masks if masks is None or self._masks is None else replace(self._masks, collection=masks)
         other = copy_with(self, _FOUND, _collection=collection, _masks=masked)
         return other if len(collection) == len(self._collection) else other._view(None)  # noqa: SLF001  # Same class.
@@ -678,7 +650,6 @@ class StoredSamples(Dataset[Any]):
         return None if self._masks is None else self._masks.collection
 
     def _subset_at(self, positions: Array) -> Self:
-        """Return a view of the samples at ``positions`` in the collection."""
         return self._view(array("q", positions.astype(np.int64).tobytes()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -691,15 +662,51 @@ class StoredSamples(Dataset[Any]):
         return f"<{type(self).__name__} of {count}, {self._collection.format_name}, {held}, at {str(self.path)!r}>"
 
     def _preview(self) -> Pictures:
-        """Return previews of the samples: cut, but neither scaled nor transformed."""
+        """Return previews of the samples, which are cropped but neither scaled nor transformed."""
+        collection, positions, fields = self._collection, self._all_positions(), self.fields
         try:
-            schema = self._collection.column_source.column_schema
+            schema = collection.column_source.column_schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             schema = pa.schema([])
-        return preview_samples(self._collection, self._all_positions(), self.image_ids, schema, self.column)
+
+        def unscaled(image: Array, index: int) -> Array:
+            with torch.random.fork_rng([], enabled=collection.is_random):  # Keeps the random state of training.
+                return collection.unscaled(image, int(positions[index]))
+
+        def channels(index: int) -> list[str | None]:
+            field = int(fields[index])
+            names = [channel["name"] for channel in collection.source.metadata(field)["channels"]]
+            shape = tuple(collection.shapes[field].tolist())
+            if collection.cache is not None:
+                collection.source.close()
+            if len(names) != shape[1]:
+                return []
+            numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
+            visible = unscaled(np.broadcast_to(numbers, shape), index)
+            return [names[number] for number in visible.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
+
+        def image(index: int) -> Array:
+            return unscaled(collection.image(int(fields[index])), index)
+
+        taken = collection.image_bytes[fields]
+        return Pictures(str(collection.path), self.image_ids, schema, self.column, taken, image, channels)
 
     def _repr_html_(self) -> str:
-        masks = None if self._masks is None else self._masks.collection.path
-        fields = np.unique(self.fields)
-        facts = describe_samples(self._collection, fields, self.shape, self._transform, self._targets, masks)
+        collection, fields = self._collection, np.unique(self.fields)
+        masks, targets, transform = self._masks, self._targets, self._transform
+        classes = {} if targets is None or targets.classes is None else targets.classes
+        of_targets = classes if isinstance(classes, dict) else {"": classes}
+        access = "read on demand" if collection.cache is None else "preloaded"
+        shape = "" if self.shape is None else " x ".join(map(str, self.shape))
+        facts = [
+            ("path", str(collection.path)),
+            ("images", shapes(collection.shapes[fields])),
+            ("dtype", kinds(collection.dtypes[field].name for field in fields.tolist())),
+            ("pixels", f"{access}, {size(int(collection.image_bytes[fields].sum()))} decoded"),
+            ("sample", f"{collection.axes} {shape}"),
+            ("transform", "" if transform is None else f"{reprlib.repr(transform)}; images are shown without it"),
+            ("masks", "" if masks is None else f"{masks.collection.path}; images are shown without them"),
+            ("target", "" if targets is None else targets.text),
+            *((f"classes {name}".strip(), reprlib.repr(list(item))) for name, item in of_targets.items()),
+        ]
         return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self._preview())

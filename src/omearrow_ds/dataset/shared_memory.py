@@ -67,7 +67,6 @@ class SharedBlock:
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedBlock:
-        """Return a new block; on Linux, its memory is private until `share` is called."""
         if sys.platform == "linux":
             memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size_bytes >= _MOVED_BYTES // 8:
@@ -82,9 +81,10 @@ class SharedBlock:
         return block
 
     @classmethod
-    def of_file(cls, descriptor: int, size_bytes: int) -> SharedBlock:
-        """Return a read-only block of the first ``size_bytes`` of an open file; the caller must close the file."""
-        return cls._map(os.dup(descriptor), size_bytes, writable=False)
+    def map(cls, descriptor: int, size_bytes: int, *, writable: bool) -> SharedBlock:
+        """Return a block of the first ``size_bytes`` of an open file; the block closes the descriptor."""
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return cls(mmap.mmap(descriptor, max(size_bytes, 1), access=access), size_bytes, descriptor, writable=writable)
 
     @classmethod
     def attach(
@@ -98,12 +98,7 @@ class SharedBlock:
         if file_identity(descriptor) != identity:
             os.close(descriptor)
             return None
-        return cls._map(descriptor, size_bytes, writable=writable)
-
-    @classmethod
-    def _map(cls, descriptor: int, size_bytes: int, *, writable: bool) -> SharedBlock:
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return cls(mmap.mmap(descriptor, max(size_bytes, 1), access=access), size_bytes, descriptor, writable=writable)
+        return cls.map(descriptor, size_bytes, writable=writable)
 
     @property
     def shared(self) -> bool:
@@ -160,8 +155,7 @@ def file_identity(descriptor: int) -> tuple[int, int, int]:
 class _BufferLease:
     """Owner of memory in use, collected together with the last array, tensor, view or slice on it.
 
-    NumPy shortens a chain of views to a reference to the owner, so the lifetime of an intermediate array does not show
-    whether its memory is in use. The lifetime of the owner does.
+    NumPy shortens a chain of views to a reference to the owner, so intermediate arrays do not show such use.
     """
 
     def __init__(self, memory: Array, address: int, size_bytes: int) -> None:
@@ -271,7 +265,6 @@ class BatchBufferPool:
             return buffer.take(size_bytes)
 
     def find(self, tensor: torch.Tensor) -> _ReusableBuffer | None:
-        """Return the buffer of a tensor, or None if its memory is not from this pool."""
         address = tensor.untyped_storage().data_ptr()
         return next((buffer for buffer in self.buffers if buffer.address == address), None)
 
@@ -364,7 +357,7 @@ def _rebuild_tensor(
 
 @functools.cache
 def _received_leases() -> weakref.WeakSet[_ReceivedLease]:
-    """Return the set of received memory in use, which is never released if the process forks: the child uses it too."""
+    """Return the received memory in use, which is never released if the process forks: the child uses it too."""
     leases = weakref.WeakSet[_ReceivedLease]()
 
     def retain_all() -> None:

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-    from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
+    from omearrow_ds.dataset.crop_boxes import DatasetOptions
+from omearrow_ds.dataset.samples import StoredSamples
 
 Array = np.ndarray[Any, Any]
 _MOST_IMAGES = 1024

@@ -21,7 +21,7 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, Block, Done, Images
+from omearrow_ds.storage.formats._base import Array, Block, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
 STAGES = {"StoredImages._fetch": "read"}
@@ -45,10 +45,7 @@ class CacheInfo(NamedTuple):
 
 
 class ImageCache:
-    """LRU cache of decoded images by index.
-
-    Thread-safe. An image larger than the limit is returned but not cached.
-    """
+    """Thread-safe LRU cache of decoded images by index, without images larger than the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -58,7 +55,6 @@ class ImageCache:
 
     @property
     def info(self) -> CacheInfo:
-        """Counts since the cache was created, and its current size."""
         with self._lock:
             return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
 
@@ -77,18 +73,14 @@ class ImageCache:
             self._hits += len(images)
             self._misses += len(missing)
             for index, image in fetched.items():
-                self._keep(index, image)
+                if index not in self._images and image.nbytes <= self._max_bytes:
+                    # A view would keep its whole base array alive.
+                    self._images[index] = image if image.flags.owndata else image.copy()
+                    self._held_bytes += image.nbytes
+                while self._held_bytes > self._max_bytes:
+                    self._held_bytes -= self._images.popitem(last=False)[1].nbytes
         images |= fetched
         return [images[index] for index in indices]
-
-    def _keep(self, index: int, image: Array) -> None:
-        if index in self._images or image.nbytes > self._max_bytes:
-            return
-        # A view would keep its whole base array alive.
-        self._images[index] = image if image.flags.owndata else image.copy()
-        self._held_bytes += image.nbytes
-        while self._held_bytes > self._max_bytes:
-            self._held_bytes -= self._images.popitem(last=False)[1].nbytes
 
 
 class PreloadOptions(NamedTuple):
@@ -188,9 +180,8 @@ class StoredImages:
         return stacks
 
     def _decoded(self) -> PixelCache:
-        options = self.options
-        source, progress = self.verified_source, options.progress
-        return PixelCache.load(source, options.cache_dir, options.fingerprint, progress=progress)
+        _, folder, progress, _, fingerprint = self.options
+        return PixelCache.load(self.verified_source, folder, fingerprint, progress=progress)
 
     def _load(self) -> None:
         self.cache = self._decoded()
@@ -202,8 +193,15 @@ class StoredImages:
             stack = self._decoded().stack()
             assert stack is not None
             return sent([(0, stack)], shape, dtype, device)
+
+        def blocks() -> Iterator[Block]:
+            for start, images in source.stream():
+                yield start, images
+                if bar.done is not None:
+                    bar.done(start, start + len(images))
+
         with PreloadProgressBar(source, self.options.progress) as bar:
-            return sent(_with_progress(source.stream(), bar.done), shape, dtype, device)
+            return sent(blocks(), shape, dtype, device)
 
     @classmethod
     def _computed(cls) -> set[str]:
@@ -212,7 +210,7 @@ class StoredImages:
         return {name for name, member in members if isinstance(member, cached_property)}
 
     def copy(self, **changes: Any) -> Self:
-        """Return a copy with changed attributes, without computed ones, cached images and pixels on a device."""
+        """Return a copy with changed attributes, without computed ones and pixels on a device."""
         return copy_with(self, self._computed(), **{"on_device": None, **changes})
 
     def on_demand(self, source: Images | None = None) -> Self:
@@ -268,14 +266,6 @@ class StoredImages:
             self.cache = PixelCache(self.shapes, self.dtypes, block)
         elif is_preloaded:  # The process of the block has ended.
             self._load()
-
-
-def _with_progress(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:
-    """Yield blocks, and call ``done`` after each."""
-    for start, images in blocks:
-        yield start, images
-        if done is not None:
-            done(start, start + len(images))
 
 
 def copy_with(original: Instance, omitted: Container[str] = (), **changes: Any) -> Instance:

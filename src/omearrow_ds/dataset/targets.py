@@ -176,7 +176,6 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
 
 
 def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
-    """Raise `ArgumentError` if a column is not text, or has a text that is not in ``classes``."""
     error = partial(ArgumentError, path=source.path, column=name, option="classes")
     if not is_text(column.type) and column.null_count < len(column):
         raise error(f"column {name!r} is {column.type}, expected strings", remedy="leave it out")

@@ -97,7 +97,6 @@ class DeviceScaling(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> DeviceScaling:
-        """Copy scalings of fields (T, C, Z, Y, X) to a device; ``groups`` has the index of each field's scaling."""
         if divisors[0] is None:
             return cls(dtype)
         planes = math.prod(field[:3])

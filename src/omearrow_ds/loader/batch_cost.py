@@ -43,8 +43,8 @@ class CopyError(Exception):
 def copy_for_trial(dataset: Any, *functions: Any) -> Any:
     """Return a copy of a dataset that shares pixels, tables and open files, after checking all objects for workers.
 
-    Objects, closures and globals of the main script are copied, attributes of classes and modules are not. Raises
-    `CopyError` if pickling fails, or if a generator is found that the loader does not seed per batch.
+    Attributes of classes and modules are not copied. Raises `CopyError` if pickling fails, or if a generator is found
+    that the loader does not seed per batch.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -54,7 +54,9 @@ def copy_for_trial(dataset: Any, *functions: Any) -> Any:
             msg = f"each worker would copy a random generator ({pickler.generator})"
             raise CopyError(msg)
         file.seek(0)
-        return _Unpickler(file, pickler.shared).load()[0]
+        unpickler = pickle.Unpickler(file)  # noqa: S301  # Pickled above.
+        unpickler.persistent_load = pickler.shared.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()[0]
     except UNPICKLABLE as error:
         raise CopyError(f"the dataset cannot be sent to workers: {error}") from error
 
@@ -84,7 +86,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
         return reduced
 
     def _look_at(self, value: Any) -> None:
-        """Record a generator: the value itself, an attribute of its class, or a global of its module."""
         kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
         module = sys.modules.get(str(getattr(value, "__module__", None)))
         members = {type(value).__name__: value}
@@ -95,15 +96,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
         for name, member in members.items():
             if issubclass(type(member), _GENERATORS) and not any(member is generator for generator in _SEEDED):
                 self.generator = self.generator or name
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def persistent_load(self, number: int) -> Any:
-        return self._shared[number]
 
 
 def _shared(value: Any) -> bool:
@@ -118,9 +110,9 @@ def _shared(value: Any) -> bool:
 
 
 def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) -> BatchCost:
-    """Time a few random batches without changing global random states; for slow batches, time single samples.
+    """Time a few random batches of ``candidates``, by default all indices; for slow batches, time single samples.
 
-    ``candidates`` are the indices to choose from; None is all.
+    Global random states do not change.
     """
     candidates = np.arange(len(dataset)) if candidates is None else candidates
     if len(candidates) == 0:
@@ -147,7 +139,6 @@ def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) ->
 
 
 def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
-    """Return the shortest time of some batches in seconds, and their bytes."""
     start, trials = perf_counter(), []
     repeats = getattr(dataset, "cache_info", None) is None  # Measures the cost with open files.
     for trial in range(_TRIALS):

@@ -26,11 +26,10 @@ from omearrow_ds.loader.device_transfer import (
     unwrap,
     with_device_indices,
 )
-from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import EpochBatchSampler, EpochIterator, count_batches
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition, rank_and_world_size
 from omearrow_ds.loader.samplers import PartsSampler, Ranks
-from omearrow_ds.loader.settings import Setting, may_draw_random, resolve
+from omearrow_ds.loader.settings import Setting, SharedBatches, may_draw_random, resolve
 from omearrow_ds.loader.worker_processes import refuse_in_daemon
 
 _AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
@@ -134,7 +133,6 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        """Source of the batches of indices."""
         sampler = super()._index_sampler
         if isinstance(self.dataset, IterableDataset):
             return sampler
@@ -209,11 +207,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _warn_of_other_ranks(self) -> None:
         _, world_size = rank_and_world_size()
         if world_size != self._world_size and self._parts is None:
-            msg = (
-                f"OMEArrowDataLoader: created for {self._world_size} ranks but the process group has {world_size}, so "
-                f"each rank reads wrong samples; create the loader after torch.distributed.init_process_group"
-            )
-            warnings.warn(msg, UserWarning, stacklevel=4)
+            problem = f"created for {self._world_size} ranks but the process group has {world_size}, so each rank reads"
+            remedy = "create the loader after torch.distributed.init_process_group"
+            warnings.warn(f"OMEArrowDataLoader: {problem} wrong samples; {remedy}", UserWarning, stacklevel=4)
 
     def _begin(self, progress: EpochProgress) -> Any:
         """Draw the order of an epoch, and return torch's iterator over its batches."""
@@ -265,7 +261,6 @@ class OMEArrowDataLoader(DataLoader[Any]):
             epoch.start(self._begin(following), following)
 
     def _discard(self, saved: EpochProgress, epoch: int) -> None:
-        """Skip the rest of a saved epoch, as ``epoch`` comes next."""
         _warn_of_discarded(saved, epoch)
         self._index_sampler.pass_over(saved)
 
@@ -328,12 +323,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """Properties of the loader that a state must match."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
-            raise ArgumentError(
-                "an iterable dataset has no order to resume", option="dataset", remedy="use a dataset with __getitem__"
-            )
+            problem, remedy = "an iterable dataset has no order to resume", "use a dataset with __getitem__"
+            raise ArgumentError(problem, option="dataset", remedy=remedy)
         identity = {"samples": len(self.dataset), "batch_size": size, "ranks": rank_and_world_size()[1]}  # type: ignore[arg-type]
         filters = getattr(unwrap(self.dataset)[0], "_filters", ())
         identity |= {"filter": " and ".join(f"({condition})" for condition in filters)} if filters else {}
@@ -351,7 +344,6 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return list(generators.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes except the current epoch of this process."""
         return {**self.__dict__, "_epoch": None, "_iterator": None, "_begin_lock": None, "_raw_transfer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -380,9 +372,7 @@ def _warn_of_discarded(saved: EpochProgress, epoch: int) -> None:
     """Warn that the rest of a saved epoch is skipped, if only some of its batches were delivered."""
     delivered = saved.batches - saved.first + len(saved.ahead) + bool(saved.consumed)
     if delivered and saved.batches != saved.total:
-        total = "" if saved.total is None else f" of {saved.total}"
-        msg = (
-            f"set_epoch({epoch}): skips the rest of epoch {saved.epoch}, which the loaded state left after batch "
-            f"{saved.batches}{total}; call set_epoch({saved.epoch}) to continue that epoch"
-        )
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        left = f"batch {saved.batches}" + ("" if saved.total is None else f" of {saved.total}")
+        problem = f"skips the rest of epoch {saved.epoch}, which the loaded state left after {left}"
+        remedy = f"call set_epoch({saved.epoch}) to continue that epoch"
+        warnings.warn(f"set_epoch({epoch}): {problem}; {remedy}", UserWarning, stacklevel=4)

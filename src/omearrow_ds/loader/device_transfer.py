@@ -9,15 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import default_collate as torch_collate
 
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.collection import Collection
@@ -34,7 +27,6 @@ IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw t
 
 
 def pixel_device(dataset: Any) -> torch.device | None:
-    """Return the device that holds the pixels of a dataset or of a wrapped dataset; None if no device does."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
     attributes = getattr(dataset, "__dict__", {})  # Does not call properties of the user's class.
@@ -45,15 +37,10 @@ def pixel_device(dataset: Any) -> torch.device | None:
 
 
 class RawTransfer:
-    """Transfer of batches as raw pixels that are normalized on the device.
+    """Transfer of batches as raw pixels, those of ``dataset``, that are normalized on the device.
 
-    ``dataset`` is an `OMEArrowDataset` or a ``Subset`` of one for which `stored_transfer_blocker` returns None;
-    ``pinned`` is whether batches are created in pinned memory, for asynchronous copies.
-
-    Attributes
-    ----------
-    dataset : Dataset
-        Samples with stored pixels.
+    `stored_transfer_blocker` returns None for the original dataset. ``pinned`` is whether batches are created in pinned
+    memory, for asynchronous copies.
     """
 
     def __init__(self, dataset: Any, device: torch.device, *, pinned: bool) -> None:
@@ -73,7 +60,6 @@ class RawTransfer:
             self._pool.record_copy(_image(batch), functools.partial(recorded, self._device))
 
     def scaled(self, batch: Any) -> Any:
-        """Replace the raw pixels of a batch on the device by scaled pixels."""
         pixels = _image(batch)
         samples = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), DeviceCropBoxes())
         return samples if batch is pixels else type(batch)([samples, *batch[1:]])
@@ -94,7 +80,7 @@ def stored_transfer_blocker(dataset: Any, collate_fn: Any) -> str | None:
     samples, _ = unwrap(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
         return "the dataset is not an OMEArrowDataset, or its pixels are on a device"
-    if collate_fn not in (default_collate, collate):
+    if collate_fn not in (torch_collate, collate):
         return "collate_fn expects normalized samples"
     reason: str | None = samples._early_scaling_reason
     return reason
@@ -133,7 +119,7 @@ def on_device(
     *,
     is_on_device: bool = False,
 ) -> Iterator[NumberedBatch]:
-    """Yield batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
+    """Return batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
 
     ``is_on_device``: whether images are created on a device, so that only other items may have to be copied.
     """

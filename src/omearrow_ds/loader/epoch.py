@@ -32,12 +32,10 @@ _numpy: Any = np.random  # Its stubs lack some functions.
 
 
 class EpochIterator:
-    """Iterator over the batches of one epoch.
+    """Iterator over the batches of one epoch, with the attributes of torch's iterator, ``batches``.
 
-    It has the attributes of torch's iterator, ``batches``. Batches are counted in ``progress``, and moved to a device
-    by ``move``.
-
-    ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
+    Batches are counted in ``progress``, and moved to a device by ``move``. ``prepare`` is called before the first
+    batch, and before the next one after `release`. It may call `start` or `use`.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class _NumberedBatches:
         return self._pop_finished()[0], batch
 
     def _pop_finished(self) -> tuple[int | None, Any]:
-        """Return number and indices of the batch that torch returned, which may be out of order."""
+        """Return number and indices of the batch that torch returned."""
         progress = self._progress
         if progress.has_borrowed:
             borrowed_generators(getpid()).restore()
@@ -159,10 +157,8 @@ def _not_the_end(indices: Any) -> RuntimeError:
     """Return the error that replaces a `StopIteration` of a batch, which would end the loop."""
     samples = list(indices) if isinstance(indices, list | tuple) else [indices]
     listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
-    return RuntimeError(
-        f"samples {listed}: collate_fn or the dataset raised StopIteration, which would end the epoch early; "
-        f"add a default to its next() call"
-    )
+    problem = f"samples {listed}: collate_fn or the dataset raised StopIteration, which would end the epoch early"
+    return RuntimeError(f"{problem}; add a default to its next() call")
 
 
 class RemainingBatches:
@@ -245,7 +241,6 @@ class EpochBatchSampler:
             yield indices
 
     def draw(self, progress: EpochProgress) -> RemainingBatches:
-        """Draw the order of an epoch, and return its remaining batches."""
         if self.position.rest is not None:
             self.position.rest.draw()
         generators = [torch.default_generator, *self.generators]
@@ -271,7 +266,6 @@ class EpochBatchSampler:
         return rest
 
     def pass_over(self, progress: EpochProgress) -> None:
-        """Advance the generators to the end of an epoch whose batches are skipped."""
         if self.generators and progress.begun:
             (progress.rest or self.draw(progress)).draw()
 
@@ -284,7 +278,7 @@ def count_batches(sampler: Any) -> int | None:
 
 
 def receive_indices(indices: Any, seed: bytes | None, later: Sequence[int] | None) -> Any:
-    """Return the indices of a batch in a worker, after it seeds generators and requests the pages of a later batch."""
+    """Return the indices of a batch in a worker, which seeds generators and requests the pages of a later batch."""
     worker = get_worker_info()
     if worker is not None and later is not None:
         _request_pages(worker.dataset, later)

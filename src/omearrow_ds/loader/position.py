@@ -17,8 +17,6 @@ _VERSION = 2
 
 @dataclass
 class EpochProgress:
-    """Position in one epoch."""
-
     epoch: int = 0
     batches: int = 0  # Number of the first batch that was not delivered.
     ahead: set[int] = field(default_factory=set)  # Numbers of later batches that were already delivered.
@@ -53,7 +51,6 @@ class EpochProgress:
             self.waiting.clear()
 
     def state(self, generators: Sequence[torch.Generator], loader: dict[str, Any]) -> dict[str, Any]:
-        """Return a state of numbers and tensors, from which `from_state` restores the progress."""
         states = self.states if self.begun else [generator.get_state() for generator in generators]
         return {
             "version": _VERSION,
@@ -100,8 +97,6 @@ class LoaderPosition:
 
     A single process begins a new epoch with each iteration. Several ranks do so after the last batch or by
     ``set_epoch``, so that a rank that left an iteration early, for example to show a batch, keeps the common order.
-
-    ``samplers`` of the methods are those of the loader; the first one may have an attribute ``epoch``.
     """
 
     sets_epochs: bool = False  # Whether the loader created the sampler, and sets its epoch.
@@ -124,7 +119,6 @@ class LoaderPosition:
         self.chosen = epoch
 
     def pop_chosen(self, samplers: Sequence[Any]) -> int | None:
-        """Return the epoch that a framework set since the last iteration began, or None."""
         chosen, self.chosen = self.chosen, None
         epoch = _epoch_of(samplers)
         if epoch != self.sampler_epoch:
@@ -162,7 +156,6 @@ class LoaderPosition:
         self.sampler_epoch = _epoch_of(samplers)
 
     def following(self) -> EpochProgress:
-        """Return the progress of the current epoch, or of the next one if the current epoch has ended."""
         if not self.progress.ended:
             return self.progress
         if self.rest is not None:
@@ -170,7 +163,6 @@ class LoaderPosition:
         return EpochProgress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the current iteration of this process."""
         progress = replace(self.following(), rest=None, waiting={}, has_borrowed=False)
         return {**vars(self), "progress": progress, "rest": None}
 

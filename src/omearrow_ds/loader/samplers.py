@@ -43,8 +43,6 @@ _AT_ONCE = 2**16
 
 
 class Ranks(NamedTuple):
-    """Rank, world size and number of hosts, with an equal number of ranks per host."""
-
     rank: int = 0
     ranks: int = 1
     hosts: int = 1
@@ -65,21 +63,13 @@ class Ranks(NamedTuple):
 
 
 class OrderSpec(NamedTuple):
-    """Settings that, together with the parts and the epoch, determine the order of samples.
-
-    Attributes
-    ----------
-    seed, nodes, window, shuffle
-        See the module; without ``shuffle``, parts and samples keep their stored order.
-    grows
-        Whether a stretch begins with one part, and the others of the window join one by one.
-    """
+    """Settings that, together with the parts and the epoch, determine the order of samples; see the module."""
 
     seed: int
     nodes: int
     window: int
-    shuffle: bool
-    grows: bool = False
+    shuffle: bool  # Otherwise, parts and samples keep their stored order.
+    grows: bool = False  # Whether a stretch begins with one part, and the others of the window join one by one.
 
 
 def _part_fetches(dataset: StoredSamples) -> PartFetches:
@@ -92,16 +82,9 @@ class PartsSampler(DistributedSampler[Any]):
     """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
     It is a ``DistributedSampler`` so that frameworks do not divide its samples again. With ``drop_last``, samples that
-    do not divide evenly among ranks are dropped; otherwise the last samples are repeated.
-
-    Attributes
-    ----------
-    epoch, consumed
-        Epoch of the next iteration, and the number of samples of all ranks that it skips at its beginning.
-    local_seed
-        Whether the seed may differ from that of other processes.
-    digest
-        Fingerprint of the samples and their parts.
+    do not divide evenly among ranks are dropped; otherwise the last samples are repeated. An iteration skips the first
+    ``consumed`` samples of all ranks. ``local_seed`` is whether the seed may differ from that of other processes, and
+    ``digest`` a fingerprint of the samples and their parts.
     """
 
     def __repr__(self) -> str:
@@ -125,6 +108,7 @@ class PartsSampler(DistributedSampler[Any]):
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
+        self.samples = len(fields)
         self._part_of = part_of
         self._fetched = None if layout.window is None or dataset.preloaded else dataset
         if self._fetched is not None:
@@ -135,10 +119,6 @@ class PartsSampler(DistributedSampler[Any]):
     def fetches(self) -> bool:
         """Whether this sampler notifies the source of each part before it yields the first sample of the part."""
         return self._fetched is not None
-
-    @property
-    def samples(self) -> int:
-        return int(self._starts[-1])
 
     def __len__(self) -> int:
         left, ranks = self.samples - self.consumed, self.ranks.ranks
@@ -153,7 +133,7 @@ class PartsSampler(DistributedSampler[Any]):
         return share
 
     def _agree(self) -> None:
-        """Use the seed that all ranks share, if the seed is that of this process only."""
+        """Use the seed that all ranks share."""
         if self.local_seed:
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
@@ -176,7 +156,6 @@ class PartsSampler(DistributedSampler[Any]):
 
     @property
     def _at_once(self) -> int:
-        """Number of parts that are read alternately."""
         nodes = self.plan.nodes
         own_nodes = max(1, nodes // self.ranks.hosts)
         if not self.plan.shuffle:
@@ -198,7 +177,6 @@ class PartsSampler(DistributedSampler[Any]):
         return indices if self._sample is None else self._sample[indices]
 
     def _numbers(self) -> Array:
-        """Return the samples of this rank, numbered part by part."""
         rank, world_size, hosts = self.ranks
         stride = min(self.plan.nodes, hosts)  # Between positions of a host; one number divides the other.
         host, local_rank = divmod(rank, world_size // hosts)
@@ -225,7 +203,6 @@ class PartsSampler(DistributedSampler[Any]):
         return samples
 
     def _stretch(self, node: int, stops: Array) -> Array:
-        """Return the order of a node's samples, as indices into the concatenated parts."""
         length, more = divmod(self.samples, self.plan.nodes)
         first = node * length + min(node, more)
         length += node < more
@@ -247,8 +224,8 @@ class PartsSampler(DistributedSampler[Any]):
     def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
         """Return the shifted positions of the samples of a stretch, whose parts begin and end at ``bounds``.
 
-        Samples of a part are spread over the window from its beginning: the first part over two parts, the second over
-        three. So half of the first part precedes all samples of the second.
+        The first part is spread over two parts, the second over three, up to the window. So half of the first part
+        precedes all samples of the second.
         """
         sizes = np.diff(bounds)
         ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
@@ -260,7 +237,6 @@ class PartsSampler(DistributedSampler[Any]):
         return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *stream])
 
     def describe(self, batch_size: int | None) -> str:
-        """Describe the order of samples, compare it with a full shuffle, and state the wait for fetched parts."""
         return "; ".join(filter(None, (self._describe_order(batch_size), self._describe_wait(batch_size))))
 
     def _describe_order(self, batch_size: int | None) -> str:
@@ -289,29 +265,23 @@ class PartsSampler(DistributedSampler[Any]):
         return f"{text}{permuted}"
 
     def seed_source(self, _: object = None) -> torch.Tensor:
-        """Return a tensor of seed and epoch, from which the random numbers of the epoch are derived."""
         return torch.tensor([self.plan.seed, self.epoch])
 
     def state(self, progress: EpochProgress, batch_size: int | None) -> dict[str, Any]:
-        """Return the progress of all ranks as a state of integers and a fingerprint."""
-        step = self._step(batch_size)
+        step = self.ranks.ranks * (batch_size or 1)
         consumed = progress.consumed + (progress.batches - progress.first) * step
         state = {"version": VERSION, "epoch": progress.epoch, "consumed": min(consumed, self.samples)}
         state |= self.plan._asdict() | {"samples": self.samples, "parts": self.digest}
         return state | ({"ahead": sorted(progress.ahead), "step": step} if progress.ahead else {})
 
     def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> EpochProgress:
-        """Restore the order of a saved state, and return the progress to resume from.
-
-        Raises `ArgumentError` if the state is from other samples or parts, or from a number of hosts that is neither
-        a multiple nor a divisor of this one.
-        """
+        """Restore the order of a saved state, and return the progress to resume from."""
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
         saved = state if isinstance(state, Mapping) else {}
         differences = ", ".join(
             f"{name} was {saved.get(name)} and is now {now}" for name, now in own.items() if saved.get(name) != now
         )
-        problem, remedy, step = "", "", self._step(batch_size)
+        problem, remedy, step = "", "", self.ranks.ranks * (batch_size or 1)
         if differences:
             problem = f"was saved with other samples or parts: {differences}"
             remedy = "create the loader with the previous settings"
@@ -319,10 +289,8 @@ class PartsSampler(DistributedSampler[Any]):
             problem = f"was saved with unordered batches of {state['step']} samples over all ranks, now {step}"
             remedy = f"use batches of {state['step']} samples, or save states with in_order=True"
         elif state["nodes"] % self.ranks.hosts and self.ranks.hosts % state["nodes"]:
-            problem = (
-                f"was saved on {count(state['nodes'], 'host')}, which is neither a multiple nor a divisor of the "
-                f"{self.ranks.hosts} hosts of this run"
-            )
+            problem = f"was saved on {count(state['nodes'], 'host')}, which is neither a multiple nor a divisor of the"
+            problem = f"{problem} {self.ranks.hosts} hosts of this run"
             remedy = f"use {state['nodes']} hosts, or a multiple or divisor of this number"
         if problem:
             raise ArgumentError(problem, option="state", remedy=remedy)
@@ -331,9 +299,6 @@ class PartsSampler(DistributedSampler[Any]):
         self.local_seed = False
         first = -(-consumed // step)
         return EpochProgress(int(state["epoch"]), first, set(state.get("ahead", ())), first=first, consumed=consumed)
-
-    def _step(self, batch_size: int | None) -> int:
-        return self.ranks.ranks * (batch_size or 1)
 
 
 def windowed_order(fields: Array, window: int, generator: torch.Generator) -> Array:
@@ -346,10 +311,7 @@ def windowed_order(fields: Array, window: int, generator: torch.Generator) -> Ar
 
 
 class WindowedSampler(Sampler[int]):
-    """Samples of a dataset in a `windowed_order` that differs per epoch.
-
-    The order is drawn from ``generator``; None selects torch's global generator.
-    """
+    """Samples of a dataset in a `windowed_order` per epoch, drawn from ``generator`` or torch's global one."""
 
     def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
         self.dataset, self.window, self.generator = dataset, window, generator
@@ -401,7 +363,6 @@ def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
 
 
 def describe_shuffle(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
-    """Describe a windowed order, and compare it with a full shuffle."""
     text = f"random over {window} images at a time"
     if batch_size is None or min(batch_size, len(dataset)) < 2:
         return text

@@ -1,27 +1,28 @@
-"""Resolved settings of a loader, each with its reason."""
+"""Resolved settings of a loader, each with its reason, and the division of samples among ranks."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, default_convert
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, Subset, default_convert
 
 from omearrow_ds.dataset.batch import COLLATES, CONCATS, batched, collate_listed, collate_padded, refuse_mixed_classes
 from omearrow_ds.dataset.batch import collate as collate_alike
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.batch_cost import BatchCost, CopyError, copy_for_trial, measure_batch_cost
 from omearrow_ds.loader.device_transfer import pixel_device, stored_transfer_blocker
-from omearrow_ds.loader.division import divides, share_batches, warn_of_division, within
 from omearrow_ds.loader.position import rank_and_world_size
 from omearrow_ds.loader.samplers import (
     WINDOW,
@@ -44,10 +45,12 @@ _HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
 _WORTH_IT = 0.9  # Use workers if the expected time per batch is at most this share of the time without.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # Torch allocates shared tensors here.
 
+_NESTED = ("batch_sampler", "_batch_sampler", "sampler", "_sampler", "dataset")  # Attributes of wrappers.
+_MOST_NESTED = 6
+_FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to the loader that dispatches the batches.
+
 
 class Setting(NamedTuple):
-    """Value of a setting, and the reason why it was chosen."""
-
     value: Any
     why: str
 
@@ -65,10 +68,7 @@ def resolve(
     collate: Any = None,
     shuffle_fields: int | None = None,
 ) -> Settings:
-    """Return every setting and its reason, as passed or derived from dataset, machine and ranks.
-
-    ``keywords`` are passed to torch; all other parameters are those of `OMEArrowDataLoader`.
-    """
+    """Return every setting and its reason, as passed or derived from dataset, machine and ranks."""
     refuse_mixed_classes(dataset)
     settings = {name: Setting(value, _GIVEN) for name, value in keywords.items()}
     settings |= {"batch_size": Setting(batch_size, _GIVEN), "device": _device(device)}
@@ -81,9 +81,8 @@ def resolve(
     if collate is not None:
         settings["collate_fn"] = _collate_fn(collate, passed, has_batches=has_batches)
     elif "collate_fn" not in passed and has_batches:
-        settings["collate_fn"] = Setting(
-            collate_alike, "like default_collate of torch, but stacked samples are not copied"
-        )
+        why = "like default_collate of torch, but stacked samples are not copied"
+        settings["collate_fn"] = Setting(collate_alike, why)
     sampler = _value(settings, "sampler")
     candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, passed, candidates)
@@ -100,9 +99,8 @@ def _value(settings: Settings, name: str) -> Any:
 def _collate_fn(collate: Any, passed: Mapping[str, Any], *, has_batches: bool) -> Setting:
     functions = {"pad": collate_padded, "list": collate_listed}
     if collate not in functions:
-        raise ArgumentError(
-            option="collate", value=collate, allowed=f"one of {', '.join(map(repr, functions))}, or None"
-        )
+        allowed = f"one of {', '.join(map(repr, functions))}, or None"
+        raise ArgumentError(option="collate", value=collate, allowed=allowed)
     if "collate_fn" in passed or not has_batches:
         problem = "conflicts with collate_fn=" if "collate_fn" in passed else "batch_size=None creates no batches"
         raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
@@ -112,21 +110,17 @@ def _collate_fn(collate: Any, passed: Mapping[str, Any], *, has_batches: bool) -
 def _device(device: Any) -> Setting:
     if device is None:
         return Setting(None, "batches stay on the CPU")
+    problem = partial(ArgumentError, option="device", value=device)
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ArgumentError(
-            "unknown device", option="device", value=device, remedy="pass 'cpu', 'cuda' or None"
-        ) from error
+        raise problem("unknown device", remedy="pass 'cpu', 'cuda' or None") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(
-            "torch finds no CUDA device", option="device", value=device, remedy="leave it out, or pass 'cpu'"
-        )
+        raise problem("torch finds no CUDA device", remedy="leave it out, or pass 'cpu'")
     return Setting(chosen, _GIVEN)
 
 
 def copied_to(device: torch.device | None) -> bool:
-    """Whether batches are copied to a device asynchronously."""
     return device is not None and device.type == "cuda"
 
 
@@ -134,18 +128,16 @@ def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, An
     target, device = settings["device"].value, pixel_device(dataset)
     if device is not None or not copied_to(target):
         why = "the target is not a CUDA device" if device is None else f"batches are created on {device}"
-        chosen = {"pin_memory": Setting(False, why)}
-    else:
-        chosen = {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
-        why_scaled = stored_transfer_blocker(dataset, _value(settings, "collate_fn"))
-        if why_scaled is not None:
-            transfer = "normalized", f"pixels are normalized before the transfer: {why_scaled}"
-        else:
-            transfer = "raw", "stored pixels are transferred and normalized on the device"
-            if not settings["num_workers"].value and "pin_memory" not in passed:
-                transfer = "raw-pinned", transfer[1]
-                chosen = {"pin_memory": Setting(False, "batches are created in alternating pinned buffers")}
-        chosen["transfer"] = Setting(*transfer)
+        return {} if "pin_memory" in passed else {"pin_memory": Setting(False, why)}
+    pinning = Setting(True, f"device is {target}; torch copies batches into pinned memory")
+    why_scaled = stored_transfer_blocker(dataset, _value(settings, "collate_fn"))
+    transfer, why = "raw", "stored pixels are transferred and normalized on the device"
+    if why_scaled is not None:
+        transfer, why = "normalized", f"pixels are normalized before the transfer: {why_scaled}"
+    elif not settings["num_workers"].value and "pin_memory" not in passed:
+        transfer = "raw-pinned"
+        pinning = Setting(False, "batches are created in alternating pinned buffers")
+    chosen = {"pin_memory": pinning, "transfer": Setting(transfer, why)}
     return {name: setting for name, setting in chosen.items() if name not in passed}
 
 
@@ -186,8 +178,100 @@ def _given_sampler(passed: Mapping[str, Any]) -> Settings:
     if sampler is not outer:
         why = f"inner sampler of {type(outer).__name__}: it already divides the samples"
         if divides(inner, world_size):
-            warn_of_division(outer)
+            problem = "its inner sampler already divides the samples among ranks, so the outer sampler is ignored"
+            remedy = "in Lightning, pass use_distributed_sampler=False"
+            warnings.warn(f"sampler={type(outer).__name__}: {problem}; {remedy}", UserWarning, stacklevel=5)
     return {"sampler": Setting(sampler, why)}
+
+
+def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
+    if isinstance(sampler, PartsSampler):
+        return sampler.divided(Ranks())
+    samples = len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
+    return copy_with(sampler, rank=0, num_replicas=1, num_samples=samples, total_size=samples)
+
+
+class SharedBatches(BatchSampler):
+    """Batch sampler of one rank that yields the batches of all ranks if another loader divides batches among ranks.
+
+    Accelerate creates such a loader with the ``batch_sampler`` of the loader that it prepares. If ``of_rank`` is true,
+    and in a loader that only skips the first batches, the batches are those of one rank.
+    """
+
+    of_rank = False
+    _has_warned = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = self._batches()
+        if batches.sampler is not self.sampler and not self._has_warned:
+            self._has_warned = True
+            problem = "an outer loader (such as that of accelerator.prepare) divides samples among ranks"
+            remedy = "so this loader does not; to use load_state_dict(), iterate over this loader directly"
+            warnings.warn(f"OMEArrowDataLoader: {problem}, {remedy}", UserWarning, stacklevel=2)
+        return iter(batches)
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def set_epoch(self, epoch: int) -> None:
+        sampler: Any = self.sampler
+        sampler.set_epoch(epoch)
+
+    def _batches(self) -> BatchSampler:
+        own = self.of_rank or _is_only_skipped(sys._getframe(2))  # noqa: SLF001  # CPython only, see `asked_for_whole`.
+        sampler: Any = self.sampler if own else undivided(self.sampler)  # type: ignore[arg-type]
+        return BatchSampler(sampler, self.batch_size, self.drop_last)
+
+
+def _is_only_skipped(frame: Any) -> bool:
+    """Whether the caller only skips batches of a loader that this package divided, and no outer loader divides them."""
+    attributes: list[Any] = []
+    while frame is not None and len(attributes) < _FRAMES:
+        attributes.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
+        frame = frame.f_back
+    # Attributes of Accelerate's SkipBatchSampler and DataLoaderDispatcher.
+    return "skip_batches" in attributes[0] and not any("slice_fn" in names for names in attributes)
+
+
+def nested(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and the samplers that it wraps, from the outermost to the innermost."""
+    pending, visited = [sampler], set[int]()
+    while pending and len(visited) < _MOST_NESTED:
+        current = pending.pop(0)
+        visited.add(id(current))
+        yield current
+        attributes = getattr(current, "__dict__", {})
+        pending += [attributes[name] for name in _NESTED if name in attributes and id(attributes[name]) not in visited]
+
+
+def divides(sampler: Any, ranks: int) -> bool:
+    """Whether a sampler yields one rank's share."""
+    return ranks > 1 and ranks in (getattr(sampler, "num_replicas", None), getattr(sampler, "num_processes", None))
+
+
+def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
+    """Return the wrapped sampler of a class in ``kinds``; None if ``sampler`` does not divide samples among ranks."""
+    outer, *inner = nested(sampler)
+    return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
+
+
+def share_batches(batch_sampler: Any, ranks: int) -> None:
+    """Make a wrapped `SharedBatches` yield the batches of one rank, unless one of its wrappers divides batches.
+
+    Raises `ArgumentError` if a wrapper divides the share of a rank again.
+    """
+    wrappers: list[Any] = []
+    for sampler in nested(batch_sampler):
+        is_divided = any(divides(wrapper, ranks) for wrapper in wrappers)
+        if isinstance(sampler, SharedBatches):
+            sampler.of_rank = not is_divided
+            return
+        if is_divided and isinstance(sampler, DistributedSampler) and divides(sampler, ranks):
+            names = f"{type(batch_sampler).__name__} and {type(sampler).__name__}"
+            problem = f"{names} both divide the samples among {ranks} ranks"
+            remedy = "pass a batch sampler that divides them only once"
+            raise ArgumentError(problem, option="batch_sampler", remedy=remedy)
+        wrappers.append(sampler)
 
 
 def _seed(passed: Mapping[str, Any]) -> int:
@@ -212,7 +296,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[st
 
 
 def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
-    """Return the setting that explains torch's order for collections in parts below ``Subset`` or ``ConcatDataset``."""
+    """Return the setting that explains torch's order for collections in parts below other datasets."""
     is_ours = every_part(dataset, lambda _: True)
     if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.part_layout is None):
         return {}
@@ -224,9 +308,8 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, passed: Mapping
     conflicts = [f"the order of {name}=" for name in ("sampler", "batch_sampler") if name in passed]
     conflicts += ["shuffle=False"] if passed.get("shuffle") is False else []
     if conflicts:
-        raise ArgumentError(
-            f"conflicts with {conflicts[0]}", option="shuffle_fields", value=window, remedy="leave out one of them"
-        )
+        problem, remedy = f"conflicts with {conflicts[0]}", "leave out one of them"
+        raise ArgumentError(problem, option="shuffle_fields", value=window, remedy=remedy)
     samples, (rank, world_size) = check_shuffle_fields(dataset, window), rank_and_world_size()
     why = describe_shuffle(samples, window, batch_size)
     if world_size == 1:
@@ -253,13 +336,10 @@ def _with_workers(passed: Mapping[str, Any]) -> Settings:
 
 
 def _without(passed: Mapping[str, Any], num_workers: Any) -> Settings:
-    """Return defaults of worker settings, which torch refuses without workers, if ``"auto"`` chose no workers."""
+    """Return defaults of settings that torch refuses without workers, if ``"auto"`` chose no workers."""
     defaults = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
-    return {
-        name: Setting(value, "no workers")
-        for name, value in defaults.items()
-        if num_workers == "auto" and passed.get(name)
-    }
+    is_auto = num_workers == "auto"
+    return {name: Setting(value, "no workers") for name, value in defaults.items() if is_auto and passed.get(name)}
 
 
 def _workers(
@@ -279,7 +359,6 @@ def _workers(
 
 
 def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -> str | None:
-    """Return why batches need no measurement, or None if workers may be faster."""
     if device is not None:
         return f"the pixels are on {device}, which creates the samples"
     if isinstance(dataset, IterableDataset):
@@ -309,14 +388,14 @@ def _measured_workers(
     return _choose_num_workers(measure_batch_cost(batched(tried), size, candidates), cores)
 
 
-_PLAIN = (*COLLATES, default_convert)
 _MAKE = ("__getitem__", "__getitems__")
 _OURS = {getattr(cls, name) for cls in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
 
 
 def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
     """Whether batches depend on user code (``collate_fn`` or a dataset class) or on random numbers."""
-    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part._is_random)
+    is_plain = collate_fn in (*COLLATES, default_convert)
+    return not is_plain or not every_part(dataset, lambda part: not part._is_random)
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
@@ -334,7 +413,7 @@ def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
 def _choose_num_workers(cost: BatchCost, cores: int) -> Setting:
     """Choose the smallest number of workers within 5% of the shortest expected time per batch.
 
-    With w workers, the time per batch is the largest of three: a worker's, the loader process's, and that of all cores.
+    The time per batch is the largest of three: a worker's, the loader process's, and that of all cores.
     """
     taken_s = _TAKEN_OVER_S + _TAKEN_OVER_S_PER_BYTE * cost.batch_bytes
     made_s = cost.worker_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
@@ -344,16 +423,12 @@ def _choose_num_workers(cost: BatchCost, cores: int) -> Setting:
     if least_s > _WORTH_IT * cost.batch_s:
         return Setting(0, f"auto: {measured}, and workers would not be much faster on {cores} cores")
     workers = next(w for w, expected_s in expected.items() if expected_s <= 1.05 * least_s)
-    return Setting(
-        workers, f"auto: {measured}, and an expected {expected[workers] * 1e3:.3g} ms with workers on {cores} cores"
-    )
+    expected_ms = f"{expected[workers] * 1e3:.3g} ms"
+    return Setting(workers, f"auto: {measured}, and an expected {expected_ms} with workers on {cores} cores")
 
 
 def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
-    """Warn if batches of a user's collate function in workers may not fit ``/dev/shm``.
-
-    Our collate functions do not use it: it only contains tensors that torch shares.
-    """
+    """Warn if batches of a user's collate function in workers may not fit ``/dev/shm``, which ours do not use."""
     workers = settings["num_workers"].value
     own = _value(settings, "collate_fn") in (None, *COLLATES)
     if not workers or own or sys.platform != "linux" or not _SHARED_MEMORY.is_dir():
@@ -364,9 +439,7 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     needed_bytes = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     if needed_bytes > free_bytes:
-        msg = (
-            f"{_SHARED_MEMORY}: {workers} workers may need {needed_bytes:,} bytes for results of collate_fn but only "
-            f"{free_bytes:,} are free, and a full {_SHARED_MEMORY} kills workers; enlarge it (docker run --shm-size), "
-            f"lower batch_size, prefetch_factor or num_workers, or leave out collate_fn"
-        )
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        problem = f"{workers} workers may need {needed_bytes:,} bytes for results of collate_fn but only"
+        problem = f"{problem} {free_bytes:,} are free, and a full {_SHARED_MEMORY} kills workers"
+        remedy = "enlarge it (docker run --shm-size), lower batch_size, prefetch_factor or num_workers, or leave out"
+        warnings.warn(f"{_SHARED_MEMORY}: {problem}; {remedy} collate_fn", UserWarning, stacklevel=4)

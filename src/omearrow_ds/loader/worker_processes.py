@@ -39,14 +39,8 @@ from omearrow_ds.kernels.compiled import pending_jit_loops
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # Importing omearrow_ds does not import torch.
 _IMPORTED_IF_USED = (
-    "pandas",
-    "pyarrow.pandas_compat",
-    "pyarrow.dataset",
-    "tifffile",
-    "imagecodecs",
-    "imagecodecs._blosc",
-    "zarr",
-    "numba",
+    *("pandas", "pyarrow.pandas_compat", "pyarrow.dataset"),
+    *("tifffile", "imagecodecs", "imagecodecs._blosc", "zarr", "numba"),
 )
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
 UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
@@ -54,29 +48,22 @@ _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
 
 
 def worker_context() -> BaseContext | None:
-    """Return the default multiprocessing context of workers, or None if the system has no forkserver."""
     return _WorkerContext() if "forkserver" in get_all_start_methods() else None
 
 
 def warn_of_fork(method: str) -> None:
-    """Warn if workers of a start method that a user chose would inherit a storage library's threads and handles."""
     loaded = [name for name in _UNSAFE_TO_FORK if name in sys.modules]
     if method == "fork" and loaded:
-        msg = (
-            f"multiprocessing_context='fork': threads and handles of {', '.join(loaded)} do not survive a fork, so "
-            f"workers may hang or crash; leave out multiprocessing_context"
-        )
+        problem = f"threads and handles of {', '.join(loaded)} do not survive a fork, so workers may hang or crash"
+        msg = f"multiprocessing_context='fork': {problem}; leave out multiprocessing_context"
         warnings.warn(msg, UserWarning, stacklevel=5)
 
 
 def refuse_in_daemon(num_workers: int) -> None:
     if current_process().daemon:
-        raise ArgumentError(
-            "a daemonic process, such as a worker of multiprocessing.Pool, Dask or a DataLoader, cannot start workers",
-            option="num_workers",
-            value=num_workers,
-            remedy="pass num_workers=0 or 'auto'",
-        )
+        such = "such as a worker of multiprocessing.Pool, Dask or a DataLoader"
+        problem, remedy = f"a daemonic process, {such}, cannot start workers", "pass num_workers=0 or 'auto'"
+        raise ArgumentError(problem, option="num_workers", value=num_workers, remedy=remedy)
 
 
 class _Process(ForkServerProcess):
@@ -103,9 +90,9 @@ class _Process(ForkServerProcess):
 class _Results(Queue):  # type: ignore[type-arg]  # Generic only in its stubs.
     """A queue in which a worker sends an error in place of a batch that cannot be pickled.
 
-    The pipe outlives the queue. If torch's iterator is in a reference cycle, the garbage collector finalizes both
-    ends of the pipe and the iterator in any order, but the iterator still sends to workers then. The sending thread
-    would then close the same descriptors again, which may belong to another file.
+    The pipe outlives the queue. The garbage collector finalizes torch's iterator in a reference cycle and both ends of
+    the pipe in any order, but the iterator still sends to workers then. The sending thread would then close the same
+    descriptors again, which may belong to another file.
     """
 
     def __init__(self, maxsize: int, *, ctx: BaseContext) -> None:

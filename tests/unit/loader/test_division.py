@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader
-from omearrow_ds.loader.division import SharedBatches
+from omearrow_ds.loader.settings import SharedBatches
 from tests.support.emulated_frameworks import EMULATED, RANKS, Shard, Wrapper, store
 from tests.support.errors import raises, warns
 from tests.support.frameworks import check_rows, summary

@@ -40,7 +40,7 @@ from omearrow_ds.advise.recommend import recommend
 from omearrow_ds.advise.recommend.choices import StorageLayout, conversion
 from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.cli import main
-from omearrow_ds.dataset.samples import DatasetOptions
+from omearrow_ds.dataset.crop_boxes import DatasetOptions
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import OpenOptions

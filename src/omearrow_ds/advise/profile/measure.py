@@ -25,9 +25,10 @@ from omearrow_ds.advise.profile.recorder import Breakdown
 from omearrow_ds.advise.profile.result import ON_DEMAND, Profile, Trial, judge
 from omearrow_ds.advise.turns import InterleavedRounds, noise
 from omearrow_ds.dataset.collection import Preload, Select
+from omearrow_ds.dataset.crop_boxes import DatasetOptions, split_options
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.preload import PixelCache
-from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, split_options
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError, OMEArrowDSError
 from omearrow_ds.options import ProfileSettings, SampleSettings
