@@ -26,13 +26,12 @@ def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, subject: str) -> np.
     if axes is None:
         axes = {2: "YX", 5: AXES}.get(image.ndim)
         if axes is None:
-            msg = f"{subject}: the axes of a {image.ndim}-D image are unknown; pass axes=, e.g. axes='CYX'"
-            raise ImageError(msg)
+            problem = f"{subject}: the axes of a {image.ndim}-D image are unknown"
+            raise ImageError(f"{problem}; pass axes=, e.g. axes='CYX'")
     check_axes(axes)
     if image.ndim != len(axes):
-        raise ImageError(
-            f"{subject}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}; correct axes="
-        )
+        problem = f"{subject}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}"
+        raise ImageError(f"{problem}; correct axes=")
     if 0 in image.shape:
         raise ImageError(f"{subject}: shape {image.shape} has no pixels; remove the image")
     order = [axes.index(axis) for axis in AXES if axis in axes]
@@ -118,14 +117,15 @@ class SampleAxes:
                 indices[axis] = indices[axis][start : start + length]
         slices, picks = [], []
         for position, (axis, chosen) in enumerate(indices.items()):
-            slices.append(_as_slice(chosen))
-            if not isinstance(chosen, range):
+            if isinstance(chosen, range):
+                slices.append(slice(chosen.start, chosen.stop if chosen.stop >= 0 else None, chosen.step))
+            else:  # Cut by its indices.
+                slices.append(slice(0, None, 1))
                 picks.append((position, np.asarray(chosen)))
             if axis not in self.axes and len(chosen) != 1:
-                raise AxesError(
-                    f"{subject}: axes={self.axes!r} drops axis {axis} of length {len(chosen)}; "
-                    f"pass select={{{axis!r}: 0}} or axes={_with_axis(self.axes, axis)!r}"
-                )
+                more = "".join(letter for letter in AXES if letter in self.axes or letter == axis)
+                problem = f"axes={self.axes!r} drops axis {axis} of length {len(chosen)}"
+                raise AxesError(f"{subject}: {problem}; pass select={{{axis!r}: 0}} or axes={more!r}")
         present = [axis for axis in AXES if axis in self.axes]
         present_sizes = tuple(len(indices[axis]) for axis in present)
         order = tuple(present.index(axis) for axis in self.axes)
@@ -156,27 +156,14 @@ def _resolve(axis: str, size: int, pick: Pick, subject: str) -> Sequence[int]:
         except (TypeError, ValueError) as error:
             raise AxesError(f"select={{{axis!r}: {pick}}}: invalid slice: {error}; pass a slice of integers") from None
         if not chosen:
-            raise SelectError(
-                f"{subject}: select={{{axis!r}: {pick}}} is empty on axis {axis} of length {size}; select an index"
-            )
+            problem = f"select={{{axis!r}: {pick}}} is empty on axis {axis} of length {size}"
+            raise SelectError(f"{subject}: {problem}; select an index")
         return chosen
     indices = [pick] if isinstance(pick, int) else pick
     if not indices or not all(-size <= index < size for index in indices):
-        raise SelectError(
-            f"{subject}: select={{{axis!r}: {pick!r}}} exceeds axis {axis} of length {size}; select smaller indices"
-        )
+        problem = f"select={{{axis!r}: {pick!r}}} exceeds axis {axis} of length {size}"
+        raise SelectError(f"{subject}: {problem}; select smaller indices")
     indices = [index % size for index in indices]
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     regular = range(indices[0], indices[0] + step * len(indices), step) if step else range(0)
     return regular if list(regular) == indices else indices
-
-
-def _as_slice(indices: Sequence[int]) -> slice:
-    """Return the slice of a range; a list is not cut by its slice, but by its indices."""
-    if not isinstance(indices, range):
-        return slice(0, None, 1)
-    return slice(indices.start, indices.stop if indices.stop >= 0 else None, indices.step)
-
-
-def _with_axis(axes: str, axis: str) -> str:
-    return "".join(letter for letter in AXES if letter in axes or letter == axis)

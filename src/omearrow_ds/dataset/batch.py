@@ -177,13 +177,10 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             continue
         first = first or part
         if targets.classes != first.classes:
-            difference = _first_difference(first.classes, targets.classes)
-            raise ArgumentError(
-                f"is {_text_of(targets.classes)}, but {first.path} has {_text_of(first.classes)}{difference}",
-                path=part.path,  # type: ignore[attr-defined]
-                option="classes",
-                remedy="pass the same list to both datasets",
-            )
+            own, others = map(_text_of, (targets.classes, first.classes))
+            problem = f"is {own}, but {first.path} has {others}{_first_difference(first.classes, targets.classes)}"
+            remedy, path = "pass the same list to both datasets", part.path  # type: ignore[attr-defined]
+            raise ArgumentError(problem, path=path, option="classes", remedy=remedy)
 
 
 def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:

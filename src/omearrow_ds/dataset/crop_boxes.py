@@ -40,10 +40,9 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
 
 
 def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
-    opening = {
-        name: value for name, value in options.items() if value is not None or name not in CropOptions.__annotations__
-    }
-    crops = {name: opening.pop(name) for name in CropOptions.__annotations__ if name in opening}
+    names = CropOptions.__annotations__
+    opening = {name: value for name, value in options.items() if value is not None or name not in names}
+    crops = {name: opening.pop(name) for name in names if name in opening}
     return cast(CropOptions, crops), cast(OpenOptions, opening)
 
 
@@ -213,10 +212,8 @@ def make_crops(
     for position in () if resize.scales else range(len(crops)):
         height, width = crops.size_of(position)
         if height > resize.size[0] or width > resize.size[1]:
-            raise AxesError(
-                f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels but "
-                f"pad_to={resize.size}; raise pad_to, or pass resize= instead"
-            )
+            problem = f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels"
+            raise AxesError(f"{problem} but pad_to={resize.size}; raise pad_to, or pass resize= instead")
     return source, replace(crops, rows=rows, resize=resize)
 
 
@@ -314,10 +311,9 @@ def _centered(shapes: Array, size: tuple[int, int], pad: str | None, path: str) 
     if small.any() and pad is None:
         first = int(small.argmax())
         height, width = shapes[first, 3:].tolist()
-        raise AxesError(
-            f"{path}: crop_size={size} is larger than image {first} of {height} x {width} pixels "
-            f"({count(int(small.sum()), 'such image')}); lower crop_size, pass pad=, or remove the image"
-        )
+        problem = f"crop_size={size} is larger than image {first} of {height} x {width} pixels"
+        num_small = count(int(small.sum()), "such image")
+        raise AxesError(f"{path}: {problem} ({num_small}); lower crop_size, pass pad=, or remove the image")
     return _boxes_of_size(np.arange(len(shapes)), corners, size)
 
 

@@ -84,8 +84,7 @@ class PixelCache:
     """Decoded images of ``shapes`` (N, 5), int64, at offsets in one `SharedBlock`, by default a new one."""
 
     def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:
-        self.uniform = _uniform(shapes, dtypes)
-        self._offsets = _offsets(shapes, dtypes, uniform=self.uniform)
+        self.uniform, self._offsets = _layout(shapes, dtypes)
         self._shapes = [tuple(shape) for shape in shapes.tolist()]
         self._dtypes = list(dtypes)
         self.block = SharedBlock.create(self._offsets[-1]) if block is None else block
@@ -115,8 +114,8 @@ class PixelCache:
                 cls(shapes, dtypes, block).decode(source, bar.done)
                 built.append(block)
 
-            size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
             fingerprint = fingerprint or collection_fingerprint(source.path)
+            size_bytes = _layout(shapes, dtypes)[1][-1]
             cache = cls(shapes, dtypes, open_or_build(folder, source, fingerprint, size_bytes, build))
             if isinstance(source, VerifiedSource) and not built:  # Decoded earlier, without verification.
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", bar.done)
@@ -192,17 +191,13 @@ def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKi
     return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
 
 
-def _uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
-    return len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
-
-
-def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:
-    """Return N + 1 byte offsets: contiguous for a uniform collection, so that it is one array; otherwise aligned."""
+def _layout(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> tuple[bool, list[int]]:
+    """Return whether images are alike, and N + 1 byte offsets, contiguous for one array of them, otherwise aligned."""
+    is_uniform = len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
     lengths = image_bytes(shapes, dtypes)
-    if not uniform:
+    if not is_uniform:
         lengths = -(-lengths // _ALIGNMENT) * _ALIGNMENT
-    offsets: list[int] = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-    return offsets
+    return is_uniform, np.concatenate([[0], np.cumsum(lengths)]).tolist()
 
 
 def collection_fingerprint(path: Path) -> Fingerprint:

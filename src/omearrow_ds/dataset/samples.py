@@ -645,10 +645,6 @@ class StoredSamples(Dataset[Any]):
         other = copy_with(self, _FOUND, _collection=collection, _masks=masked)
         return other if len(collection) == len(self._collection) else other._view(None)  # noqa: SLF001  # Same class.
 
-    @property
-    def _mask_collection(self) -> Collection | None:
-        return None if self._masks is None else self._masks.collection
-
     def _subset_at(self, positions: Array) -> Self:
         return self._view(array("q", positions.astype(np.int64).tobytes()))
 
@@ -656,10 +652,10 @@ class StoredSamples(Dataset[Any]):
         return {name: value for name, value in vars(self).items() if name not in _FOUND}
 
     def __repr__(self) -> str:
-        held = "preloaded" if self.preloaded else "on demand"
-        count = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self._collection)}"
-        count = f"{count} {self._collection.noun}"
-        return f"<{type(self).__name__} of {count}, {self._collection.format_name}, {held}, at {str(self.path)!r}>"
+        access = "preloaded" if self.preloaded else "on demand"
+        num_samples = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self._collection)}"
+        kind = f"{type(self).__name__} of {num_samples} {self._collection.noun}"
+        return f"<{kind}, {self._collection.format_name}, {access}, at {str(self.path)!r}>"
 
     def _preview(self) -> Pictures:
         """Return previews of the samples, which are cropped but neither scaled nor transformed."""

@@ -42,11 +42,10 @@ from omearrow_ds.storage.source import open_source, refuse_opening_again
 from omearrow_ds.text import count
 
 if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
     from omearrow_ds.dataset.crop_boxes import DatasetOptions
-from omearrow_ds.dataset.samples import StoredSamples
+    from omearrow_ds.dataset.samples import StoredSamples
 
 Array = np.ndarray[Any, Any]
 _MOST_IMAGES = 1024
@@ -347,7 +346,9 @@ def _draw(
         for column, tile in enumerate(tiles):
             x = left + column * (wide + _GAP)
             if isinstance(tile.content, str):
-                _complain(pen, font, (x, y), tile.content)
+                pen.rectangle((x, y, x + SIZE - 1, y + SIZE - 1), None, _FAINT)
+                for line, text in enumerate(textwrap.wrap(tile.content, _LETTERS)[:_LINES]):
+                    pen.text((x + 4, y + 4 + line * _LINE), _fitted(text, font, SIZE - _GAP), _INK, font)
             else:
                 image.paste(Image.fromarray(tile.content), (x, y))
             pen.text((x, y + high + 1), _fitted(tile.label, font, wide), _FAINT, font)
@@ -369,13 +370,6 @@ def _legend(
         positions.append((x, line, text, str(channel["color"])))
         x += wide
     return positions
-
-
-def _complain(pen: ImageDraw, font: FreeTypeFont | ImageFont, corner: tuple[int, int], problem: str) -> None:
-    x, y = corner
-    pen.rectangle((x, y, x + SIZE - 1, y + SIZE - 1), None, _FAINT)
-    for line, text in enumerate(textwrap.wrap(problem, _LETTERS)[:_LINES]):
-        pen.text((x + 4, y + 4 + line * _LINE), _fitted(text, font, SIZE - _GAP), _INK, font)
 
 
 def _fitted(text: str, font: FreeTypeFont | ImageFont, width: int) -> str:

@@ -7,11 +7,10 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -126,7 +125,7 @@ def write_crops(
         allowed = "the path of a table of objects, or a table in memory"
         raise ArgumentError(option="objects", value=None, allowed=allowed)
     placing, is_verified = {"center": center, "box": box, "pad": pad}, opening.get("verify") is not False
-    cutting = _Cutting(crop_size, placing, of_objects, verified=is_verified, checksum=checksum)
+    cutting = _Cutting(crop_size, placing, of_objects, is_verified, checksum)
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
@@ -157,8 +156,7 @@ def _columns(collection: Collection, boxes: CropBoxes, order: Array) -> pa.Table
     return columns
 
 
-@dataclass(frozen=True)
-class _Cutting:
+class _Cutting(NamedTuple):
     """Options of `write_crops` for objects and crops."""
 
     crop_size: tuple[int, int] | None

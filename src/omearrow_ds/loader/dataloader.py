@@ -188,28 +188,24 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if isinstance(self.dataset, IterableDataset):
             return EpochIterator(super().__iter__(), EpochProgress(), functools.partial(on_device, device=self.device))
         with self._begin_lock:  # One thread at a time: two would share progress and persistent workers.
-            self._warn_of_other_ranks()
+            _, world_size = rank_and_world_size()
+            if world_size != self._world_size and self._parts is None:
+                problem = f"created for {self._world_size} ranks but the process group has {world_size}, so each rank"
+                remedy = "create the loader after torch.distributed.init_process_group"
+                msg = f"OMEArrowDataLoader: {problem} reads wrong samples; {remedy}"
+                warnings.warn(msg, UserWarning, stacklevel=3)
             progress, discarded = self._position.pop_next(self._samplers)
             if discarded is not None:
                 self._discard(discarded, progress.epoch)
             batches = self._begin(progress)
+            is_on_device = pixel_device(self.dataset) is not None
             move = functools.partial(
-                on_device,
-                device=self.device,
-                raw_transfer=self._raw_transfer,
-                is_on_device=pixel_device(self.dataset) is not None,
+                on_device, device=self.device, raw_transfer=self._raw_transfer, is_on_device=is_on_device
             )
             epoch = EpochIterator(batches, progress, move, self._prepare)
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
             return epoch
-
-    def _warn_of_other_ranks(self) -> None:
-        _, world_size = rank_and_world_size()
-        if world_size != self._world_size and self._parts is None:
-            problem = f"created for {self._world_size} ranks but the process group has {world_size}, so each rank reads"
-            remedy = "create the loader after torch.distributed.init_process_group"
-            warnings.warn(f"OMEArrowDataLoader: {problem} wrong samples; {remedy}", UserWarning, stacklevel=4)
 
     def _begin(self, progress: EpochProgress) -> Any:
         """Draw the order of an epoch, and return torch's iterator over its batches."""

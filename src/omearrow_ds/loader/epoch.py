@@ -66,10 +66,13 @@ class EpochIterator:
         """
         if not self._in_use.acquire(blocking=False):
             return False
-        if self.progress.ended:
+        progress = self.progress
+        if progress.ended:
             self._next = iter(()).__next__
         else:
-            self.progress.take_back()
+            if progress.rest is not None:  # Other workers create the batches that these have not finished.
+                progress.rest.put_back(progress.waiting.values())
+                progress.waiting.clear()
             self._is_ready, self.is_released = False, True
         self._in_use.release()
         return True

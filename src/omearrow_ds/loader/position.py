@@ -44,12 +44,6 @@ class EpochProgress:
             self.batches += 1
         self.ended = self.batches == self.total
 
-    def take_back(self) -> None:
-        """Give batches that workers have not finished back to `RemainingBatches`, so that other workers create them."""
-        if self.rest is not None:
-            self.rest.put_back(self.waiting.values())
-            self.waiting.clear()
-
     def state(self, generators: Sequence[torch.Generator], loader: dict[str, Any]) -> dict[str, Any]:
         states = self.states if self.begun else [generator.get_state() for generator in generators]
         return {

@@ -237,7 +237,15 @@ class PartsSampler(DistributedSampler[Any]):
         return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *stream])
 
     def describe(self, batch_size: int | None) -> str:
-        return "; ".join(filter(None, (self._describe_order(batch_size), self._describe_wait(batch_size))))
+        """Describe the order of samples, compare it with a full shuffle, and state the wait for fetched parts."""
+        text = self._describe_order(batch_size)
+        if self._fetched is None:
+            return text
+        num_parts = len(np.unique(self._part_of[self.share()[: batch_size or 1]]))
+        text = f"{text}; whole parts are prefetched in this order, and the first batch waits for {num_parts} of them"
+        if self.plan.grows:
+            return f"{text}, because shuffle_seed= already permuted the images"
+        return f"{text}; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else text
 
     def _describe_order(self, batch_size: int | None) -> str:
         plan, parts = self.plan, count(len(self._sizes), "part")
@@ -253,16 +261,6 @@ class PartsSampler(DistributedSampler[Any]):
         if batch_size is not None and min(batch_size, len(groups)) > 1:
             text += f": {describe_mixing(groups, batch_size, 'part')}"
         return f"{text}{share}"
-
-    def _describe_wait(self, batch_size: int | None) -> str:
-        if self._fetched is None:
-            return ""
-        first = len(np.unique(self._part_of[self.share()[: batch_size or 1]]))
-        text = f"whole parts are prefetched in this order, and the first batch waits for {first} of them"
-        if self.plan.grows:
-            return f"{text}, because shuffle_seed= already permuted the images"
-        permuted = "; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else ""
-        return f"{text}{permuted}"
 
     def seed_source(self, _: object = None) -> torch.Tensor:
         return torch.tensor([self.plan.seed, self.epoch])

@@ -51,6 +51,8 @@ _FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to th
 
 
 class Setting(NamedTuple):
+    """Value of a setting, and the reason why it was chosen."""
+
     value: Any
     why: str
 
@@ -167,7 +169,10 @@ def _given_sampler(passed: Mapping[str, Any]) -> Settings:
         share_batches(passed["batch_sampler"], world_size)
         return {"batch_sampler": Setting(passed["batch_sampler"], why)}
     outer = sampler = passed["sampler"]
-    inner = within(outer, (DistributedSampler, WindowedSampler), world_size)
+    wrapped = list(nested(outer))[1:] if divides(outer, world_size) else []
+    inner = next(
+        (candidate for candidate in wrapped if isinstance(candidate, DistributedSampler | WindowedSampler)), None
+    )
     if isinstance(inner, WindowedSampler):
         drop_last = bool(passed.get("drop_last"))
         sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=_seed(passed), drop_last=drop_last)
@@ -224,7 +229,7 @@ class SharedBatches(BatchSampler):
 
 
 def _is_only_skipped(frame: Any) -> bool:
-    """Whether the caller only skips batches of a loader that this package divided, and no outer loader divides them."""
+    """Whether the caller only skips batches of a loader that this package divided, and no other loader divides them."""
     attributes: list[Any] = []
     while frame is not None and len(attributes) < _FRAMES:
         attributes.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
@@ -247,12 +252,6 @@ def nested(sampler: Any) -> Iterator[Any]:
 def divides(sampler: Any, ranks: int) -> bool:
     """Whether a sampler yields one rank's share."""
     return ranks > 1 and ranks in (getattr(sampler, "num_replicas", None), getattr(sampler, "num_processes", None))
-
-
-def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
-    """Return the wrapped sampler of a class in ``kinds``; None if ``sampler`` does not divide samples among ranks."""
-    outer, *inner = nested(sampler)
-    return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
 
 
 def share_batches(batch_sampler: Any, ranks: int) -> None:

@@ -381,14 +381,13 @@ def memory_problem(dataset: StoredSamples) -> str:
 
 
 def on_demand(dataset: Samples) -> Samples:
-    masks = dataset._mask_collection
-    return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
+    masks = None if dataset._masks is None else dataset._masks.collection.on_demand()
+    return dataset._with_reader(dataset._collection.on_demand(), masks)
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
     """Return a copy with all images and masks decoded into memory, or into memory-mapped files in ``folder``."""
-    masks = dataset._mask_collection
-    masks = None if masks is None else masks.preloaded(folder, progress=progress)
+    masks = None if dataset._masks is None else dataset._masks.collection.preloaded(folder, progress=progress)
     return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
 
 
