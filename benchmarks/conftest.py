@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore files without gated benchmarks for the gate, as its base may lack modules that they import."""
-    asked = config.getoption("markexpr") == "gate" and collection_path.match("test_*.py")
-    return True if asked and "mark.gate" not in collection_path.read_text(encoding="utf-8") else None
+    is_gate_run = config.getoption("markexpr") == "gate" and collection_path.match("test_*.py")
+    return True if is_gate_run and "mark.gate" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -95,8 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect benchmarks that the options exclude, and sort the others by module and format."""
     _refuse_empty_workload(config)
     _refuse_what_has_no_table(items)
-    wanted = config.getoption("formats") or list(_FORMATS)
-    installed = [name for name in wanted if _FORMATS[name].missing_backend is None] or wanted
+    selected = config.getoption("formats") or list(_FORMATS)
+    installed = [name for name in selected if _FORMATS[name].missing_backend is None] or selected
     holder = _HOLDER if _HOLDER in installed else installed[0]
     quick, gate = config.getoption("profile") == "quick", "gate" in config.getoption("markexpr")
     left_out = [
@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (family := family_of(item))
         and (
-            params_of(item).get("format_name", wanted[0]) not in wanted
+            params_of(item).get("format_name", selected[0]) not in selected
             or (in_memory(item) and params_of(item).get("format_name", holder) != holder)
             or (quick and (item.get_closest_marker("full") is not None or _for_full(params_of(item), config)))
             or ("gate" in family and not gate)
@@ -117,8 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left_out)]
     # Benchmarks of a format share a preloaded dataset, so they run one after another. Benchmarks pinned to one core
     # run last, because a library that starts its threads meanwhile would stay on one core.
-    order = {name: place for place, name in enumerate(_FORMATS)}
-    modules = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+    order = {name: index for index, name in enumerate(_FORMATS)}
+    modules = {path: index for index, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(
         key=lambda item: (
             item.get_closest_marker("limit") is not None,
@@ -171,10 +171,10 @@ def _workload(config: pytest.Config) -> Workload:
 def _described(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> None:
     """Describe a benchmark in its ``extra_info``, and group it with the same benchmark of other formats."""
     family, params = family_of(request.node), params_of(request.node)
-    held = {name: value for name, value in params.items() if name != "format_name" and value is not None}
-    benchmark.extra_info.update(**family, **label_of(request.node), **held)
+    other_params = {name: value for name, value in params.items() if name != "format_name" and value is not None}
+    benchmark.extra_info.update(**family, **label_of(request.node), **other_params)
     named = f"{'track ' if 'track' in family else ''}{' '.join(map(str, family.values()))}"
-    benchmark.group = " ".join([named, *(f"{name}={value}" for name, value in held.items())])
+    benchmark.group = " ".join([named, *(f"{name}={value}" for name, value in other_params.items())])
 
 
 @pytest.fixture(scope="module")
@@ -241,14 +241,14 @@ def model(pytestconfig: pytest.Config) -> Any:
 
 def _imported(config: pytest.Config, option: str) -> Any:
     """Return the object that an option names as MODULE:NAME, or None without the option."""
-    said = config.getoption(option)
-    if said is None:
+    target = config.getoption(option)
+    if target is None:
         return None
-    module, _, name = said.partition(":")
+    module, _, name = target.partition(":")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise pytest.UsageError(f"--{option} {said}: {error}; it is MODULE:NAME of something importable") from error
+        raise pytest.UsageError(f"--{option} {target}: {error}; it is MODULE:NAME of something importable") from error
 
 
 @pytest.fixture(scope="session")
@@ -267,8 +267,8 @@ def data(pytestconfig: pytest.Config, workload: Workload) -> Iterator[DataCache]
 @pytest.fixture(scope="session")
 def cells(pytestconfig: pytest.Config, workload: Workload) -> Iterator[Cells]:
     """Yield the cache of fields with objects and masks."""
-    with Cells(pytestconfig.getoption("data").absolute(), workload) as made:
-        yield made
+    with Cells(pytestconfig.getoption("data").absolute(), workload) as cache:
+        yield cache
 
 
 @pytest.fixture(scope="session")
@@ -287,10 +287,10 @@ def scratch(data: DataCache) -> Iterator[Path]:
 @pytest.fixture
 def fmt(format_name: str) -> Format:
     """Return the storage format, or skip the benchmark if its backend is missing."""
-    found = _FORMATS[format_name]
-    if found.missing_backend:
-        pytest.skip(found.missing_backend)
-    return found
+    selected = _FORMATS[format_name]
+    if selected.missing_backend:
+        pytest.skip(selected.missing_backend)
+    return selected
 
 
 class Datasets:
@@ -301,7 +301,7 @@ class Datasets:
         self._augment = augment or Augment(seed)
         self._data = data
         self._known_shapes: Any = None  # All formats have the same shapes.
-        self._held: OrderedDict[tuple[str, str], OMEArrowDataset] = OrderedDict()
+        self._preloaded: OrderedDict[tuple[str, str], OMEArrowDataset] = OrderedDict()
 
     def path(self, fmt: Format) -> Path:
         """Return the path of the collection in the format's default encoding."""
@@ -329,11 +329,13 @@ class Datasets:
         if access == "on_demand":
             return self._open(fmt, transform, preload=False)
         key = (fmt.name, transform)
-        if key not in self._held:
-            self._held[key] = self._open(fmt, transform, preload=True)
-            while len(self._held) > 1 and sum(dataset.nbytes for dataset in self._held.values()) > _HELD_BYTES:
-                self._held.popitem(last=False)
-        return self._held[key]
+        if key not in self._preloaded:
+            self._preloaded[key] = self._open(fmt, transform, preload=True)
+            while (
+                len(self._preloaded) > 1 and sum(dataset.nbytes for dataset in self._preloaded.values()) > _HELD_BYTES
+            ):
+                self._preloaded.popitem(last=False)
+        return self._preloaded[key]
 
     def batched(self, fmt: Format, access: str) -> OMEArrowDataset:
         """Return a dataset whose samples can be batched; skip the benchmark if the images differ in shape."""

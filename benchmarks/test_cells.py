@@ -83,8 +83,8 @@ class Whole:
         self.cells, self.shape = cells, sizes(images[0].shape[3:])
         self.fields = np.concatenate(images)[:, :, 0]
         self.divisor = divisor_of(self.fields.dtype)
-        fields, centres = cells.plate.places()
-        self.places = np.column_stack([fields, corners_of(centres)])
+        fields, centres = cells.plate.positions()
+        self.corners = np.column_stack([fields, corners_of(centres)])
         self.inside = np.flatnonzero(inside(centres, self.fields.shape))
 
     def scaled(self, crop: Crop) -> Callable[[list[int]], torch.Tensor]:
@@ -92,8 +92,8 @@ class Whole:
 
         def batch(objects: list[int]) -> torch.Tensor:
             out = self._empty(objects)
-            for place, into in zip(self.places[objects].tolist(), out, strict=True):
-                np.true_divide(crop(*place), self.divisor, out=into, dtype=np.float32, casting="unsafe")
+            for corner, into in zip(self.corners[objects].tolist(), out, strict=True):
+                np.true_divide(crop(*corner), self.divisor, out=into, dtype=np.float32, casting="unsafe")
             return torch.from_numpy(out)
 
         return batch
@@ -110,7 +110,7 @@ class Whole:
 
         def batch(objects: list[int]) -> torch.Tensor:
             out = self._empty(objects)
-            loop(self.fields, self.places[objects], self.divisor, out)
+            loop(self.fields, self.corners[objects], self.divisor, out)
             return torch.from_numpy(out)
 
         return batch
@@ -120,12 +120,12 @@ class Whole:
         transforms = pytest.importorskip(
             "monai.transforms", reason="monai is not installed: pip install 'omearrow-ds[peers]'"
         )
-        held = [torch.from_numpy(field.astype(np.float32) / self.divisor) for field in self.fields]
+        scaled_fields = [torch.from_numpy(field.astype(np.float32) / self.divisor) for field in self.fields]
 
         def batch(objects: list[int]) -> torch.Tensor:
             crops = [
-                transforms.SpatialCrop(roi_slices=[slice(y, y + SIDE), slice(x, x + SIDE)])(held[field])
-                for field, y, x in self.places[objects].tolist()
+                transforms.SpatialCrop(roi_slices=[slice(y, y + SIDE), slice(x, x + SIDE)])(scaled_fields[field])
+                for field, y, x in self.corners[objects].tolist()
             ]
             return torch.stack(crops).as_subclass(torch.Tensor)
 

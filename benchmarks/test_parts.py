@@ -34,8 +34,8 @@ mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "vortex"])
 @pytest.fixture(scope="module")
 def folder(data: DataCache) -> Iterator[Path]:
     """Yield an empty folder on the disk of the data."""
-    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as found:
-        yield Path(found)
+    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as scratch:
+        yield Path(scratch)
 
 
 @pytest.fixture

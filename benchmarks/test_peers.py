@@ -72,7 +72,9 @@ def _compare(
         return OMEArrowDataLoader(dataset, batch_size, num_workers=0, sampler=sampler)
 
     assert _same(peer, images, ours_of, loader_of), "the peer's pixels differ from ours"
-    ours, theirs = (_epoch(each, images, batch_size, compare.profile) for each in (ours_of, loader_of))
+    ours, theirs = (
+        _epoch(loader_factory, images, batch_size, compare.profile) for loader_factory in (ours_of, loader_of)
+    )
     compare(ours, theirs, image_shape, f"{reference}, B={batch_size}", images=images)
 
 
@@ -109,19 +111,19 @@ class Peers:
 
     def __init__(self, preloaded: Preloaded, datasets: Datasets, folder: Path) -> None:
         self._preloaded, self._datasets, self._folder = preloaded, datasets, folder
-        self._found: dict[str, Theirs] = {}
+        self._peers: dict[str, Theirs] = {}
 
     def get(self, name: str) -> Theirs:
         """Return a peer, how many images it loads, and its maker of loaders; skip where it is not installed."""
-        if name not in self._found:
+        if name not in self._peers:
             peer = next(peer for peer in PEERS if peer.name == name)
             if peer.missing:
                 pytest.skip(peer.missing)
             pixels = self._preloaded.pixels[: peer.at_most]
             path = self._datasets.path(get_format(peer.format)) if peer.format else None
             collection = Collection(pixels, self._preloaded.divisor, path, self._folder, _BATCH_SIZE)
-            self._found[name] = peer, len(pixels), peer.set_up(collection)
-        return self._found[name]
+            self._peers[name] = peer, len(pixels), peer.set_up(collection)
+        return self._peers[name]
 
 
 @pytest.fixture(scope="module")

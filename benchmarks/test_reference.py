@@ -73,17 +73,17 @@ def test_sample_preloaded(compare: Compare, preloaded: Preloaded, seed: int) -> 
 )
 def test_epoch(compare: Compare, preloaded: Preloaded, reference: str, batch_size: int) -> None:
     """A shuffled epoch of preloaded pixels through the loader, no workers; time per image."""
-    held: Dataset[Any]
+    reference_dataset: Dataset[Any]
     if reference == _TENSORS:
-        held = TensorDataset(torch.from_numpy(preloaded.pixels.astype(np.float32) / preloaded.divisor))
-        _assert_equal(preloaded.dataset, lambda index: held[index][0])
+        reference_dataset = TensorDataset(torch.from_numpy(preloaded.pixels.astype(np.float32) / preloaded.divisor))
+        _assert_equal(preloaded.dataset, lambda index: reference_dataset[index][0])
     else:
-        held = _ListDataset(preloaded.pixels, preloaded.divisor)
-        _assert_equal(preloaded.dataset, held.__getitem__)
+        reference_dataset = _ListDataset(preloaded.pixels, preloaded.divisor)
+        _assert_equal(preloaded.dataset, reference_dataset.__getitem__)
     images = len(preloaded.pixels)
     loaders: list[Iterable[Any]] = [
         OMEArrowDataLoader(preloaded.dataset, batch_size, shuffle=True, num_workers=0),
-        DataLoader(held, batch_size, shuffle=True),
+        DataLoader(reference_dataset, batch_size, shuffle=True),
     ]
     ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
     compare(ours, theirs, preloaded.image_shape, f"{reference}, B={batch_size}")
@@ -104,7 +104,10 @@ def test_view(compare: Compare, preloaded: Preloaded) -> None:
     whole, images = preloaded.dataset, len(preloaded.pixels)
     if not hasattr(whole, "split"):
         pytest.skip("this version has no views")
-    loaders = [OMEArrowDataLoader(each, _BATCH, shuffle=True, num_workers=0) for each in (*whole.split((1.0,)), whole)]
+    loaders = [
+        OMEArrowDataLoader(images_of_view, _BATCH, shuffle=True, num_workers=0)
+        for images_of_view in (*whole.split((1.0,)), whole)
+    ]
     ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
     compare(ours, theirs, preloaded.image_shape)
 

@@ -22,9 +22,9 @@ pytestmark = [
 ]
 
 Array = np.ndarray[Any, Any]
-Place = tuple[int, tuple[int, int, int, int]]
+Region = tuple[int, tuple[int, int, int, int]]
 _FIELDS, _SHAPE, _SIDE, _CROPS, _CHUNK = 6, (1, 3, 1, 904, 1224), 64, 64, (256, 256)
-_SHOWN = f"{_SHAPE[3]} x {_SHAPE[4]}"
+_LABEL = f"{_SHAPE[3]} x {_SHAPE[4]}"
 
 
 @pytest.mark.limit("reference", "region")
@@ -32,12 +32,12 @@ _SHOWN = f"{_SHAPE[3]} x {_SHAPE[4]}"
 def test_region(compare: Compare, fmt: Format, fields: Path, seed: int) -> None:
     """One crop of three channels by ``source.read(index, region)``."""
     with open_images(fields, fmt.name) as source:
-        places = _places(seed)
-        index, (y0, y1, x0, x1) = places[0]
+        regions = _regions(seed)
+        index, (y0, y1, x0, x1) = regions[0]
         assert np.array_equal(source.read(index, (y0, y1, x0, x1)), source.read(index)[..., y0:y1, x0:x1])
         _, whole = random_indices(len(source), seed)
-        ours = Side(lambda place: source.read(*place), cycle(places))
-        compare(ours, Side(source.read, whole), _SHOWN, fmt.name)
+        ours = Side(lambda region: source.read(*region), cycle(regions))
+        compare(ours, Side(source.read, whole), _LABEL, fmt.name)
 
 
 @pytest.mark.limit("reference", "region_by_zarr")
@@ -47,15 +47,15 @@ def test_region_by_zarr(compare: Compare, fmt: Format, fields: Path, seed: int) 
     zarr = pytest.importorskip("zarr")
     arrays = [zarr.open_array(member / "0", mode="r") for member in sorted(fields.glob("*.ome.zarr"))]
 
-    def slice_of(place: Place) -> Array:
-        index, (y0, y1, x0, x1) = place
+    def slice_of(region: Region) -> Array:
+        index, (y0, y1, x0, x1) = region
         return np.asarray(arrays[index][..., y0:y1, x0:x1])
 
     with open_images(fields, fmt.name) as source:
-        places = _places(seed)
-        assert np.array_equal(source.read(*places[0]), slice_of(places[0]))
-        ours = Side(lambda place: source.read(*place), cycle(places))
-        compare(ours, Side(slice_of, cycle(places[::-1])), _SHOWN)
+        regions = _regions(seed)
+        assert np.array_equal(source.read(*regions[0]), slice_of(regions[0]))
+        ours = Side(lambda region: source.read(*region), cycle(regions))
+        compare(ours, Side(slice_of, cycle(regions[::-1])), _LABEL)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def fields(fmt: Format, noise: list[Array], folder: Path) -> Path:
     return path
 
 
-def _places(seed: int) -> list[Place]:
+def _regions(seed: int) -> list[Region]:
     """Return random positions of crops."""
     draw = np.random.default_rng(seed)
     y, x = (draw.integers(0, size - _SIDE, _CROPS).tolist() for size in _SHAPE[3:])

@@ -48,8 +48,8 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
     """Yield the object store."""
     if missing := server.missing():
         pytest.skip(missing)
-    with server.serving(tmp_path_factory.mktemp("weed")) as found:
-        yield found
+    with server.serving(tmp_path_factory.mktemp("weed")) as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +110,9 @@ def _measure(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
 def _turn(name: str, bucket: str, url: str, env: dict[str, str], folder: Path) -> dict[str, Any]:
     """Return the cost of a reader's two epochs."""
     with tempfile.TemporaryDirectory(prefix="cache-", dir=folder) as cache:
-        said = _run(["read", name, bucket, Path(cache)], {**env, "AWS_ENDPOINT_URL": url})
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+        output = _run(["read", name, bucket, Path(cache)], {**env, "AWS_ENDPOINT_URL": url})
+    costs: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return costs
 
 
 def _run(words: list[Any], env: dict[str, str]) -> str:
@@ -120,8 +120,8 @@ def _run(words: list[Any], env: dict[str, str]) -> str:
     options: dict[str, Any] = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": _LIMIT_S}
     done = subprocess.run(command, **options, check=False)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr
-    said: str = done.stdout
-    return said
+    output: str = done.stdout
+    return output
 
 
 def _table(turns: dict[str, dict[str, list[Any]]], failing: list[dict[str, Any]], count: int) -> str:
@@ -175,4 +175,4 @@ def _ratio(turns: dict[str, list[Any]], name: str, epoch: str, *, limited: bool)
 
 
 def _rate(turns: list[Any], epoch: str) -> float:
-    return float(statistics.median(each[epoch]["images"] / each[epoch]["seconds"] for each in turns))
+    return float(statistics.median(turn[epoch]["images"] / turn[epoch]["seconds"] for turn in turns))

@@ -44,7 +44,7 @@ def test_getitem(
     def next_index() -> tuple[tuple[int], dict[str, Any]]:
         return (next(indices),), {}
 
-    rounds = profile.of(access).rounds(trial_s(lambda: dataset[next(indices)], _TRIALS))
+    rounds = profile.budget(access).rounds(trial_s(lambda: dataset[next(indices)], _TRIALS))
     benchmark.pedantic(dataset.__getitem__, setup=next_index, rounds=rounds)
 
 

@@ -48,7 +48,7 @@ def test_epoch(
             first_batch_s.append(perf_counter() - start)
             if len(first_batch_s) == _FIRSTS:
                 batch_s = trial_s(partial(next, batches), warmup)
-                rounds = min(most, profile.of(access).rounds(batch_s))
+                rounds = min(most, profile.budget(access).rounds(batch_s))
                 benchmark.pedantic(next, args=(batches,), rounds=rounds)
         finally:
             stop_workers(batches)

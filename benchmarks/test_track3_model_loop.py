@@ -57,9 +57,9 @@ def test_train_step_on_device(
     if device != "cuda":
         pytest.skip("no CUDA device: measured with --device cuda")
     fmt = get_format("arrow")
-    shown = datasets.batched(fmt, "preloaded")
+    preloaded = datasets.batched(fmt, "preloaded")
     dataset = OMEArrowDataset(datasets.path(fmt), fmt.name, preload=device, axes=datasets.axes(fmt))
-    assert (access, dataset.shape) == ("on_device", shown.shape)
+    assert (access, dataset.shape) == ("on_device", preloaded.shape)
     loop = _Loop(dataset, device, seed, model, steps)
     loop.run(benchmark, loop.trainer.train)
 

@@ -53,9 +53,9 @@ def test_convert(benchmark: BenchmarkFixture, dtype: str, how: str, workload: Wo
     images = _images(workload, dtype)
     if how not in (conversions := _conversions(images)):
         pytest.skip(NO_BATCH)
-    convert, given, samples = conversions[how]
-    rounds = profile.rounds_of_distribution(trial_s(lambda: convert(next(given)), _TRIALS))
-    benchmark.pedantic(convert, setup=lambda: ((next(given),), {}), rounds=rounds)
+    convert, arrays, samples = conversions[how]
+    rounds = profile.rounds_of_distribution(trial_s(lambda: convert(next(arrays)), _TRIALS))
+    benchmark.pedantic(convert, setup=lambda: ((next(arrays),), {}), rounds=rounds)
     benchmark.extra_info.update(samples=samples, bytes=images[0].nbytes)
 
 
@@ -99,10 +99,10 @@ def test_batch_to_device(
         pytest.skip(NO_BATCH)
     batch = torch.from_numpy(np.stack(images))
     batch = {"pageable": batch, "pinned": batch.pin_memory(), "on_device": batch.to(device)}[how]
-    there = torch.empty_like(batch, device=device)
+    on_device = torch.empty_like(batch, device=device)
 
     def copy() -> None:
-        there.copy_(batch, non_blocking=True)
+        on_device.copy_(batch, non_blocking=True)
         torch.cuda.synchronize()
 
     copy()
@@ -146,26 +146,26 @@ class _Conversion(NamedTuple):
     """Function that creates a tensor, endless iterator of its arguments, and number of samples per call."""
 
     convert: Callable[[Array], torch.Tensor]
-    given: Iterator[Array]
+    arrays: Iterator[Array]
     samples: int
 
 
 def _conversions(arrays: Sequence[Array]) -> dict[str, _Conversion]:
     """Return the conversions of samples to tensors; that of a batch only if all shapes are equal."""
-    found = {
+    conversions = {
         "from_numpy": _Conversion(torch.from_numpy, cycle(arrays), 1),
         "copy": _Conversion(torch.tensor, cycle(arrays), 1),
     }
     if len({array.shape for array in arrays}) == 1:
-        found["batch"] = _Conversion(torch.from_numpy, cycle([np.stack(arrays)]), len(arrays))
-    return found
+        conversions["batch"] = _Conversion(torch.from_numpy, cycle([np.stack(arrays)]), len(arrays))
+    return conversions
 
 
 def _timed(conversion: _Conversion, profile: Profile) -> dict[str, float | None]:
-    convert, given, samples = conversion
+    convert, arrays, samples = conversion
     seconds: list[float] = []
-    for _ in range(profile.rounds_of_distribution(trial_s(lambda: convert(next(given)), _TRIALS))):
-        array = next(given)
+    for _ in range(profile.rounds_of_distribution(trial_s(lambda: convert(next(arrays)), _TRIALS))):
+        array = next(arrays)
         start = perf_counter()
         _tensor = convert(array)
         seconds.append(perf_counter() - start)

@@ -35,8 +35,8 @@ def test_cells(
     def next_batch() -> tuple[tuple[list[int]], dict[str, Any]]:
         return (next(batches),), {}
 
-    rounds = profile.of(access).rounds(trial_s(lambda: dataset.__getitems__(next(batches)), _TRIALS))
+    rounds = profile.budget(access).rounds(trial_s(lambda: dataset.__getitems__(next(batches)), _TRIALS))
     benchmark.pedantic(dataset.__getitems__, setup=next_batch, rounds=rounds)
     image = first[0][0] if sample == "mask" else first[0]
     shape = " x ".join(map(str, image.shape))
-    benchmark.extra_info.update(batch_size=_BATCH, crop_shape=shape, objects=len(dataset), **cells.said)
+    benchmark.extra_info.update(batch_size=_BATCH, crop_shape=shape, objects=len(dataset), **cells.properties)

@@ -61,9 +61,9 @@ def _against_the_grid(
         return OMEArrowDataLoader(dataset, _BATCH, num_workers=workers, sampler=sampler)
 
     loaders = {workers: loader(workers) for workers in (*_GRID[profile.name], "auto")}
-    for each in loaders.values():
-        drain(each)  # Starts workers and opens files.
-    once_s = {workers: trial_s(partial(drain, each)) for workers, each in loaders.items()}
+    for loader_of_count in loaders.values():
+        drain(loader_of_count)  # Starts workers and opens files.
+    once_s = {workers: trial_s(partial(drain, loader_of_count)) for workers, loader_of_count in loaders.items()}
     auto = loaders.pop("auto")
     seconds: dict[Any, list[float]] = {workers: [] for workers in loaders}
     order = deque(loaders)
@@ -85,8 +85,8 @@ def _against_the_grid(
         best = min(seconds, key=lambda workers: min(seconds[workers]))
         note(benchmark, seconds[best], image_shape)
         grid = {f"workers{workers}_us": min(times) * 1e6 for workers, times in seconds.items()}
-        said = {"reference": f"{best} workers", "engine": f"{auto.num_workers} workers"}
-        benchmark.extra_info.update(grid, **said, batch_size=_BATCH, images=len(dataset))
+        labels = {"reference": f"{best} workers", "engine": f"{auto.num_workers} workers"}
+        benchmark.extra_info.update(grid, **labels, batch_size=_BATCH, images=len(dataset))
 
 
 def _warm_up(loader: OMEArrowDataLoader, once_s: float) -> None:
@@ -99,15 +99,15 @@ def _warm_up(loader: OMEArrowDataLoader, once_s: float) -> None:
 def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
     """From ``iter(loader)`` to the first batch of two new workers; other workers were started before."""
     dataset = datasets.batched(fmt, "on_demand")
-    kept: list[Any] = []
+    iterators: list[Any] = []
 
     def loader() -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kept.clear()
-        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept), {}
+        iterators.clear()
+        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), iterators), {}
 
     _first(*loader()[0])
     benchmark.pedantic(_first, setup=loader, rounds=_ROUNDS[profile.name])
-    kept.clear()
+    iterators.clear()
     note(benchmark, [_PROMPT_S], datasets.image_shape(fmt))
 
 
@@ -119,27 +119,27 @@ def test_start(
 ) -> None:
     """From ``iter(loader)`` to the first batch of two new workers, compared with a start method of Python."""
     dataset = datasets.batched(fmt, "on_demand")
-    kept: list[Any] = []
+    iterators: list[Any] = []
     theirs_s: list[float] = []
 
     def measure_theirs() -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kept.clear()
+        iterators.clear()
         start = perf_counter()
-        _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2, multiprocessing_context=start_method), kept)
+        _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2, multiprocessing_context=start_method), iterators)
         theirs_s.append(perf_counter() - start)
-        kept.clear()
-        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept), {}
+        iterators.clear()
+        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), iterators), {}
 
     measure_theirs()  # Starts the server processes.
-    _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept)
+    _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2), iterators)
     theirs_s.clear()
     benchmark.pedantic(_first, setup=measure_theirs, rounds=_ROUNDS[profile.name])
-    kept.clear()
+    iterators.clear()
     note(benchmark, theirs_s, datasets.image_shape(fmt))
     benchmark.extra_info.update(reference=f"Python's {start_method}")
 
 
-def _first(loader: OMEArrowDataLoader, kept: list[Any]) -> None:
+def _first(loader: OMEArrowDataLoader, iterators: list[Any]) -> None:
     batches = iter(loader)
     next(batches)
-    kept.append(batches)  # Workers are stopped outside the timed section.
+    iterators.append(batches)  # Workers are stopped outside the timed section.

@@ -39,14 +39,14 @@ _say = partial(print, flush=True)
 def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
     """Copy both trees to a temporary folder, and compare them."""
     with workplace() as folder:
-        given = chosen.head or Path()
-        repository = Path(git(given if given.is_dir() else Path(), "rev-parse", "--show-toplevel").strip())
+        chosen_head = chosen.head or Path()
+        repository = Path(git(chosen_head if chosen_head.is_dir() else Path(), "rev-parse", "--show-toplevel").strip())
         trees = {name: folder / name for name in ("base", "head")}
         labels = {"base": check_out(repository, chosen.base, trees["base"])}
-        if given.is_dir():
+        if chosen_head.is_dir():
             labels["head"] = copy_tree(repository, trees["head"])
         else:
-            labels["head"] = check_out(repository, str(given), trees["head"])  # Not a folder, so a commit.
+            labels["head"] = check_out(repository, str(chosen_head), trees["head"])  # Not a folder, so a commit.
         _say(f"base: {labels['base']}\nhead: {labels['head']}")
         with workplace(Path(tempfile.gettempdir())) as room:
             pythons = environments(trees["base"], trees["head"], room)
@@ -144,8 +144,8 @@ def _write(chosen: argparse.Namespace, text: str, record: Mapping[str, Any]) -> 
     if chosen.summary:
         chosen.summary.write_text(text, encoding="utf-8")
     if chosen.json:
-        where = {"machine": environment.machine(), "versions": environment.versions()}
-        chosen.json.write_text(json.dumps({**record, **where}, indent=1), encoding="utf-8")
+        origin = {"machine": environment.machine(), "versions": environment.versions()}
+        chosen.json.write_text(json.dumps({**record, **origin}, indent=1), encoding="utf-8")
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -26,16 +26,16 @@ _MESSAGE = Struct("<II")  # Hash of the benchmark's name, and its number of roun
 class Baton:
     """One process's end of the pipes; ``said`` is the value of `VARIABLE`, empty without another process."""
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, setting: str) -> None:
         self._ends: tuple[int, int] | None = None
         self._gate = os.getppid()
         self._heard = self._saying = (0, 0)
-        if said:
-            reads, writes, place = said.split(",")
+        if setting:
+            reads, writes, turn = setting.split(",")
             self._ends = int(reads), int(writes)
             for end in self._ends:
                 os.set_inheritable(end, False)  # A worker that inherits one would keep the pipe open.
-            self._meet(first=place == "first")
+            self._meet(first=turn == "first")
 
     def agreed(self, name: str, rounds: int) -> int:
         """Return the number of rounds of a benchmark in both processes, which the beginning process chooses.

@@ -69,7 +69,7 @@ class Change:
     rounds: int
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> Change:
+    def from_ratios(cls, ratios: Sequence[float]) -> Change:
         """Return the change estimated from the ratios of rounds.
 
         Raises

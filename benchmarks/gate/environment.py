@@ -88,10 +88,10 @@ def _cpuinfo(field: str) -> str | None:
     """Return a field of the first core from ``/proc/cpuinfo``, or None; ``field`` is a regular expression."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  # Not a path of the project.
-            found = re.search(rf"^(?:{field})\s*:\s*(.+)$", file.read(), re.MULTILINE)
+            match = re.search(rf"^(?:{field})\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def _git(root: Path, *words: str) -> str | None:

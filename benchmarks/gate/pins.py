@@ -18,11 +18,11 @@ def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
 
     If they differ, a side whose pins the current environment does not meet gets a new environment.
     """
-    here = Path(sys.executable)
+    current = Path(sys.executable)
     if pins(base) == pins(head):
-        return here, here
+        return current, current
     ours, theirs = (
-        here if meets(pins(tree)) else _make_environment(tree, folder / f"{name}-environment")
+        current if meets(pins(tree)) else _make_environment(tree, folder / f"{name}-environment")
         for name, tree in (("base", base), ("head", head))
     )
     return ours, theirs
@@ -30,19 +30,19 @@ def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
 
 def pins(tree: Path) -> frozenset[Requirement]:
     """Return the requirements of a tree's benchmarks: its pins, its dependencies, and those of its extra ``bench``."""
-    found = [line.partition("#")[0].strip() for line in _lines(tree / "constraints.txt")]
+    requirements = [line.partition("#")[0].strip() for line in _lines(tree / "constraints.txt")]
     project = tomllib.loads("\n".join(_lines(tree / "pyproject.toml"))).get("project", {})
-    found += project.get("dependencies", [])
-    extras, wanted = project.get("optional-dependencies", {}), ["bench"]
+    requirements += project.get("dependencies", [])
+    extras, extra_names = project.get("optional-dependencies", {}), ["bench"]
     own = re.compile(rf"{re.escape(project.get('name', ''))}\[(.*)\]")
-    for extra in wanted:  # The loop appends to it.
+    for extra in extra_names:  # The loop appends to it.
         for line in extras.get(extra, []):
             if match := own.fullmatch(line.strip()):
-                wanted += [name for name in map(str.strip, match[1].split(",")) if name not in wanted]
+                extra_names += [name for name in map(str.strip, match[1].split(",")) if name not in extra_names]
             else:
-                found.append(line)
+                requirements.append(line)
     try:
-        return frozenset(Requirement(line) for line in found if line)
+        return frozenset(Requirement(line) for line in requirements if line)
     except InvalidRequirement as error:
         raise CannotCompareError(f"{tree}: its pins must be plain requirements: {error}") from error
 

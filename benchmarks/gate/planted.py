@@ -132,10 +132,10 @@ def place_of(name: str) -> str:
     KeyError
         If the call of this benchmark is unknown.
     """
-    found = re.fullmatch(r"(\w+)\[(\w+)\]", name)
-    if found is None:
+    match = re.fullmatch(r"(\w+)\[(\w+)\]", name)
+    if match is None:
         raise KeyError(name)
-    return _PLACES[found[1]].format(found[2], "native" if found[2] in _FOLDERS else "bytes")
+    return _PLACES[match[1]].format(match[2], "native" if match[2] in _FOLDERS else "bytes")
 
 
 def in_forms(calls_s: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:

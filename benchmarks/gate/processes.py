@@ -68,13 +68,13 @@ def run_in_turns(first: Command, second: Command) -> tuple[int, int]:
         If they do not end in half an hour.
     """
     until_s = monotonic() + _TIMEOUT_S
-    there, back = os.pipe(), os.pipe()
+    forth, back = os.pipe(), os.pipe()
     with ExitStack() as stack:
         try:
-            one = stack.enter_context(running(first, (back[0], there[1], "first")))
-            two = stack.enter_context(running(second, (there[0], back[1], "second")))
+            one = stack.enter_context(running(first, (back[0], forth[1], "first")))
+            two = stack.enter_context(running(second, (forth[0], back[1], "second")))
         finally:
-            for end in (*there, *back):
+            for end in (*forth, *back):
                 os.close(end)  # The processes have inherited copies.
         return _status(one, first, until_s), _status(two, second, until_s)
 

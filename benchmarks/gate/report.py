@@ -63,7 +63,7 @@ class Row:
     in_bytes: bool = False
 
     @classmethod
-    def of(cls, name: str, base: Sequence[Times], head: Sequence[Times], *, in_bytes: bool = False) -> Row:
+    def from_times(cls, name: str, base: Sequence[Times], head: Sequence[Times], *, in_bytes: bool = False) -> Row:
         """Compare the times of base and head in each round."""
         worked, passed = (
             tuple(ratio_of_round(getattr(b, turns), getattr(h, turns)) for b, h in zip(base, head, strict=True))
@@ -74,7 +74,7 @@ class Row:
     @property
     def change(self) -> Change:
         """Change of the CPU time, which decides the verdict."""
-        return Change.of(self.worked)
+        return Change.from_ratios(self.worked)
 
     @property
     def clock(self) -> Change:
@@ -82,7 +82,7 @@ class Row:
 
         Other programs lengthen the wall time.
         """
-        return Change.of(self.passed)
+        return Change.from_ratios(self.passed)
 
     @property
     def short(self) -> str:
@@ -92,7 +92,7 @@ class Row:
     def change_of(self, statistic: str) -> Change:
         """Return the change of another statistic, which is shown but not judged."""
         pairs = zip(self.base, self.head, strict=True)
-        return Change.of([getattr(head, statistic) / getattr(base, statistic) for base, head in pairs])
+        return Change.from_ratios([getattr(head, statistic) / getattr(base, statistic) for base, head in pairs])
 
     def verdict(self, threshold: float) -> Verdict:
         """Return the verdict: a regression of the wall time, or else the verdict of the CPU time."""
@@ -106,8 +106,8 @@ class Row:
 
     def is_open(self, threshold: float) -> bool:
         """Whether the benchmark needs another round."""
-        shown = self.verdict(threshold) is Verdict.REGRESSION
-        return not shown and (self.change.may_be_slower(threshold) or self.clock.seems_slower(threshold))
+        is_regression = self.verdict(threshold) is Verdict.REGRESSION
+        return not is_regression and (self.change.may_be_slower(threshold) or self.clock.seems_slower(threshold))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Comparison:
         """Return the verdict of one benchmark."""
         return row.verdict(self.threshold)
 
-    def of(self, verdict: Verdict) -> list[Row]:
+    def rows_with(self, verdict: Verdict) -> list[Row]:
         """Return the benchmarks with a verdict."""
         return [row for row in self.rows if self.verdict(row) is verdict]
 
@@ -156,7 +156,7 @@ class Comparison:
         """Return 0 without a regression, 1 with one, 2 if ``strict`` and benchmarks are gone, 3 if too noisy."""
         if self.moved:
             return 3
-        if self.of(Verdict.REGRESSION):
+        if self.rows_with(Verdict.REGRESSION):
             return 1
         if strict and self.gone:
             return 2
@@ -168,15 +168,16 @@ class Comparison:
         if self.moved:
             return (
                 f"Too noisy to judge: {_listed(self.moved)} changed although it runs no project code; "
-                f"{len(self.of(Verdict.REGRESSION))} regressions may be caused by the machine."
+                f"{len(self.rows_with(Verdict.REGRESSION))} regressions may be caused by the machine."
             )
-        if found := self.of(Verdict.REGRESSION):
-            return f"Regression: {_listed(found, self.threshold)} slower by more than {limit}."
+        if regressions := self.rows_with(Verdict.REGRESSION):
+            return f"Regression: {_listed(regressions, self.threshold)} slower by more than {limit}."
         if strict and self.gone:
             return f"Could not compare all: head lacks {len(self.gone)} benchmarks of base, which --strict forbids."
-        if found := self.unresolved:
+        if unresolved := self.unresolved:
             return (
-                f"Too noisy to judge {_listed(found)}: a slowdown of more than {limit} is neither shown nor excluded."
+                f"Too noisy to judge {_listed(unresolved)}: "
+                f"a slowdown of more than {limit} is neither shown nor excluded."
             )
         return f"No regression: none of {len(self.rows)} benchmarks is slower by more than {limit}."
 
@@ -255,10 +256,10 @@ def _line(row: Row, verdict: str) -> tuple[str, ...]:
     base, head = (median(median(times.worked_s) for times in side) for side in (row.base, row.head))
     return (
         row.short,
-        *(f"{number(each / 1e6)} MB" if row.in_bytes else duration(each * 1e6) for each in (base, head)),
+        *(f"{number(value / 1e6)} MB" if row.in_bytes else duration(value * 1e6) for value in (base, head)),
         _percent(change.ratio),
         f"{_percent(change.low)} to {_percent(change.high)}",
-        *(_percent(each.ratio) for each in (row.clock, row.change_of("median_s"), row.change_of("p95_s"))),
+        *(_percent(other.ratio) for other in (row.clock, row.change_of("median_s"), row.change_of("p95_s"))),
         str(change.rounds),
         verdict,
     )
@@ -272,23 +273,23 @@ def _notes(comparison: Comparison) -> list[str]:
     """Return notes on slower medians and on benchmarks that were not compared."""
     notes = []
     if moved := comparison.moved_medians:
-        said = ", ".join(f"{row.short} ({_percent(row.change_of('median_s').ratio)})" for row in moved)
+        medians = ", ".join(f"{row.short} ({_percent(row.change_of('median_s').ratio)})" for row in moved)
         notes.append(
-            f"The shortest times show no regression but the medians do; perhaps some calls are slower: {said}."
+            f"The shortest times show no regression but the medians do; perhaps some calls are slower: {medians}."
         )
-    for kind, said in UNCOMPARED.items():
+    for kind, heading in UNCOMPARED.items():
         if names := getattr(comparison, kind):
-            shown = [f"{PurePosixPath(name).name}{f' ({why})' if why else ''}" for name, why in names.items()]
-            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-            notes.append(f"{said}: {', '.join(shown[:_SHOWN])}{more}.")
+            entries = [f"{PurePosixPath(name).name}{f' ({why})' if why else ''}" for name, why in names.items()]
+            more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+            notes.append(f"{heading}: {', '.join(entries[:_SHOWN])}{more}.")
     return notes
 
 
 def _listed(rows: Sequence[Row], threshold: float = math.inf) -> str:
     """Return names and changes of up to 5 benchmarks; a regression of only the wall time is marked."""
-    told = []
+    changes = []
     for row in rows:
         waits = row.change.verdict(threshold) is not Verdict.REGRESSION is row.clock.verdict(threshold)
-        told.append((row.clock.ratio if waits else row.change.ratio, " by the clock" if waits else "", row.short))
-    names = [f"{name} ({_percent(ratio)}{how})" for ratio, how, name in sorted(told, reverse=True)]
+        changes.append((row.clock.ratio if waits else row.change.ratio, " by the clock" if waits else "", row.short))
+    names = [f"{name} ({_percent(ratio)}{how})" for ratio, how, name in sorted(changes, reverse=True)]
     return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

@@ -40,13 +40,13 @@ class Estimate:
 
 def estimate(recordings: Sequence[Record], level: float, gates: int) -> Estimate:
     """Draw gates with a fixed seed, and count their exit statuses and verdicts."""
-    draw, found = random.Random(0), Estimate(level)  # noqa: S311  # Not used for secrets.
+    draw, estimated = random.Random(0), Estimate(level)  # noqa: S311  # Not used for secrets.
     for _ in range(gates):
         gate = drawn_gate(draw.choice(recordings), draw, level)
-        found.exits[gate.exit_status(strict=False)] += 1
+        estimated.exits[gate.exit_status(strict=False)] += 1
         for row in gate.rows:
-            found.verdicts.setdefault(row.name, Counter())[gate.verdict(row)] += 1
-    return found
+            estimated.verdicts.setdefault(row.name, Counter())[gate.verdict(row)] += 1
+    return estimated
 
 
 def drawn_gate(recording: Record, draw: random.Random, level: float) -> Comparison:
@@ -55,23 +55,25 @@ def drawn_gate(recording: Record, draw: random.Random, level: float) -> Comparis
     order = draw.choices(range(min(row["rounds"] for row in (*controls, *rows))), k=MOST_ROUNDS)
 
     def of_rounds(row: Record, rounds: int, slower: float = 0.0) -> Row:
-        worked, passed = (tuple(row[kind][at] * (1 + slower) for at in order[:rounds]) for kind in ("worked", "passed"))
+        worked, passed = (
+            tuple(row[kind][index] * (1 + slower) for index in order[:rounds]) for kind in ("worked", "passed")
+        )
         return Row(row["name"], worked, passed)
 
     def judged(row: Record) -> Row:
         for rounds in range(LEAST_ROUNDS, MOST_ROUNDS):
-            if not (found := of_rounds(row, rounds, level)).is_open(threshold):
-                return found
+            if not (row_so_far := of_rounds(row, rounds, level)).is_open(threshold):
+                return row_so_far
         return of_rounds(row, MOST_ROUNDS, level)
 
-    found = tuple(map(judged, rows))
-    last = max(len(row.worked) for row in found)  # Controls run in all rounds.
+    judged_rows = tuple(map(judged, rows))
+    last = max(len(row.worked) for row in judged_rows)  # Controls run in all rounds.
     return Comparison(
         base="",
         head="",
         threshold=threshold,
         controls=tuple(of_rounds(row, last) for row in controls),
-        rows=found,
+        rows=judged_rows,
         new={},
         gone={},
         skipped={},

@@ -75,7 +75,7 @@ class Rounds:
             self.times[name].append(self._read(self._sides[name], files[name], statuses[name]))
         self._check(number, names)
         self._last_s = perf_counter() - start_s
-        most, count = (len(self.times["base"][at].keys() & self.times["head"][at].keys()) for at in (0, -1))
+        most, count = (len(self.times["base"][index].keys() & self.times["head"][index].keys()) for index in (0, -1))
         left_s = int((of_rounds - number) * self._last_s)
         measured = f"{count} benchmarks" if count == most else f"{count} of {most} left"
         then = "left, then again what is open" if count == most else "left at most"
@@ -85,23 +85,23 @@ class Rounds:
 
     def _read(self, side: Side, file: Path, status: int) -> dict[str, Times]:
         """Return the times that a process measured, and record its controls and absent benchmarks."""
-        log, found = file.with_suffix(".log"), file.with_suffix(".json")
+        log, results = file.with_suffix(".log"), file.with_suffix(".json")
         self.absent[side.name] |= _absent(file.with_suffix(".xml"))
-        if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 creates it empty.
+        if not results.is_file() or not results.stat().st_size:  # pytest-benchmark before 5.3 creates it empty.
             reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
             raise CannotCompareError(f"{side.name} ({side.label}) {reason}{_hint(side)}\n{end_of(log)}")
         if status and side.name == "head":
             raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
-        benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
+        benchmarks = json.loads(results.read_text(encoding="utf-8"))["benchmarks"]
         self.controls |= {b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL}
         self._in_bytes |= {b["fullname"] for b in benchmarks if "bytes" in b["extra_info"]}
         return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
 
     def _check(self, number: int, names: Collection[str] | None) -> None:
         for name, rounds in self.times.items():
-            wanted = rounds[0].keys() if names is None else set(names)
-            if rounds[-1].keys() != wanted:
-                lost = ", ".join(sorted(wanted ^ rounds[-1].keys()))
+            expected = rounds[0].keys() if names is None else set(names)
+            if rounds[-1].keys() != expected:
+                lost = ", ".join(sorted(expected ^ rounds[-1].keys()))
                 raise CannotCompareError(f"{name} ran other benchmarks in round {number} than before: {lost}")
 
     def seconds_of(self, count: int) -> float:
@@ -114,7 +114,7 @@ class Rounds:
 
     def _row(self, name: str) -> Row:
         base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
-        return Row.of(name, base, head, in_bytes=name in self._in_bytes)
+        return Row.from_times(name, base, head, in_bytes=name in self._in_bytes)
 
 
 def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:
@@ -163,7 +163,7 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
 
 def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
     """Run the pixel check of each side, which writes and reads its data, and compare the checksums."""
-    found: dict[str, dict[str, str]] = {}
+    checksums: dict[str, dict[str, str]] = {}
     commands, files = [], []
     for side in (base, head):
         files.append(folder / f"{side.name}-pixels.json")
@@ -172,12 +172,12 @@ def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
         commands.append(side.command(words, files[-1].with_suffix(".log")))
     for side, command, file, status in zip((base, head), commands, files, run_at_once(*commands), strict=True):
         if status:
-            what = f"{side.name} ({side.label}) cannot write and read its data"
-            raise CannotCompareError(f"{what}{_hint(side)}\n{end_of(command.log)}")
-        found[side.name] = json.loads(file.read_text(encoding="utf-8"))
-        say(f"{side.name}: data written, {len(found[side.name])} checksums")
-    common = found["base"].keys() & found["head"].keys()
-    differing = sorted(way for way in common if found["base"][way] != found["head"][way])
+            failure = f"{side.name} ({side.label}) cannot write and read its data"
+            raise CannotCompareError(f"{failure}{_hint(side)}\n{end_of(command.log)}")
+        checksums[side.name] = json.loads(file.read_text(encoding="utf-8"))
+        say(f"{side.name}: data written, {len(checksums[side.name])} checksums")
+    common = checksums["base"].keys() & checksums["head"].keys()
+    differing = sorted(way for way in common if checksums["base"][way] != checksums["head"][way])
     if differing:
         listed = "\n".join(f"    {way}" for way in differing)
         raise CannotCompareError(f"base and head give different pixels, so their speed is not compared:\n{listed}")
@@ -219,8 +219,10 @@ def _absent(junit: Path) -> dict[str, str]:
         return {}
     absent = {}
     for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # The file comes from pytest.
-        said = next((found for kind in ("failure", "error", "skipped") if (found := case.find(kind)) is not None), None)
-        if said is not None:
+        outcome = next(
+            (element for kind in ("failure", "error", "skipped") if (element := case.find(kind)) is not None), None
+        )
+        if outcome is not None:
             name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-            absent[name] = said.get("message", "").splitlines()[0] if said.get("message") else said.tag
+            absent[name] = outcome.get("message", "").splitlines()[0] if outcome.get("message") else outcome.tag
     return absent

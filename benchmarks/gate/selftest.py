@@ -72,7 +72,7 @@ def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float
 
 def levels_of(names: Sequence[str], run: int) -> dict[str, float]:
     """Return the slowdown of each benchmark in a run; over four runs, each benchmark has each level once."""
-    return {name: _LEVELS[(place + run) % len(_LEVELS)] for place, name in enumerate(sorted(names))}
+    return {name: _LEVELS[(index + run) % len(_LEVELS)] for index, name in enumerate(sorted(names))}
 
 
 def calls_of(comparison: Comparison) -> dict[str, float]:
@@ -82,11 +82,11 @@ def calls_of(comparison: Comparison) -> dict[str, float]:
 
 
 def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> dict[str, Any]:
-    found = as_json(comparison)
-    for row, record in zip(comparison.rows, found["benchmarks"], strict=True):
+    result = as_json(comparison)
+    for row, record in zip(comparison.rows, result["benchmarks"], strict=True):
         record["level"] = levels.get(row.short, 0.0)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"kind": kind, "finished": now, "load": os.getloadavg()[1] if hasattr(os, "getloadavg") else None, **found}
+    return {"kind": kind, "finished": now, "load": os.getloadavg()[1] if hasattr(os, "getloadavg") else None, **result}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -110,8 +110,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _earlier(file: Path, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the stored runs of this machine and these versions; move a file with other runs aside."""
 
-    def aside(where: Mapping[str, Any]) -> Path:
-        return file.with_stem(f"{file.stem}-{crc32(json.dumps(where, sort_keys=True).encode()):08x}")
+    def aside(origin: Mapping[str, Any]) -> Path:
+        return file.with_stem(f"{file.stem}-{crc32(json.dumps(origin, sort_keys=True).encode()):08x}")
 
     if file.is_file():
         earlier: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

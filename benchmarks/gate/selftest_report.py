@@ -56,21 +56,21 @@ def missed_targets(runs: Sequence[Run]) -> list[str]:
     rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"]]
     for level in (0.1, 0.2):
         verdicts = [row["verdict"] for row in rows if row["level"] == level]
-        found = verdicts.count(Verdict.REGRESSION)
-        if interval(found, len(verdicts))[1] < _FOUND:
-            missed.append(f"+{level:.0%} found at least {_FOUND:.0%}: {rate(found, len(verdicts))}")
+        regressions = verdicts.count(Verdict.REGRESSION)
+        if interval(regressions, len(verdicts))[1] < _FOUND:
+            missed.append(f"+{level:.0%} found at least {_FOUND:.0%}: {rate(regressions, len(verdicts))}")
     return missed
 
 
-def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+def as_markdown(runs: Sequence[Run], environment: Mapping[str, Any]) -> str:
     """Return the rates of suites, of planted slowdowns, and of each benchmark as Markdown."""
     tables = [markdown(heading, lines, ("---", *["---:"] * (len(heading) - 1))) for heading, lines in rates(runs)]
-    return "\n\n".join([caption(runs, where), *tables]) + "\n"
+    return "\n\n".join([caption(runs, environment), *tables]) + "\n"
 
 
-def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+def caption(runs: Sequence[Run], environment: Mapping[str, Any]) -> str:
     """Return the date, the machine, and the number and duration of gates."""
-    machine, whole = where["machine"], [run["seconds"] for run in runs if run["kind"] != RECORDED]
+    machine, whole = environment["machine"], [run["seconds"] for run in runs if run["kind"] != RECORDED]
     pairs = sum(run["controls"][0]["rounds"] for run in runs if run["kind"] == RECORDED)
     loads = [run["load"] for run in runs if run.get("load") is not None]
     counted = [f"{len(whole)} gates, {sum(whole) / len(whole):.0f} s each, {max(whole):.0f} s at most"] if whole else []
@@ -78,13 +78,13 @@ def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
     counted += [f"load of the machine {min(loads):.1f} to {max(loads):.1f}, the gate's own 1 included"] if loads else []
     return (
         f"{runs[-1]['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, {machine['python']}, "
-        f"torch {where['versions'].get('torch')}: {'; '.join(counted)}. Rates with exact 95 % intervals."
+        f"torch {environment['versions'].get('torch')}: {'; '.join(counted)}. Rates with exact 95 % intervals."
     )
 
 
 def rates(runs: Sequence[Run]) -> list[Table]:
     """Return heading and lines of the tables with lines: suites, planted slowdowns, drawn gates, benchmarks."""
-    return [table for table in (_suites(runs), _found(runs), *_drawn(runs), _each(runs)) if table[1]]
+    return [table for table in (_suites(runs), _planted(runs), *_drawn(runs), _per_benchmark(runs)) if table[1]]
 
 
 def _suites(runs: Sequence[Run]) -> Table:
@@ -107,39 +107,48 @@ def _suites(runs: Sequence[Run]) -> Table:
     return ("", *_EXITS.values()), lines
 
 
-def _found(runs: Sequence[Run]) -> Table:
+def _planted(runs: Sequence[Run]) -> Table:
     rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if row["level"]]
     lines: list[tuple[str, ...]] = []
     kinds = ("regression", "not resolved", "ok")
     for level in sorted({row["level"] for row in rows}):
-        of = [row for row in rows if row["level"] == level]
-        lines.append((f"+{level:.0%}", *(rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)))
+        level_rows = [row for row in rows if row["level"] == level]
+        lines.append(
+            (
+                f"+{level:.0%}",
+                *(rate(sum(row["verdict"] == kind for row in level_rows), len(level_rows)) for kind in kinds),
+            )
+        )
     slowed = [run for run in runs if run["kind"] == "in forms"]
-    for form, where in FORMS.items():
-        of = [row for run in slowed for row in run["benchmarks"] if short_name(row["name"]) == where]
-        if of:
-            shares = (rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)
-            lines.append((f"{form}, in {where}", *shares))
+    for form, benchmark in FORMS.items():
+        form_rows = [row for run in slowed for row in run["benchmarks"] if short_name(row["name"]) == benchmark]
+        if form_rows:
+            shares = (rate(sum(row["verdict"] == kind for row in form_rows), len(form_rows)) for kind in kinds)
+            lines.append((f"{form}, in {benchmark}", *shares))
     return ("planted", "found", "not resolved", "missed"), lines
 
 
-def _each(runs: Sequence[Run]) -> Table:
+def _per_benchmark(runs: Sequence[Run]) -> Table:
     """Return one line per benchmark: its noise without a change, and the rates of slowdowns found."""
     rows = [row for run in runs if run["kind"] in ("unchanged", "slowed") for row in run["benchmarks"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
     levels = sorted({row["level"] for row in rows} - {0.0})
     lines = []
     for name in names:
-        of = [row for row in rows if row["name"] == name]
-        still = [row for row in of if not row["level"]]
+        own_rows = [row for row in rows if row["name"] == name]
+        still = [row for row in own_rows if not row["level"]]
         off = max((abs(row["ratio"] - 1) for row in still), default=math.nan)
         width = max(((row["high"] - row["low"]) / 2 for row in still), default=math.nan)
         cells = []
         for level in levels:
-            at = [row for row in of if row["level"] == level]
-            cells.append(f"{sum(row['verdict'] == Verdict.REGRESSION for row in at)} of {len(at)}" if at else "-")
-        least = min(min(times["min_s"] for times in row["base"]) for row in of)
-        size = f"{least / 1e6:,.1f} MB" if of[0].get("in_bytes") else f"{1e6 * least:,.0f}"
+            level_rows = [row for row in own_rows if row["level"] == level]
+            cells.append(
+                f"{sum(row['verdict'] == Verdict.REGRESSION for row in level_rows)} of {len(level_rows)}"
+                if level_rows
+                else "-"
+            )
+        least = min(min(times["min_s"] for times in row["base"]) for row in own_rows)
+        size = f"{least / 1e6:,.1f} MB" if own_rows[0].get("in_bytes") else f"{1e6 * least:,.0f}"
         lines.append((short_name(name), size, f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
     heading = ("benchmark", "us", "largest estimate, no change, %", "widest interval, +- %")
     return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
@@ -153,24 +162,24 @@ def _drawn(runs: Sequence[Run]) -> list[Table]:
     estimates = [resample.estimate(recordings, level, resample.GATES) for level in resample.LEVELS]
     still, slowed = estimates[0], estimates[1:]
     names = sorted(still.verdicts, key=lambda name: (_doubt(still, slowed, name), name), reverse=True)[:_WORST]
-    exits = (f"{100 * still.exits[each] / resample.GATES:.1f} %" for each in _EXITS)
+    exits = (f"{100 * still.exits[status] / resample.GATES:.1f} %" for status in _EXITS)
     verdicts = (Verdict.NOT_RESOLVED, Verdict.REGRESSION)
     lines = [
         (
             short_name(name),
             *(f"{100 * still.share(name, verdict):.1f} %" for verdict in verdicts),
-            *(f"{100 * each.share(name, Verdict.REGRESSION):.1f} %" for each in slowed),
+            *(f"{100 * estimate.share(name, Verdict.REGRESSION):.1f} %" for estimate in slowed),
         )
         for name in names
     ]
     heading = ("drawn gates: worst benchmarks", "no change: not resolved", "regression")
     return [
         (("drawn gates", *_EXITS.values()), [(f"no change: {resample.GATES} gates", *exits)]),
-        ((*heading, *(f"+{each.level:.0%} found" for each in slowed)), lines),
+        ((*heading, *(f"+{estimate.level:.0%} found" for estimate in slowed)), lines),
     ]
 
 
 def _doubt(still: resample.Estimate, slowed: Sequence[resample.Estimate], name: str) -> float:
     """Return the sum of a benchmark's rates of wrong verdicts, without a change and for slowdowns of 10 % and more."""
     wrong = still.share(name, Verdict.NOT_RESOLVED) + still.share(name, Verdict.REGRESSION)
-    return wrong + sum(1 - each.share(name, Verdict.REGRESSION) for each in slowed if each.level >= 0.1)
+    return wrong + sum(1 - estimate.share(name, Verdict.REGRESSION) for estimate in slowed if estimate.level >= 0.1)

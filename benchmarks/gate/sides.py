@@ -64,13 +64,13 @@ class Side:
         packages = sorted(file.parent.name for file in (self.tree / "src").glob("*/__init__.py"))
         if not packages:
             raise CannotCompareError(f"{self.name} ({self.label}) has no package in src/")
-        found = log.with_suffix(".json")
-        if run(self.command(["-c", _ORIGINS, str(found), *packages], log)):
+        output_file = log.with_suffix(".json")
+        if run(self.command(["-c", _ORIGINS, str(output_file), *packages], log)):
             raise CannotCompareError(f"{self.name} ({self.label}) does not start\n{end_of(log)}")
-        origins = json.loads(found.read_text(encoding="utf-8"))
-        wanted = [str(self.tree / "src" / name / "__init__.py") for name in packages]
-        if origins != wanted:
-            raise CannotCompareError(f"{self.name} would import {', '.join(origins)}, not {', '.join(wanted)}")
+        origins = json.loads(output_file.read_text(encoding="utf-8"))
+        expected = [str(self.tree / "src" / name / "__init__.py") for name in packages]
+        if origins != expected:
+            raise CannotCompareError(f"{self.name} would import {', '.join(origins)}, not {', '.join(expected)}")
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def workplace(root: Path | None = None) -> Iterator[Path]:
 
     Without a root it is in memory if more than 1 GiB is free there, else in the folder of temporary files.
     """
-    for lock_file in [file for each in {root or _MEMORY, _disk()} for file in each.glob(f"{_PREFIX}*/{_IN_USE}")]:
+    for lock_file in [file for parent in {root or _MEMORY, _disk()} for file in parent.glob(f"{_PREFIX}*/{_IN_USE}")]:
         _remove_if_left(lock_file)
     if root is None:
         in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
@@ -165,10 +165,10 @@ def share_equal_files(one: Path, other: Path) -> int:
 
     The position of a file in memory changes its read time by up to 10 %, in all rounds of a run.
     """
-    kept = {_identity(file, one): file for file in _files(one)}
+    originals = {_identity(file, one): file for file in _files(one)}
     shared = 0
     for file in _files(other):
-        same = kept.get(_identity(file, other))
+        same = originals.get(_identity(file, other))
         if same is not None:
             file.unlink()
             file.hardlink_to(same)

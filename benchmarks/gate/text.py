@@ -38,7 +38,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     In a table of more columns, a row of two cells is a name and a text that spans all other columns.
     """
     columns = max(map(len, rows))
-    rooms = [max((len(row[at]) for row in rows if len(row) == columns), default=0) for at in range(columns)]
+    rooms = [max((len(row[column]) for row in rows if len(row) == columns), default=0) for column in range(columns)]
     rooms[0] = max(len(row[0]) for row in rows)
     lines = []
     for name, *numbers, last in rows:

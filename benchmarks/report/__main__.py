@@ -58,8 +58,8 @@ def page(results: Path, storage: Path) -> tuple[str, Drifts]:
         "gate": _part(inputs.gate, GATE, inputs.problems, partial(_gate, inputs)),
         "selftest": _part(inputs.selftest, SELFTEST, inputs.problems, partial(_selftest, inputs.selftest)),
         "absent": absent_table({track_of(n, table.schema): table for n, table in inputs.tables.items()}, inputs.limits),
-        "history": {"why": why} | _shown(history),
-        "where": _where(inputs.summary),
+        "history": {"why": why} | _chart_values(history),
+        "where": _environment_tables(inputs.summary),
         "problems": inputs.problems,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "folder": str(results),
@@ -122,15 +122,17 @@ def _history(inputs: Inputs, storage: Path) -> tuple[History, str]:
     return history, why
 
 
-def _shown(history: History) -> dict[str, Any]:
+def _chart_values(history: History) -> dict[str, Any]:
     names = run_names(history.runs)
-    groups = {group: [chart(each, names) for each in of] for group, of in history.series().items()}
+    groups = {
+        group: [chart(series, names) for series in group_series] for group, group_series in history.series().items()
+    }
     counts = {name: getattr(history, name) for name in ("runs", "unread", "others")}
     drift = history.drifts.lines()
     return {"groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, "drift": drift, **counts}
 
 
-def _where(summary: Mapping[str, Any]) -> list[Any]:
+def _environment_tables(summary: Mapping[str, Any]) -> list[Any]:
     known: dict[str, Mapping[str, Any]] = {
         "Run": {name: summary[name] for name in ("workload", "command", "finished") if name in summary},
         "Code": summary.get("git", {}),

@@ -112,23 +112,23 @@ class Baseline:
         """Compare a run's figures and controls."""
         times = {name: figures[name] / usual.figure for name, usual in self.times.items() if name in figures}
         pace = median(times.values()) if times else 1.0
-        found = {name: Usual(ratio / pace, self.times[name].limit) for name, ratio in times.items()}
+        relative = {name: Usual(ratio / pace, self.times[name].limit) for name, ratio in times.items()}
         for name, usual in self.ratios.items():
             if name in figures:
-                found[name] = Usual(figures[name] / usual.figure, usual.limit)
+                relative[name] = Usual(figures[name] / usual.figure, usual.limit)
         slowest = max(control["least_s"][name] / usual_s for name, usual_s in self.control_s.items())
-        part, unjudged = len(found) / (len(self.times) + len(self.ratios)), ""
+        part, unjudged = len(relative) / (len(self.times) + len(self.ratios)), ""
         if part < _LEAST_PART:
             unjudged = f"only {part:.0%} of its benchmarks were measured; measure {_LEAST_PART:.0%} or more"
         elif control["waited"] > self.most_waited:
             waits = f"this process waited for a core {control['waited']:.0%} of its time (limit {self.most_waited:.0%})"
             unjudged = f"the machine was busy, {waits}; repeat the run when the machine is idle"
-        return Judgement(pace, pace / slowest, self.pace_limit, found, unjudged)
+        return Judgement(pace, pace / slowest, self.pace_limit, relative, unjudged)
 
     def as_text(self) -> str:
         """Return JSON with one line per benchmark, which gives readable diffs."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)[:-2]}  # all but times and ratios
-        head = json.dumps(told, indent=1).removesuffix("\n}")
+        properties = {field.name: getattr(self, field.name) for field in fields(self)[:-2]}  # all but times and ratios
+        head = json.dumps(properties, indent=1).removesuffix("\n}")
         return f'{head},\n "times": {_listed(self.times)},\n "ratios": {_listed(self.ratios)}\n}}\n'
 
 
@@ -167,8 +167,10 @@ def find(setting: Setting) -> tuple[Path, Baseline]:
     machine = environment.machine_class(setting.machine["cores"])
     file = FOLDER / file_of(machine, setting.profile)
     if not file.is_file():
-        said = ", ".join(f"{name} {value}" for name, value in machine.items())
-        raise NoBaselineError(f"no baseline for {said}, profile {setting.profile}; store one with `make baseline`")
+        description = ", ".join(f"{name} {value}" for name, value in machine.items())
+        raise NoBaselineError(
+            f"no baseline for {description}, profile {setting.profile}; store one with `make baseline`"
+        )
     baseline = read(file)
     if baseline.workload != setting.workload:
         raise NoBaselineError(

@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     x: float
     y_least: float
     y_middle: float
-    said: str
+    tooltip: str
 
 
 class Chart(NamedTuple):
@@ -33,7 +33,7 @@ class Chart(NamedTuple):
 
     label: str
     detail: str
-    said: str
+    description: str
     last: str
     top: str
     bottom: str
@@ -67,13 +67,13 @@ def chart(series: Series, runs: Sequence[str]) -> Chart:
     marks = []
     for point in series.points:
         figures = [f"min {_text(point.least, series)}", f"median {_text(point.middle, series)}"]
-        said = " · ".join([runs[point.run], *(figures if series.is_time else [_text(point.least, series)])])
-        marks.append(Mark(round(_LEFT + step * point.run, 1), y_of(point.least), y_of(point.middle), said))
+        tooltip = " · ".join([runs[point.run], *(figures if series.is_time else [_text(point.least, series)])])
+        marks.append(Mark(round(_LEFT + step * point.run, 1), y_of(point.least), y_of(point.middle), tooltip))
     last, newest = _text(series.points[-1].least, series), series.points[-1].run == len(runs) - 1
     return Chart(
         label=series.label,
         detail=series.detail,
-        said=_said(series, last),
+        description=_describe(series, last),
         last=last if newest else f"{last}, not measured in the last run",
         top=_text(high, series),
         bottom=_text(low, series),
@@ -95,7 +95,7 @@ def _text(value: float, series: Series) -> str:
     return duration(value * 1e6) if series.is_time else f"{number(value)} x"
 
 
-def _said(series: Series, last: str) -> str:
+def _describe(series: Series, last: str) -> str:
     least = [point.least for point in series.points]
     name, statistic = f"{series.label}, {series.detail}", "minimum" if series.is_time else "ratio"
     if len(least) == 1:

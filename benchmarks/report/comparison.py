@@ -59,10 +59,10 @@ class Comparison:
         _refuse_repeated(config)
         self._config = config
         self._setting_now = setting
-        self._asked: Any = config.getoption("benchmark_compare")  # [] is not at all, True is the last run
+        self._run_name: Any = config.getoption("benchmark_compare")  # [] is not at all, True is the last run
         config.option.benchmark_compare = []
-        if isinstance(self._asked, str):
-            _refuse_no_run(self._asked)
+        if isinstance(self._run_name, str):
+            _refuse_no_run(self._run_name)
         self._baselines: list[StoredRun] = []
         self._notices: list[str] = []
         self._ends: list[str] = []
@@ -74,15 +74,15 @@ class Comparison:
         """Find the named runs before collection."""
         session = self._session = self._benchmark_session()
         self._refuse_impossible(session)
-        if not (self._asked or session.save or session.autosave or session.json):
+        if not (self._run_name or session.save or session.autosave or session.json):
             return
         self._setting = self._setting_now()
         session.machine_id = self._setting.machine_id
         session.storage = self._storage = RunStorage(session.storage, session.machine_id)
         # A run is stored at the end, if it passed. With --benchmark-compare, a run is always stored.
-        self._save = session.save or session.autosave or (get_tag() if self._asked else None)
+        self._save = session.save or session.autosave or (get_tag() if self._run_name else None)
         session.save = session.autosave = None
-        if self._asked and self._asked is not True:
+        if self._run_name and self._run_name is not True:
             self._take_named()
 
     def _benchmark_session(self) -> BenchmarkSession:
@@ -91,9 +91,9 @@ class Comparison:
         return session
 
     def _refuse_impossible(self, session: BenchmarkSession) -> None:
-        if session.compare_fail and not self._asked:
+        if session.compare_fail and not self._run_name:
             raise pytest.UsageError("--benchmark-compare-fail: there is no comparison; add --benchmark-compare")
-        if self._asked and (session.disabled or session.skip):
+        if self._run_name and (session.disabled or session.skip):
             raise pytest.UsageError(
                 "--benchmark-compare: --benchmark-disable, --benchmark-skip and xdist (-n) measure nothing; "
                 "remove these options or --benchmark-compare"
@@ -106,10 +106,10 @@ class Comparison:
         if last:
             self._baselines = [last]
             return
-        here, elsewhere = self._storage.count()
+        own_runs, other_runs = self._storage.count()
         notice = f"{self._storage.path}: no stored run of these benchmarks on this machine, workload and profile"
-        if here or elsewhere:
-            notice += f" (other runs of this machine: {here}; of other machines or library versions: {elsewhere})"
+        if own_runs or other_runs:
+            notice += f" (other runs of this machine: {own_runs}; of other machines or library versions: {other_runs})"
         if self._session.compare_fail:
             raise pytest.UsageError(
                 f"--benchmark-compare-fail: {notice}; store one by running with --benchmark-compare only"
@@ -129,9 +129,9 @@ class Comparison:
         return f"compared with the baseline {file.name} ({origin})"
 
     def _take_named(self) -> None:
-        self._baselines = self._storage.named(self._asked)
+        self._baselines = self._storage.named(self._run_name)
         for run in self._baselines:
-            named, now = f"--benchmark-compare={self._asked}: {run.path}", self._setting.say_workload()
+            named, now = f"--benchmark-compare={self._run_name}: {run.path}", self._setting.say_workload()
             if run.setting is None:
                 raise pytest.UsageError(f"{named}: an older version stored it without its workload; expected {now}")
             if not run.setting.same_workload(self._setting):
@@ -148,22 +148,22 @@ class Comparison:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Choose the stored run for the collected benchmarks, unless collection failed."""
-        if session.items and not session.testsfailed and self._asked:
+        if session.items and not session.testsfailed and self._run_name:
             names = {item.nodeid for item in session.items}
-            if self._asked is True:
+            if self._run_name is True:
                 self._take_last(names)
             self._refuse_disjoint(names)
         self._session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
 
     def pytest_runtest_logstart(self) -> None:
         """Sample the speed of the machine before each benchmark."""
-        if self._asked:
+        if self._run_name:
             self._control.sample()
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Return the stored runs to compare with, and the notices."""
-        said = [f"comparison: with {self._said_baselines()} in {self._storage.path}"] if self._baselines else []
-        return said + [f"comparison: {notice}" for notice in self._notices]
+        lines = [f"comparison: with {self._said_baselines()} in {self._storage.path}"] if self._baselines else []
+        return lines + [f"comparison: {notice}" for notice in self._notices]
 
     def _refuse_disjoint(self, names: set[str]) -> None:
         if self._baselines and not names & self._known():
@@ -217,7 +217,7 @@ class Comparison:
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Add machine, workload and controls to the stored run."""
         output_json[KEY] = self._setting.as_dict()
-        output_json[CONTROL] = self._control.told()
+        output_json[CONTROL] = self._control.result()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
@@ -237,7 +237,7 @@ class Comparison:
             return []
         new, gone = self._measured() - self._known(), self._known() - self._measured()
         pairs = (("New, not in the stored run", new), ("Missing, only in the stored run", gone))
-        return [f"{said}: {len(names)}: {few(sorted(names), _MOST_NAMES)}" for said, names in pairs if names]
+        return [f"{heading}: {len(names)}: {few(sorted(names), _MOST_NAMES)}" for heading, names in pairs if names]
 
 
 def _refuse_repeated(config: pytest.Config) -> None:
@@ -246,8 +246,8 @@ def _refuse_repeated(config: pytest.Config) -> None:
     parser.add_argument("--benchmark-compare", nargs="?", action="append")
     parser.add_argument("--benchmark-compare-fail", nargs="+", action="append")
     words = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
-    given, _ = parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
-    for option, uses in (("", given.benchmark_compare), ("-fail", given.benchmark_compare_fail)):
+    options, _ = parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
+    for option, uses in (("", options.benchmark_compare), ("-fail", options.benchmark_compare_fail)):
         if uses and len(uses) > 1:
             hint = ", followed by all expressions: --benchmark-compare-fail min:5% median:10%" if option else ""
             raise pytest.UsageError(

@@ -47,7 +47,7 @@ class Control:
         for name, work in (("compute", self.compute), ("memory", self.memory)):
             self.times_s[name].append(min(_seconds(work) for _ in range(_CALLS)))
 
-    def told(self) -> Controls:
+    def result(self) -> Controls:
         """Return the result since the start. Call it in the thread that created the control."""
         ran, waited, stolen, passed = (now - then for now, then in zip(_scheduled(), self._start, strict=True))
         shares = (waited / (ran + waited or 1), stolen / (passed or 1))

@@ -53,12 +53,12 @@ class Measured:
     waited: float
 
     @classmethod
-    def of(cls, run: StoredRun) -> Measured:
+    def from_run(cls, run: StoredRun) -> Measured:
         """Return the judged figures of a run. Memory has targets, so it is not judged here."""
         figures = {}
         for name, bench in run.benchmarks.items():
             figure = figure_of(bench.get("extra_info") or {}, bench["stats"]["min"])
-            if figure and figure[1] and figure[1] > 0:  # The ratio is None if the reference did not run.
+            if figure and figure[1] and figure[1] > 0:  # Without a run of the reference, the ratio is missing.
                 figures[name] = figure
         control = run.control or {"least_s": {}, "waited": 0.0}
         return cls(run.path.stem.partition("_")[0], run.commit, figures, control["least_s"], control["waited"])
@@ -75,7 +75,7 @@ class Drift:
     machine: str = ""
 
     def __str__(self) -> str:
-        more, low, high = (math.expm1(each) for each in self.shift[:3])
+        more, low, high = (math.expm1(logarithm) for logarithm in self.shift[:3])
         since = f"since about run {self.run}{f', commit {self.commit[:10]}' if self.commit else ''}"
         return f"{self.benchmark} {more:+.1%} ({low:+.1%} to {high:+.1%}) {since}{self.machine}"
 
@@ -92,12 +92,12 @@ class Drifts:
     left_out: int = 0
     benchmarks: int = 0
     steady: int = 0
-    found: tuple[Drift, ...] = ()
+    drifts: tuple[Drift, ...] = ()
 
     @property
     def slower(self) -> list[Drift]:
         """Benchmarks that became slower for another reason than the machine."""
-        return [drift for drift in self.found if not drift.machine]
+        return [drift for drift in self.drifts if not drift.machine]
 
     def lines(self) -> list[str]:
         """Return the report: the drifts, or the number of runs that are missing."""
@@ -106,10 +106,10 @@ class Drifts:
             return [f"Slow drift: not judged, {self.runs} of the {NEEDED} runs needed are stored{out}"]
         scope = f"{counted(self.benchmarks, 'benchmark')} and {counted(self.runs, 'run')}{out}"
         power = f"a slowdown of 10 % is found within {PROMISE} runs in {counted(self.steady, 'steady benchmark')}"
-        found = f"{counted(len(self.slower), 'benchmark')} became slower" if self.slower else "none"
-        lines = [f"Slow drift: {found}, of {scope}; {power}"]
+        outcome = f"{counted(len(self.slower), 'benchmark')} became slower" if self.slower else "none"
+        lines = [f"Slow drift: {outcome}, of {scope}; {power}"]
         lines += [f"  slower: {drift}" for drift in self.slower]
-        return lines + [f"  not judged, the machine changed: {drift}" for drift in self.found if drift.machine]
+        return lines + [f"  not judged, the machine changed: {drift}" for drift in self.drifts if drift.machine]
 
     def as_markdown(self) -> str:
         """Return the report as Markdown for GitHub, as a warning if a benchmark became slower."""
@@ -122,19 +122,19 @@ class Drifts:
 
 def find(measured: Sequence[Measured]) -> Drifts:
     """Return the drifts in runs of one machine, workload and profile, the oldest first."""
-    wanted = _judged(measured[-1]) if measured else {}
-    runs = [run for run in measured if run.waited <= MOST_WAITED and _has_most(run, wanted)][-WINDOW:]
+    kinds = _judged(measured[-1]) if measured else {}
+    runs = [run for run in measured if run.waited <= MOST_WAITED and _has_most(run, kinds)][-WINDOW:]
     left_out = len(measured) - len(runs)
     if len(runs) < NEEDED:
         return Drifts(len(runs), left_out)
-    series = _series(runs, wanted)
+    series = _series(runs, kinds)
     common = usual_correlation(values for _, values in series.values())
     slower, faster = (_shifts(series, sign, common) for sign in (1, -1))
     drifts = []
-    for name, (place, shift) in slower.items():
-        since = [runs[at] for at in series[name][0]]
-        why = _moved(since, shift) or _turned(place, slower, faster)
-        drifts.append(Drift(name, shift, runs[place].name, runs[place].commit, why))
+    for name, (first_run, shift) in slower.items():
+        since = [runs[run_index] for run_index in series[name][0]]
+        why = _moved(since, shift) or _turned(first_run, slower, faster)
+        drifts.append(Drift(name, shift, runs[first_run].name, runs[first_run].commit, why))
     drifts.sort(key=lambda drift: -drift.shift.more)
     steady = 0 if common > _MOST_COMMON else sum(_is_steady(values) for _, values in series.values())
     return Drifts(len(runs), left_out, len(series), steady, tuple(drifts))
@@ -147,15 +147,17 @@ def _is_steady(values: Array) -> bool:
 def _shifts(series: Mapping[str, tuple[Any, Array]], sign: int, common: float) -> dict[str, tuple[int, Shift]]:
     """Return the first run and the shift of each series that drifted up (sign 1) or down (sign -1)."""
     shifts = {}
-    for name, (places, values) in series.items():
+    for name, (run_indices, values) in series.items():
         if shift := shift_of(sign * values, common=common):
-            shifts[name] = int(places[-shift.split]), shift
+            shifts[name] = int(run_indices[-shift.split]), shift
     return shifts
 
 
-def _turned(place: int, slower: Mapping[str, tuple[int, Shift]], faster: Mapping[str, tuple[int, Shift]]) -> str:
+def _turned(first_run: int, slower: Mapping[str, tuple[int, Shift]], faster: Mapping[str, tuple[int, Shift]]) -> str:
     """Return a note if many benchmarks became faster when others became slower: the machine changed."""
-    near, others = (sum(abs(at - place) <= _THEN for at, _ in each.values()) for each in (faster, slower))
+    near, others = (
+        sum(abs(other_run - first_run) <= _THEN for other_run, _ in shifts.values()) for shifts in (faster, slower)
+    )
     return f"; {near} others became faster" if near >= max(_LEAST_FASTER, others / 3) else ""
 
 
@@ -166,32 +168,32 @@ def _judged(run: Measured) -> dict[str, str]:
     return {name: kind for name, kind in kinds.items() if not (few and kind == "times")}
 
 
-def _has_most(run: Measured, wanted: Mapping[str, str]) -> bool:
-    for kind in set(wanted.values()):
-        names = [name for name, its in wanted.items() if its == kind]
+def _has_most(run: Measured, kinds: Mapping[str, str]) -> bool:
+    for kind in set(kinds.values()):
+        names = [name for name, its in kinds.items() if its == kind]
         if sum(name in run.figures for name in names) < _LEAST_PART * len(names):
             return False
-    return bool(wanted)
+    return bool(kinds)
 
 
-def _series(runs: Sequence[Measured], wanted: Mapping[str, str]) -> dict[str, tuple[Any, Array]]:
+def _series(runs: Sequence[Measured], kinds: Mapping[str, str]) -> dict[str, tuple[Any, Array]]:
     """Return the indices of the runs with each benchmark, and its logarithms there, divided by the pace."""
     none = ("", math.nan)
-    figures = np.log([[run.figures.get(name, none)[1] for name in wanted] for run in runs])
-    timed = np.array([kind == "times" for kind in wanted.values()])
+    figures = np.log([[run.figures.get(name, none)[1] for name in kinds] for run in runs])
+    timed = np.array([kind == "times" for kind in kinds.values()])
     if not timed.any():
-        return {name: _known(column) for name, column in zip(wanted, figures.T, strict=True)}
-    spread = Spread.of(figures, timed)
-    found = {name: _known(column) for name, column in zip(wanted, (spread.usual + spread.off).T, strict=True)}
+        return {name: _known(column) for name, column in zip(kinds, figures.T, strict=True)}
+    spread = Spread.from_figures(figures, timed)
+    series = {name: _known(column) for name, column in zip(kinds, (spread.usual + spread.off).T, strict=True)}
     controls = list(_controls(runs).values())
     if controls:
-        found[ALL] = _known(spread.pace - np.max([each - np.nanmedian(each) for each in controls], axis=0))
-    return found
+        series[ALL] = _known(spread.pace - np.max([control - np.nanmedian(control) for control in controls], axis=0))
+    return series
 
 
 def _known(column: Array) -> tuple[Any, Array]:
-    places = np.flatnonzero(np.isfinite(column))
-    return places, column[places]
+    run_indices = np.flatnonzero(np.isfinite(column))
+    return run_indices, column[run_indices]
 
 
 def _controls(runs: Sequence[Measured]) -> dict[str, Array]:

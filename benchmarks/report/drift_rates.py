@@ -98,12 +98,12 @@ SHAPES: MappingProxyType[str, Callable[[Array], Array]] = MappingProxyType(
 def alarmed(histories: Array) -> int:
     """Count the alarms in histories, shape (series, runs), judged after each run."""
     count, judged_from = 0, np.full(len(histories), ranks.NEEDED)
-    for runs, place in _alarms(histories, judged_from, 0.0):
-        count, judged_from[place] = count + 1, runs + _STANDS
+    for runs, index in _alarms(histories, judged_from, 0.0):
+        count, judged_from[index] = count + 1, runs + _STANDS
     return count
 
 
-def found(noise: Array, shape: str, over: int, used: int = _USED) -> int:
+def num_found(noise: Array, shape: str, over: int, used: int = _USED) -> int:
     """Count the series in which a planted drift is found. It starts after ``used`` runs and takes ``over`` runs.
 
     An alarm up to `drift.PROMISE` runs later counts, so the noise has ``used + over + drift.PROMISE`` runs. The
@@ -112,9 +112,9 @@ def found(noise: Array, shape: str, over: int, used: int = _USED) -> int:
     share = np.clip((np.arange(noise.shape[1]) - used + 1) / over, 0, 1)
     slower = _DRIFT * SHAPES[shape](share)
     judged_from, hit = np.full(len(noise), used + 1), set()
-    for runs, place in _alarms(noise, judged_from, slower):
-        hit.add(place)
-        judged_from[place] = runs + noise.shape[1]
+    for runs, index in _alarms(noise, judged_from, slower):
+        hit.add(index)
+        judged_from[index] = runs + noise.shape[1]
     return len(hit)
 
 
@@ -122,20 +122,20 @@ def _alarms(noise: Array, judged_from: Array, slower: Array | float) -> Iterator
     """Judge each series after every run from its ``judged_from`` on; yield number of runs and index of each alarm."""
     histories = noise + slower
     for runs in range(int(judged_from.min()), noise.shape[1] + 1):
-        open_, seen = np.flatnonzero(judged_from <= runs), slice(max(runs - ranks.WINDOW, 0), runs)
-        sums = ranks.scores(histories[open_, seen])
+        open_, window = np.flatnonzero(judged_from <= runs), slice(max(runs - ranks.WINDOW, 0), runs)
+        sums = ranks.scores(histories[open_, window])
         above = np.flatnonzero(sums.max(axis=1, initial=0.0) >= ranks.LIMIT)
-        common = ranks.usual_correlation(noise[:_NEIGHBOURS, seen]) if len(above) else 0.0
-        for at in above:
-            if ranks.shift_of(histories[open_[at], seen], sums[at], common):
-                yield runs, int(open_[at])
+        common = ranks.usual_correlation(noise[:_NEIGHBOURS, window]) if len(above) else 0.0
+        for position in above:
+            if ranks.shift_of(histories[open_[position], window], sums[position], common):
+                yield runs, int(open_[position])
 
 
 def false_alarms(runs: int) -> list[list[str]]:
     """Return one line per noise: alarms per 1,000 runs of 300 benchmarks, with realistic and with wide noise."""
     lines = []
-    for at, (name, noise) in enumerate(NOISES.items()):
-        random = np.random.default_rng(at)
+    for seed, (name, noise) in enumerate(NOISES.items()):
+        random = np.random.default_rng(seed)
         widths = _WIDTHS[0] * np.exp(_WIDTHS[1] * random.standard_normal((_BENCHMARKS, 1)))
         history = noise(random, _BENCHMARKS, runs)
         counts = [alarmed(history * width) for width in (widths, 1.0)]
@@ -149,16 +149,16 @@ def resampled(measured: Sequence[Measured], runs: int) -> list[list[str]]:
     figures = np.log([[run.figures[name][1] for name in names] for run in measured])
     timed = np.array([measured[0].figures[name][0] == "times" for name in names])
     few = math.sqrt(len(measured) / (len(measured) - 1))  # The median of few runs reduces their spread.
-    off = Spread.of(figures, timed).off * few
+    off = Spread.from_figures(figures, timed).off * few
     random = np.random.default_rng(0)
     history = off[random.integers(0, len(off), runs)].T
     count = alarmed(history) * 1000 / runs
     steady = np.flatnonzero(off.std(axis=0) <= drift.STEADY)
     chosen = steady[np.arange(_SERIES) % max(len(steady), 1)] if len(steady) else steady
     runs_drawn = random.integers(0, len(off), (_SERIES, _USED + 20 + drift.PROMISE))
-    hit = found(off[runs_drawn[: len(chosen)], chosen[:, None]], "four steps", 20)
-    said = f"{len(measured)} stored runs drawn anew, {len(names)} benchmarks, {len(steady)} of them steady"
-    return [[said, f"{count:.1f}", rate(hit, len(chosen))]]
+    hit = num_found(off[runs_drawn[: len(chosen)], chosen[:, None]], "four steps", 20)
+    description = f"{len(measured)} stored runs drawn anew, {len(names)} benchmarks, {len(steady)} of them steady"
+    return [[description, f"{count:.1f}", rate(hit, len(chosen))]]
 
 
 def machines(changes: int) -> list[list[str]]:
@@ -168,9 +168,9 @@ def machines(changes: int) -> list[list[str]]:
         random, alarms, called = np.random.default_rng(2), 0, 0
         for _ in range(changes):
             runs = _other_machine(random, moved)
-            seen = [drift.find(runs[:end]) for end in range(50, 81, 6)]
-            alarms += any(each.slower for each in seen)
-            called += max(len(each.slower) for each in seen)
+            judgements = [drift.find(runs[:end]) for end in range(50, 81, 6)]
+            alarms += any(drifts.slower for drifts in judgements)
+            called += max(len(drifts.slower) for drifts in judgements)
         lines.append(
             [f"another machine, each benchmark 5 % off, {name}", rate(alarms, changes), f"{called / changes:.1f}"]
         )
@@ -185,7 +185,7 @@ def _other_machine(random: np.random.Generator, moved: float) -> list[Measured]:
     for number in range(80):
         other = number >= 40
         times = np.exp(widths * random.standard_normal(_BENCHMARKS) + other * (0.2 + off))
-        figures = {f"b{at}": ("times", float(time)) for at, time in enumerate(times)}
+        figures = {f"b{index}": ("times", float(time)) for index, time in enumerate(times)}
         noise = np.exp(0.03 * random.standard_normal(2))
         control_s = {"compute": float(noise[0]) * (1 + other * moved), "memory": float(noise[1])}
         runs.append(Measured(f"{number:04}", "", figures, control_s, 0.0))
@@ -195,12 +195,14 @@ def _other_machine(random: np.random.Generator, moved: float) -> list[Measured]:
 def power() -> list[list[str]]:
     """Return one line per drift and noise: the share found up to `drift.PROMISE` runs after its end, by noise width."""
     lines = []
-    for at, (shape, over) in enumerate(
+    for seed, (shape, over) in enumerate(
         [("one step", 1), ("bit by bit", 10), ("bit by bit", 20), ("bit by bit", 40), ("four steps", 20)]
     ):
         for name in ("Gaussian", "Student, 3 degrees", "outlier runs", "autocorrelated 0.3"):
-            noise = NOISES[name](np.random.default_rng(at), _SERIES, _USED + over + drift.PROMISE)
-            cells = [f"{found(width * noise, shape, over) / _SERIES:.0%}" for width in (0.01, 0.02, 0.03, 0.04, 0.06)]
+            noise = NOISES[name](np.random.default_rng(seed), _SERIES, _USED + over + drift.PROMISE)
+            cells = [
+                f"{num_found(width * noise, shape, over) / _SERIES:.0%}" for width in (0.01, 0.02, 0.03, 0.04, 0.06)
+            ]
             lines.append([f"{shape}, {counted(over, 'run')}", name, *cells])
     return lines
 
@@ -222,7 +224,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"No stored runs are drawn: {error}", file=sys.stderr)
     else:
         heading = ["real runs", "alarms in 1,000 runs", "+10 % in four steps found"]
-        print("\n" + markdown(heading, resampled([Measured.of(run) for run in stored], chosen.runs)))
+        print("\n" + markdown(heading, resampled([Measured.from_run(run) for run in stored], chosen.runs)))
     heading = ["change of machine", "taken for slower code", "benchmarks named"]
     print("\n" + markdown(heading, machines(max(chosen.runs // 30, 1))))
     heading = ["+10 %", "noise", *(f"of {width} %" for width in (1, 2, 3, 4, 6))]

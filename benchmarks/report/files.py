@@ -29,9 +29,9 @@ def replacing(path: Path) -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as held:
+    with temporary.open("wb") as output:
         with suppress(OSError):  # Some file systems have no locks.
-            fcntl.flock(held, fcntl.LOCK_EX)  # Writing to the path later keeps this inode.
+            fcntl.flock(output, fcntl.LOCK_EX)  # Writing to the path later keeps this inode.
         try:
             yield temporary
             temporary.replace(path)

@@ -51,26 +51,30 @@ def headlines(tables: Mapping[int, pa.Table]) -> list[Headline]:
     views = []
     for track, rows in measured(tables):
         for view in track.views_of(rows):
-            of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
-            of = [row for row in of if view.operation in (None, row["operation"])]
-            views += [_headline(view, track, of, formats_of(tables[track.number]))] if of else []
+            view_rows = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
+            view_rows = [row for row in view_rows if view.operation in (None, row["operation"])]
+            views += [_headline(view, track, view_rows, formats_of(tables[track.number]))] if view_rows else []
     return views
 
 
 def _headline(view: View, track: Track, rows: Sequence[Row], formats: Mapping[str, str]) -> Headline:
-    kept, chosen = narrow(rows, view.fixed)
-    groups = _groups(view, kept)
+    selected, chosen = narrow(rows, view.fixed)
+    groups = _groups(view, selected)
     named: dict[str, list[Row]] = {}
-    for row in kept:
+    for row in selected:
         named.setdefault(case(row) if row["format"] == IN_MEMORY else row["label"], []).append(row)
-    cells = {name: [_of_group(view, found, group) for group in groups] for name, found in named.items()}
-    ranking = ranked((found[0] | {"entry": name} for name, found in cells.items() if found[0]), track)
+    cells = {name: [_of_group(view, entry_rows, group) for group in groups] for name, entry_rows in named.items()}
+    ranking = ranked((entry_cells[0] | {"entry": name} for name, entry_cells in cells.items() if entry_cells[0]), track)
     ratios = {row["entry"]: ratio for row, ratio in ranking}
-    gone = [name for name, found in named.items() if all(row["status"] != "ok" for row in found)]
+    gone = [name for name, entry_rows in named.items() if all(row["status"] != "ok" for row in entry_rows)]
     order = [*ratios, *(name for name in named if name not in ratios and name not in gone)]
-    held = [f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in chosen.items()]
-    run = {row["format"] for row in kept} & set(formats)
-    title = [f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.what or view.operation]), *held]
+    fixed_values = [f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in chosen.items()]
+    run = {row["format"] for row in selected} & set(formats)
+    title = [
+        f"Track {track.number}: {track.title}, {track.unit}",
+        *filter(None, [view.heading or view.operation]),
+        *fixed_values,
+    ]
     columns = _columns(view, track, groups, [cells[name] for name in order], [ratios.get(name) for name in order])
     return Headline(
         track=track,
@@ -101,16 +105,16 @@ def _columns(
 ) -> list[tuple[str, str, list[str]]]:
     """Return heading, name and cells of every column."""
     columns = []
-    for at, group in enumerate(groups):
+    for index, group in enumerate(groups):
         heading = ", by ".join([figure_text(value) for value in group[:1]] + list(view.pivot[1:]))
-        rows = [entry[at] for entry in entries]
+        rows = [entry[index] for entry in entries]
         name = str(group[1]) if len(group) > 1 else track.unit
         columns.append((heading, name, [_cell(row, track, track.key) for row in rows]))
-        if at == 0:
+        if index == 0:
             columns.append((heading, "x best", [figure_text(ratio) for ratio in ratios]))
             columns.append((heading, "spread", [figure_text(row.get("spread")) if row else "-" for row in rows]))
         done = [row if row and row["status"] == "ok" else None for row in rows]
-        for metric in view.rest if at else view.lead:
+        for metric in view.rest if index else view.lead:
             title = track.metric(metric).heading or metric.replace("_", " ")
             columns.append((heading, title, [_cell(row, track, metric) for row in done]))
     return columns
@@ -189,30 +193,32 @@ def terminal_report(
     return "\n".join([*lines, *wrapped(rest if counts else "No benchmarks ran.", width)])
 
 
-def _lines(of: Headline, width: int) -> list[str]:
-    pad = 3 + max(map(len, [*of.names, *(name for name, _ in of.absent)]))
-    places = [f"{place if place <= of.ranked else '-'}  {name}".ljust(pad) for place, name in enumerate(of.names, 1)]
+def _lines(headline: Headline, width: int) -> list[str]:
+    pad = 3 + max(map(len, [*headline.names, *(name for name, _ in headline.absent)]))
+    labels = [
+        f"{rank if rank <= headline.ranked else '-'}  {name}".ljust(pad) for rank, name in enumerate(headline.names, 1)
+    ]
     room = max(width - pad - 2, 12)
-    absent = [f"{f'-  {name}':{pad}}  {shorten(why(row), room, placeholder=' ...')}" for name, row in of.absent]
-    not_run = wrapped(f"Not run: {', '.join(of.not_run)}", width) if of.not_run else []
-    rule = "-" * min(len(of.title), width)
-    table = [*_grid(places, of.columns, width), *absent, *not_run]
-    return [*wrapped(of.title, width), rule, *table, *wrapped(of.reading, width), ""]
+    absent = [f"{f'-  {name}':{pad}}  {shorten(why(row), room, placeholder=' ...')}" for name, row in headline.absent]
+    not_run = wrapped(f"Not run: {', '.join(headline.not_run)}", width) if headline.not_run else []
+    rule = "-" * min(len(headline.title), width)
+    table = [*_grid(labels, headline.columns, width), *absent, *not_run]
+    return [*wrapped(headline.title, width), rule, *table, *wrapped(headline.reading, width), ""]
 
 
-def _grid(places: Sequence[str], columns: Sequence[tuple[str, str, list[str]]], width: int) -> list[str]:
+def _grid(labels: Sequence[str], columns: Sequence[tuple[str, str, list[str]]], width: int) -> list[str]:
     """Return the columns that fit next to each other, under headings that span them."""
-    if not places:
+    if not labels:
         return []
-    pad = len(places[0])
-    above, names, lines, last = " " * pad, " " * pad, list(places), ""
+    pad = len(labels[0])
+    above, names, lines, last = " " * pad, " " * pad, list(labels), ""
     for heading, name, cells in columns:
         room = max(len(name), *map(len, cells))
         if len(names) + 2 + room > width:
             break
         continued = heading != "" and heading == last
-        shown = "" if continued or not heading else f"{heading} "
-        above += ("--" if continued else "  ") + shown.ljust(room, "-" if heading else " ")
+        title = "" if continued or not heading else f"{heading} "
+        above += ("--" if continued else "  ") + title.ljust(room, "-" if heading else " ")
         names += f"  {name:>{room}}"
         lines = [f"{line}  {cell:>{room}}" for line, cell in zip(lines, cells, strict=True)]
         last = heading

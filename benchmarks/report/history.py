@@ -58,14 +58,14 @@ class History:
     def series(self) -> dict[str, list[Series]]:
         """Return the series of all benchmarks by group, in the order of tracks and tables."""
         by_name: dict[str, Series] = {}
-        for place, run in enumerate(self.runs):
+        for index, run in enumerate(self.runs):
             for name, bench in run.benchmarks.items():
                 series = by_name.setdefault(name, _series(bench))
-                series.points.append(_point(place, bench, is_time=series.is_time))
+                series.points.append(_point(index, bench, is_time=series.is_time))
         groups: dict[str, list[Series]] = {}
         for series in by_name.values():
             groups.setdefault(series.group, []).append(series)
-        return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
+        return dict(sorted(groups.items(), key=lambda item: _group_index(item[0])))
 
 
 def read_history(storage: Path, setting: Setting, problems: list[str]) -> History:
@@ -79,13 +79,13 @@ def read_history(storage: Path, setting: Setting, problems: list[str]) -> Histor
         except DamagedRunError as error:
             problems.append(str(error))
             continue
-        shown = len(runs) < MOST_RUNS
+        is_in_charts = len(runs) < MOST_RUNS
         # The folder name has only a hash of the machine, so the setting in the file decides.
         if not run.is_like(setting):
-            others += shown
+            others += is_in_charts
             continue
-        measured.append(Measured.of(run))
-        if shown:
+        measured.append(Measured.from_run(run))
+        if is_in_charts:
             runs.append(run)
             unread = len(files) - read if len(runs) == MOST_RUNS else 0
         if len(measured) == 2 * WINDOW:  # Busy and partial runs are left out later.
@@ -96,17 +96,17 @@ def read_history(storage: Path, setting: Setting, problems: list[str]) -> Histor
 def _series(bench: Mapping[str, Any]) -> Series:
     extra = _mapping(bench.get("extra_info"))
     group = _group(extra)
-    held = [value for name, value in _mapping(bench.get("params")).items() if name != "format_name"]
-    detail = " · ".join(_words(held)) or str(bench.get("name", "")).removeprefix("test_")
+    params = [value for name, value in _mapping(bench.get("params")).items() if name != "format_name"]
+    detail = " · ".join(_words(params)) or str(bench.get("name", "")).removeprefix("test_")
     label = str(extra.get("label") or bench.get("name", ""))
     return Series(group, label, detail, is_time=extra.get("table") != "memory")
 
 
-def _point(place: int, bench: Mapping[str, Any], *, is_time: bool) -> Point:
+def _point(run_index: int, bench: Mapping[str, Any], *, is_time: bool) -> Point:
     if is_time:
-        return Point(place, float(bench["stats"]["min"]), float(bench["stats"]["median"]))
+        return Point(run_index, float(bench["stats"]["min"]), float(bench["stats"]["median"]))
     ratio = float(_mapping(bench.get("extra_info")).get("ratio") or 0.0)
-    return Point(place, ratio, ratio)
+    return Point(run_index, ratio, ratio)
 
 
 def _group(extra: Mapping[str, Any]) -> str:
@@ -121,9 +121,9 @@ def _group(extra: Mapping[str, Any]) -> str:
     return f"{_TABLES.get(extra['table'], 'Other tables')} · {compared.title if compared else operation}"
 
 
-def _place(group: str) -> int:
+def _group_index(group: str) -> int:
     titles = [*_TRACKS.values(), *_TABLES.values()]
-    return next((place for place, title in enumerate(titles) if group.startswith(title)), len(titles))
+    return next((index for index, title in enumerate(titles) if group.startswith(title)), len(titles))
 
 
 def _words(values: Iterable[Any]) -> list[str]:

@@ -54,21 +54,21 @@ class Table:
     groups: list[tuple[str, list[Line]]]
 
 
-def headline_table(of: Headline) -> Table:
+def headline_table(headline: Headline) -> Table:
     """Return a headline table: measured entries, best first, then the others and the reason."""
-    above = [(text, len(list(columns))) for text, columns in groupby(heading for heading, _, _ in of.columns)]
+    above = [(text, len(list(columns))) for text, columns in groupby(heading for heading, _, _ in headline.columns)]
     lines = []
-    for at, name in enumerate(of.names):
-        place = f"{at + 1}" if at < of.ranked else "-"
-        lines.append(Line(f"{place} {name}", [_toned(cells[at]) for _, _, cells in of.columns]))
-    span = max(len(of.columns), 1)
-    lines += [Line(f"- {name}", [_absent(row["status"], row["reason"], span)]) for name, row in of.absent]
-    lines += [Line(f"- {label}", [Cell("not run", None, span, "odd")]) for label in of.not_run]
-    names = [Cell(name) for _, name, _ in of.columns]
+    for index, name in enumerate(headline.names):
+        rank = f"{index + 1}" if index < headline.ranked else "-"
+        lines.append(Line(f"{rank} {name}", [_toned(cells[index]) for _, _, cells in headline.columns]))
+    span = max(len(headline.columns), 1)
+    lines += [Line(f"- {name}", [_absent(row["status"], row["reason"], span)]) for name, row in headline.absent]
+    lines += [Line(f"- {label}", [Cell("not run", None, span, "odd")]) for label in headline.not_run]
+    names = [Cell(name) for _, name, _ in headline.columns]
     headings = (
         [[Cell(text, columns=span) for text, span in above], names] if any(text for text, _ in above) else [names]
     )
-    return Table(of.title, headings, [("", lines)])
+    return Table(headline.title, headings, [("", lines)])
 
 
 def row_tables(track: Track, table: pa.Table) -> list[Table]:
@@ -76,18 +76,24 @@ def row_tables(track: Track, table: pa.Table) -> list[Table]:
     tables = []
     rows = table.to_pylist()
     for operation in dict.fromkeys(row["operation"] for row in rows):
-        of = [row for row in rows if row["operation"] == operation]
-        used = [name for name in table.column_names if any(row[name] is not None for row in of)]
-        held = [name for name in used if name in track.parameters]
-        figures = [name for name in used if name not in (*IDENTITY, *held)]
-        lines = [Line(row["label"], _row_cells(row, held, figures)) for row in of]
-        headings = [Cell(name.replace("_", " "), tone="text" if name in held else "") for name in (*held, *figures)]
-        tables.append(Table(f"Track {track.number}, {operation}: {counted(len(of), 'row')}", [headings], [("", lines)]))
+        operation_rows = [row for row in rows if row["operation"] == operation]
+        used = [name for name in table.column_names if any(row[name] is not None for row in operation_rows)]
+        parameters = [name for name in used if name in track.parameters]
+        figures = [name for name in used if name not in (*IDENTITY, *parameters)]
+        lines = [Line(row["label"], _row_cells(row, parameters, figures)) for row in operation_rows]
+        headings = [
+            Cell(name.replace("_", " "), tone="text" if name in parameters else "") for name in (*parameters, *figures)
+        ]
+        tables.append(
+            Table(
+                f"Track {track.number}, {operation}: {counted(len(operation_rows), 'row')}", [headings], [("", lines)]
+            )
+        )
     return tables
 
 
-def _row_cells(row: Row, held: Sequence[str], figures: Sequence[str]) -> list[Cell]:
-    cells = [Cell(figure_text(row[name]), tone="text") for name in held]
+def _row_cells(row: Row, parameters: Sequence[str], figures: Sequence[str]) -> list[Cell]:
+    cells = [Cell(figure_text(row[name]), tone="text") for name in parameters]
     if row["status"] != "ok":
         return [*cells, _absent(row["status"], row["reason"], max(len(figures), 1))]
     return [*cells, *(_figure(row[name]) for name in figures)]
@@ -120,7 +126,7 @@ def ratio_tables(limits: Mapping[str, pa.Table]) -> list[Limit]:
     headings = [Cell(name or "verdict") for name in COLUMNS[1:]]
     tables = []
     for name, (groups, reading) in ratio_groups(limits).items():
-        lines = [(title, [_ratio_line(cells) for cells in of]) for title, of in groups.items()]
+        lines = [(title, [_ratio_line(cells) for cells in group_rows]) for title, group_rows in groups.items()]
         tables.append(Limit(name, Table(TITLES[name], [headings], lines), reading))
     return tables
 
@@ -144,8 +150,11 @@ def absent_table(tables: Mapping[Track, pa.Table], limits: Mapping[str, pa.Table
                 counts.setdefault(key, []).append(row["operation"])
     groups: dict[str, list[Line]] = {}
     for (title, label, status, reason), operations in counts.items():
-        said = [Cell(", ".join(dict.fromkeys(operations)), tone="text"), Cell(str(len(operations)), len(operations))]
-        groups.setdefault(title, []).append(Line(label, [*said, _toned(status), Cell(reason, tone="words")]))
+        operation_cells = [
+            Cell(", ".join(dict.fromkeys(operations)), tone="text"),
+            Cell(str(len(operations)), len(operations)),
+        ]
+        groups.setdefault(title, []).append(Line(label, [*operation_cells, _toned(status), Cell(reason, tone="words")]))
     headings = [Cell("operations", tone="text"), Cell("benchmarks"), Cell("status"), Cell("reason", tone="text")]
     return Table("Benchmarks without a result", [headings], list(groups.items())) if groups else None
 
@@ -167,7 +176,10 @@ def gate_table(gate: Mapping[str, Any]) -> Table:
 
 
 def _gate_line(row: Mapping[str, Any]) -> Line:
-    times = [Cell(duration(1e6 * median(each["min_s"] for each in row[side]))) for side in ("base", "head")]
+    times = [
+        Cell(duration(1e6 * median(times_of_round["min_s"] for times_of_round in row[side])))
+        for side in ("base", "head")
+    ]
     ratios = [row[name] for name in ("ratio", "low", "high", "ratio_of_medians", "ratio_of_p95")]
     changes = [Cell(f"{ratio - 1:+.1%}", ratio) for ratio in ratios]
     return Line(
@@ -191,11 +203,11 @@ def _plain(line: Iterable[str]) -> Line:
 
 def pairs_table(caption: str, pairs: Mapping[str, Any]) -> Table:
     """Return a table of names and values."""
-    lines = [Line(name.replace("_", " "), [Cell(_said(value), tone="words")]) for name, value in pairs.items()]
+    lines = [Line(name.replace("_", " "), [Cell(_value_text(value), tone="words")]) for name, value in pairs.items()]
     return Table(caption, [], [("", lines)])
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

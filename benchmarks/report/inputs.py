@@ -150,10 +150,10 @@ def _add_image(file: Path, inputs: Inputs) -> None:
 
 
 def _name_missing_tables(inputs: Inputs) -> None:
-    said = [f"track{name}" for name in inputs.summary.get("tracks", ()) if name not in map(str, inputs.tables)]
-    said += [str(name) for name in inputs.summary.get("limits", ()) if name not in inputs.limits]
+    missing = [f"track{name}" for name in inputs.summary.get("tracks", ()) if name not in map(str, inputs.tables)]
+    missing += [str(name) for name in inputs.summary.get("limits", ()) if name not in inputs.limits]
     damaged = {problem.partition(":")[0] for problem in inputs.problems}
-    names = [f"pytest_benchmark_{name}.parquet" for name in said]
+    names = [f"pytest_benchmark_{name}.parquet" for name in missing]
     inputs.problems.extend(
         f"{name}: missing, although the last run measured it" for name in names if name not in damaged
     )

@@ -38,9 +38,9 @@ class Judge:
             self._repeats += 1
             judgement = self._judge()
             over = set() if judgement.unjudged else set(judgement.over)
-            again = [each for each in dict.fromkeys(items) if each.nodeid in over]
-            for each in again:
-                each.stash[REPEATED] = True
+            again = [repeated for repeated in dict.fromkeys(items) if repeated.nodeid in over]
+            for repeated in again:
+                repeated.stash[REPEATED] = True
             items.extend(again)
         return done
 
@@ -53,7 +53,7 @@ class Judge:
             self._figures[item.nodeid] = min(figure[1], self._figures.get(item.nodeid, figure[1]))
 
     def _judge(self) -> Judgement:
-        return self._baseline.judge(self._figures, self._control.told())
+        return self._baseline.judge(self._figures, self._control.result())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -30,7 +30,7 @@ _GOLDEN = (5**0.5 - 1) / 2  # Step on the circle of hues that keeps any number o
 
 def colours(names: Iterable[str]) -> dict[str, str]:
     """Return one color per name: eight that color-blind readers can distinguish, then generated ones."""
-    others = (to_hex(tuple(hsv_to_rgb((at * _GOLDEN % 1, 0.5, 0.75)))) for at in count(1))
+    others = (to_hex(tuple(hsv_to_rgb((index * _GOLDEN % 1, 0.5, 0.75)))) for index in count(1))
     return dict(zip(names, chain(_OKABE_ITO, others), strict=False))  # The colors are unlimited.
 
 
@@ -44,7 +44,7 @@ _LOG_SPAN = 10  # A logarithmic axis of less than one decade has at most one lab
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Position:
     key: str
     label: str
     colour: str
@@ -69,31 +69,31 @@ def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
     lines = ceil(len(panels) / columns)
     height = max(4.8, 1.6 + 0.4 * len(formats))
     drawn = Figure(figsize=(5.8 * columns, 0.9 + height * lines), layout="constrained")
-    said = [f"Track {track}: {described.title}", *([context["workload"]] if "workload" in context else ())]
-    drawn.suptitle("\n".join(said))
-    places = list(drawn.subplots(lines, columns, squeeze=False).flat)
-    for panel, axes in zip(panels, places, strict=False):
+    title_lines = [f"Track {track}: {described.title}", *([context["workload"]] if "workload" in context else ())]
+    drawn.suptitle("\n".join(title_lines))
+    panel_axes = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for panel, axes in zip(panels, panel_axes, strict=False):
         _draw_panel(axes, described, panel, rows, formats)
-    for axes in places[len(panels) :]:
+    for axes in panel_axes[len(panels) :]:
         axes.remove()
     return drawn
 
 
 def _draw_panel(axes: Axes, track: Track, panel: Panel, rows: Iterable[Row], formats: Mapping[str, str]) -> None:
-    kept, chosen = narrow(
+    selected, chosen = narrow(
         (row for row in rows if row["operation"] in panel.operations or not panel.operations), panel.fixed
     )
-    series, places = _series(kept, panel.series), _places(kept, formats)
-    seen: list[float] = []
-    for place in places:
-        here = [row for row in kept if place.key in (row["format"], case(row))]
-        seen += _draw_place(axes, track, panel, here, series, place)
-    _scale(axes, panel, track.metric(panel.metrics[0]).unit, seen)
-    axes.set_yticks(range(len(places)), [place.label for place in places])
-    axes.set_ylim(len(places) - 0.5, -0.5)
-    held = [_held(name, value) for name, value in chosen.items()]
+    series, positions = _series(selected, panel.series), _positions(selected, formats)
+    values: list[float] = []
+    for position in positions:
+        position_rows = [row for row in selected if position.key in (row["format"], case(row))]
+        values += _draw_format(axes, track, panel, position_rows, series, position)
+    _scale(axes, panel, track.metric(panel.metrics[0]).unit, values)
+    axes.set_yticks(range(len(positions)), [position.label for position in positions])
+    axes.set_ylim(len(positions) - 0.5, -0.5)
+    fixed_values = [_value_label(name, value) for name, value in chosen.items()]
     axes.set_title(
-        " · ".join([panel.title, *held]),
+        " · ".join([panel.title, *fixed_values]),
         loc="left",
         fontsize=10.5,
         weight="bold",
@@ -102,14 +102,14 @@ def _draw_panel(axes: Axes, track: Track, panel: Panel, rows: Iterable[Row], for
     _draw_legend(axes, panel, series)
 
 
-def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
+def _positions(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Position]:
     """Return the positions on the axis: all formats, if one has a row, and the cases measured in memory."""
     cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
     named = dict(formats) if not cases or any(row["format"] != IN_MEMORY for row in rows) else {}
     shades = colours(formats)
-    places = [(name, label, shades[name]) for name, label in named.items()]
-    places += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
-    return [_Place(*each, y) for y, each in enumerate(places)]
+    entries = [(name, label, shades[name]) for name, label in named.items()]
+    entries += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
+    return [_Position(*entry, y) for y, entry in enumerate(entries)]
 
 
 def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
@@ -118,24 +118,30 @@ def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
     return sorted({row[parameter] for row in rows} - {None}, key=in_order) or [None]
 
 
-def _draw_place(
-    axes: Axes, track: Track, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place
+def _draw_format(
+    axes: Axes, track: Track, panel: Panel, rows: Sequence[Row], series: Sequence[Any], position: _Position
 ) -> list[float]:
     """Draw the marks of one format, or the reason for their absence. Return the values."""
-    of = {value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series}
-    points = {value: _points(track, panel, found) for value, found in of.items()}
+    rows_by_value = {
+        value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series
+    }
+    points = {value: _points(track, panel, value_rows) for value, value_rows in rows_by_value.items()}
     if not any(points.values()):
-        _write(axes, place.y, _no_mark(rows), 8.5)
+        _write(axes, position.y, _no_mark(rows), 8.5)
         return []
     # The values present divide the height of a format, so a single value is in the middle.
-    present = [value for value in series if of[value]]
+    present = [value for value in series if rows_by_value[value]]
     for slot, value in enumerate(present):
-        at = replace(place, y=place.y + 0.64 * ((slot + 0.5) / len(present) - 0.5), height=0.6 / len(present))
+        slot_position = replace(
+            position, y=position.y + 0.64 * ((slot + 0.5) / len(present) - 0.5), height=0.6 / len(present)
+        )
         if points[value]:
-            _draw_marks(axes, panel, points[value], series.index(value), at)
+            _draw_marks(axes, panel, points[value], series.index(value), slot_position)
         else:
-            _write(axes, at.y, f"{_held(panel.series, value)}: {of[value][0]['status']}", 7.5)
-    return [value for found in points.values() for value in found]
+            _write(
+                axes, slot_position.y, f"{_value_label(panel.series, value)}: {rows_by_value[value][0]['status']}", 7.5
+            )
+    return [value for marks in points.values() for value in marks]
 
 
 def _points(track: Track, panel: Panel, rows: Iterable[Row]) -> list[float]:
@@ -160,34 +166,40 @@ def _write(axes: Axes, y: float, text: str, size: float) -> None:
     axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", size=size, color="#505050", bbox=box)
 
 
-def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, at: _Place) -> None:
+def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, position: _Position) -> None:
     if panel.kind == "shares":
-        _draw_shares(axes, points, at)
+        _draw_shares(axes, points, position)
         return
     if panel.kind == "bars":
-        edge = _GREY if at.colour == "#000000" else _EDGE  # The hatch has the color of the edge.
-        bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_of(_HATCHES, index))
+        edge = _GREY if position.colour == "#000000" else _EDGE  # The hatch has the color of the edge.
+        bars = axes.barh(
+            position.y, points[0], position.height, color=position.colour, edgecolor=edge, hatch=_pick(_HATCHES, index)
+        )
         axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
         return
-    axes.plot(points, [at.y] * len(points), color=_GREY, linewidth=1.4, zorder=1)
+    axes.plot(points, [position.y] * len(points), color=_GREY, linewidth=1.4, zorder=1)
     for mark, value in enumerate(points, start=index):
-        shape = _of(_MARKERS, mark)
-        axes.plot(value, at.y, shape, color=at.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7)
+        shape = _pick(_MARKERS, mark)
+        axes.plot(
+            value, position.y, shape, color=position.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7
+        )
 
 
-def _of(marks: Sequence[str], index: int) -> str:
+def _pick(marks: Sequence[str], index: int) -> str:
     return marks[index % len(marks)]
 
 
-def _draw_shares(axes: Axes, points: Sequence[float], at: _Place) -> None:
+def _draw_shares(axes: Axes, points: Sequence[float], position: _Position) -> None:
     """Draw the share of each metric, and write their sum. Sums of formats differ too much for one axis."""
     total = sum(points) or 1.0
     left = 0.0
     for index, value in enumerate(points):
         share = 100 * value / total
-        axes.barh(at.y, share, at.height, left=left, color=_of(_SHADES, index), edgecolor=_EDGE, linewidth=0.5)
+        axes.barh(
+            position.y, share, position.height, left=left, color=_pick(_SHADES, index), edgecolor=_EDGE, linewidth=0.5
+        )
         left += share
-    axes.text(101.5, at.y, f"{_short(float(f'{total:.3g}'))} us", va="center", size=8, color=_EDGE)
+    axes.text(101.5, position.y, f"{_short(float(f'{total:.3g}'))} us", va="center", size=8, color=_EDGE)
 
 
 def _scale(axes: Axes, panel: Panel, unit: str, values: Sequence[float]) -> None:
@@ -223,7 +235,7 @@ def _word(value: Any) -> str:
     return str(value).replace("_", " ")
 
 
-def _held(name: str | None, value: Any) -> str:
+def _value_label(name: str | None, value: Any) -> str:
     """Return a parameter's value, with the name of the parameter if the value is a number."""
     if isinstance(value, str):
         return _word(value)
@@ -233,7 +245,7 @@ def _held(name: str | None, value: Any) -> str:
 def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
     names = panel.words or tuple(map(_short_name, panel.metrics))
     if panel.series:
-        names = tuple(_held(panel.series, value) for value in series)
+        names = tuple(_value_label(panel.series, value) for value in series)
     if len(names) < 2:
         return
     axes.legend(
@@ -256,7 +268,9 @@ def _short_name(metric: str) -> str:
 def _handle(panel: Panel, index: int, label: str) -> Line2D | Patch:
     """Return the legend entry of a series or metric."""
     if panel.kind == "shares":
-        return Patch(facecolor=_of(_SHADES, index), edgecolor=_EDGE, linewidth=0.5, label=label)
+        return Patch(facecolor=_pick(_SHADES, index), edgecolor=_EDGE, linewidth=0.5, label=label)
     if panel.kind == "bars":
-        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_of(_HATCHES, index), label=label)
-    return Line2D([], [], linestyle="", marker=_of(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label)
+        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_pick(_HATCHES, index), label=label)
+    return Line2D(
+        [], [], linestyle="", marker=_pick(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label
+    )

@@ -44,12 +44,12 @@ class Division(NamedTuple):
         """Largest sum of ranks, in its standard deviations: each run after is slower than each run before."""
         return math.sqrt(3 * self.before * self.after / (self.before + self.after + 1))
 
-    def of(self, values: Array) -> tuple[Array, Array]:
+    def split(self, values: Array) -> tuple[Array, Array]:
         """Return the values before and after; runs are on the last axis."""
         return values[..., -self.runs : -self.after - self.gap], values[..., -self.after :]
 
 
-DIVISIONS = tuple(Division(*each) for each in product(_BEFORE, _AFTER, _GAP) if Division(*each).most > LIMIT)
+DIVISIONS = tuple(Division(*runs) for runs in product(_BEFORE, _AFTER, _GAP) if Division(*runs).most > LIMIT)
 NEEDED = min(division.runs for division in DIVISIONS)
 
 
@@ -73,10 +73,10 @@ def scores(values: Array) -> Array:
     above = np.greater(values[:, :, None], values[:, None, :]).view(np.int8)
     above -= np.less(values[:, :, None], values[:, None, :]).view(np.int8)
     scored = np.zeros((len(values), len(DIVISIONS)))
-    for at, division in enumerate(DIVISIONS):
+    for index, division in enumerate(DIVISIONS):
         if division.runs <= values.shape[1]:
             block = above[:, -division.after :, -division.runs : -division.after - division.gap]
-            scored[:, at] = standardised(block.sum(axis=(1, 2), dtype=np.int32), division.before, division.after)
+            scored[:, index] = standardised(block.sum(axis=(1, 2), dtype=np.int32), division.before, division.after)
     return scored
 
 
@@ -92,18 +92,18 @@ def shift_of(values: Array, sums: Array | None = None, common: float = 0.0) -> S
     """
     scored = scores(values[None])[0] if sums is None else sums
     best, most, division = None, 0.0, DIVISIONS[0]
-    for at in np.argsort(-scored):
-        if scored[at] < max(LIMIT, most):  # The correction only reduces scores.
+    for index in np.argsort(-scored):
+        if scored[index] < max(LIMIT, most):  # The correction only reduces scores.
             break
-        before, after = DIVISIONS[at].of(values)
+        before, after = DIVISIONS[index].split(values)
         inflation = _inflation(max(correlation(before, after), common))
-        if scored[at] / inflation < LIMIT or scored[at] / inflation <= most:
+        if scored[index] / inflation < LIMIT or scored[index] / inflation <= most:
             continue
         shift = Shift(*between(before, after, inflation), split=0)
         wanders = _LEAST_NOISES * noise_of(before, after)
         still = np.median(after[-LAST:]) - np.median(before) >= LEAST / 2
         if shift.more >= max(LEAST, wanders) and shift.low > 0 and still:
-            best, most, division = shift, scored[at] / inflation, DIVISIONS[at]
+            best, most, division = shift, scored[index] / inflation, DIVISIONS[index]
     return best and best._replace(split=_split(values[-division.runs :]))
 
 
@@ -120,7 +120,7 @@ def correlation(*parts: Array) -> float:
 def usual_correlation(series: Iterable[Array]) -> float:
     """Return the median `correlation` of many series, corrected for the bias of short series."""
     known = [(correlation(values), len(values)) for values in series if len(values) >= NEEDED]
-    return float(np.median([each + (1 + 3 * max(each, 0)) / runs for each, runs in known])) if known else 0.0
+    return float(np.median([value + (1 + 3 * max(value, 0)) / runs for value, runs in known])) if known else 0.0
 
 
 def _inflation(common: float) -> float:

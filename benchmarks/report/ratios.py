@@ -70,7 +70,7 @@ def judged(
     paired_ratio = float(np.median(np.divide(ours_s, reference_s)))
     target = compared.target(case, image_shape)
     row = {"case": case, "image_shape": image_shape, "ratio": ratio, "paired_ratio": paired_ratio}
-    return row | _said(compared, ratio, target)
+    return row | _comparison(compared, ratio, target)
 
 
 def held_against(operation: str, growth_bytes: int, decoded_bytes: int) -> Row:
@@ -80,14 +80,14 @@ def held_against(operation: str, growth_bytes: int, decoded_bytes: int) -> Row:
     """
     compared, ratio = HELD[operation], growth_bytes / decoded_bytes
     target = compared.targets.get("") if decoded_bytes >= FULL_BYTES else None
-    return {"ratio": ratio} | _said(compared, ratio, target)
+    return {"ratio": ratio} | _comparison(compared, ratio, target)
 
 
-def _said(compared: Compared, ratio: float, target: float | None) -> Row:
+def _comparison(compared: Compared, ratio: float, target: float | None) -> Row:
     figure = compared.figure(ratio)
-    met = compared.met(ratio, target)
-    said, limit = compared.words(figure), compared.limit(target)
-    return {"figure": figure, "said": said, "target": target, "limit": limit, "met": met}
+    is_met = compared.is_met(ratio, target)
+    words, limit = compared.words(figure), compared.limit(target)
+    return {"figure": figure, "said": words, "target": target, "limit": limit, "met": is_met}
 
 
 def tidy_ratios(
@@ -113,10 +113,10 @@ def tidy_ratios(
     for missing in absent:
         if "table" in missing:
             _add(rows, {**(missing.get("params") or {}), **missing})
-    for table, found in rows.items():
+    for table, table_rows in rows.items():
         order = list(OPERATIONS[table])
-        found.sort(key=lambda row: order.index(row["operation"]))
-    tables = {table: pa.Table.from_pylist(found, schema=SCHEMAS[table]) for table, found in rows.items()}
+        table_rows.sort(key=lambda row: order.index(row["operation"]))
+    tables = {table: pa.Table.from_pylist(table_rows, schema=SCHEMAS[table]) for table, table_rows in rows.items()}
     return {name: with_formats(table, formats) for name, table in tables.items()}
 
 
@@ -147,7 +147,7 @@ def _known() -> str:
 def summarise_ratios(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
     """Return the title, the rows, and the number of targets and of met targets of each table with rows."""
     return {
-        table: {"title": TITLES[table], "targets": len(_judged(rows)), "met": len(_met(rows)), "rows": rows}
+        table: {"title": TITLES[table], "targets": len(_judged(rows)), "met": len(_met_rows(rows)), "rows": rows}
         for table, rows in _with_rows(tables)
     }
 
@@ -159,12 +159,15 @@ def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
     """Return all figures and their targets in lines of at most ``width``."""
     lines: list[str] = []
     for table, (groups, verdict) in ratio_groups(tables).items():
-        rows = [(f"  {name}", *cells) for name, *cells in (COLUMNS, *(line for of in groups.values() for line in of))]
-        heading, *shown = (line if len(line) <= width else f"{line[: width - 4]} ..." for line in aligned(rows))
+        rows = [
+            (f"  {name}", *cells)
+            for name, *cells in (COLUMNS, *(line for group_rows in groups.values() for line in group_rows))
+        ]
+        heading, *row_lines = (line if len(line) <= width else f"{line[: width - 4]} ..." for line in aligned(rows))
         lines += [*wrapped(TITLES[table], width), "-" * min(len(TITLES[table]), width), heading]
-        for title, of in groups.items():
-            lines += [*wrapped(title, width), *shown[: len(of)]]
-            del shown[: len(of)]
+        for title, group_rows in groups.items():
+            lines += [*wrapped(title, width), *row_lines[: len(group_rows)]]
+            del row_lines[: len(group_rows)]
         lines += [*wrapped(verdict, width), ""]
     return lines
 
@@ -174,13 +177,13 @@ def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, li
 
     A line has the cells of `COLUMNS`. The line of an absent row has two cells: its name and the reason.
     """
-    found = {}
+    groups_by_table = {}
     for table, rows in _with_rows(tables):
         groups: dict[str, list[list[str]]] = {}
         for row in rows:
             groups.setdefault(heading(OPERATIONS[table][row["operation"]], row), []).append(_cells(row))
-        found[table] = groups, _verdict(rows)
-    return found
+        groups_by_table[table] = groups, _verdict(rows)
+    return groups_by_table
 
 
 def heading(compared: Compared, row: Row) -> str:
@@ -224,18 +227,18 @@ def unsteady(row: Row) -> bool:
 
 
 def _verdict(rows: Sequence[Row]) -> str:
-    judged_rows, met = _judged(rows), _met(rows)
+    judged_rows, met_rows = _judged(rows), _met_rows(rows)
     marked = f" {UNSTEADY}" if any(map(unsteady, rows)) else ""
     if not judged_rows:
         return f"Reading: images of this size and number have no targets.{marked}"
-    return f"Reading: {len(met)} of {len(judged_rows)} targets are met.{marked}"
+    return f"Reading: {len(met_rows)} of {len(judged_rows)} targets are met.{marked}"
 
 
 def _judged(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["met"] is not None]
 
 
-def _met(rows: Iterable[Row]) -> list[Row]:
+def _met_rows(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["met"]]
 
 

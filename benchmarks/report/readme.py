@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
     heading: str
     track: int
-    wanted: Mapping[str, tuple[Any, ...]]
+    selection: Mapping[str, tuple[Any, ...]]
     metrics: tuple[str, ...]
     text: str
 
@@ -59,12 +59,12 @@ class Run:
     formats: Mapping[str, str]
 
     @classmethod
-    def of(cls, folder: Path) -> Run:
+    def from_folder(cls, folder: Path) -> Run:
         """Read a results folder."""
-        found = read_tables(folder)
-        tables = found.tables | found.limits
+        results = read_tables(folder)
+        tables = results.tables | results.limits
         rows = {name: table.to_pylist() for name, table in tables.items()}
-        return cls(rows, found.summary, formats_of(*tables.values()))
+        return cls(rows, results.summary, formats_of(*tables.values()))
 
     @property
     def cpu(self) -> str:
@@ -109,7 +109,7 @@ def formats_table(run: Run) -> str:
 
 def _cell(rows: Iterable[Row], name: str, column: Column) -> str:
     for row in rows:
-        if row["format"] == name and all(row[key] in values for key, values in column.wanted.items()):
+        if row["format"] == name and all(row[key] in values for key, values in column.selection.items()):
             value, *divisor = (row[metric] for metric in column.metrics)
             return column.text.format(value / divisor[0] if divisor else value)
     return "-"
@@ -160,14 +160,14 @@ def _of_formats(run: Run) -> str:
         [run.formats[name] + engine, *(cells[name, engine].get(heading, "-") for heading in headings)]
         for name, engine in sorted(cells, key=lambda line: (known.index(line[0]), line[1]))
     ]
-    said = f"{str(run.context['workload']).split(', synthetic')[0]}:"
-    return f"{said}\n\n{markdown(['', *headings], lines)}" if lines else ""
+    caption = f"{str(run.context['workload']).split(', synthetic')[0]}:"
+    return f"{caption}\n\n{markdown(['', *headings], lines)}" if lines else ""
 
 
 def _line(row: Row, compared: Compared) -> tuple[str, str]:
     """Return the format, and the engine if it was an explicit choice without a target."""
-    asked = row.get("engine") and not row["case"] and "" not in compared.targets
-    return row["format"], f", by {row['engine']}" if asked else ""
+    has_explicit_engine = row.get("engine") and not row["case"] and "" not in compared.targets
+    return row["format"], f", by {row['engine']}" if has_explicit_engine else ""
 
 
 def _judged(row: Row) -> str:
@@ -177,8 +177,8 @@ def _judged(row: Row) -> str:
 
 def _rows_of(runs: Sequence[Run], table: str, operation: str) -> Iterator[tuple[int, Row]]:
     """Yield pairs of the index of a run and one of its rows of an operation."""
-    for place, run in enumerate(runs):
-        yield from ((place, row) for row in run.measured(table) if row["operation"] == operation)
+    for index, run in enumerate(runs):
+        yield from ((index, row) for row in run.measured(table) if row["operation"] == operation)
 
 
 def _figure(row: Row | None) -> str:
@@ -193,7 +193,7 @@ def main(*results: Path, readme: Path = _PAGES[0]) -> None:
     Each machine has its own sections: those of other machines stay, and those of a new machine come after them.
     Sections that the page lacks, or without results in the folders, are not changed.
     """
-    runs = [Run.of(folder) for folder in results or (Path("results"),)]
+    runs = [Run.from_folder(folder) for folder in results or (Path("results"),)]
     text = readme.read_text(encoding="utf-8")
     for cpu in dict.fromkeys(run.cpu for run in runs):
         of_cpu = [run for run in runs if run.cpu == cpu]
@@ -205,14 +205,14 @@ def main(*results: Path, readme: Path = _PAGES[0]) -> None:
 
 def _replaced(text: str, name: str, cpu: str, section: str) -> str:
     begin, end = BEGIN.format(name, cpu), END.format(name, cpu)
-    ends = [found.end() for found in re.finditer(END.format(name, ".*"), text)]
+    ends = [match.end() for match in re.finditer(END.format(name, ".*"), text)]
     if not section or not ends:
         return text
-    said = f"{begin}\n**On {cpu}:**\n\n{section}\n{end}"
+    block = f"{begin}\n**On {cpu}:**\n\n{section}\n{end}"
     if begin not in text:
-        return f"{text[: ends[-1]]}\n\n{said}{text[ends[-1] :]}"
+        return f"{text[: ends[-1]]}\n\n{block}{text[ends[-1] :]}"
     before, rest = text.split(begin)
-    return f"{before}{said}{rest.split(end)[1]}"
+    return f"{before}{block}{rest.split(end)[1]}"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Spread:
     pace: Array
 
     @classmethod
-    def of(cls, figures: Array, timed: Array) -> Spread:
+    def from_figures(cls, figures: Array, timed: Array) -> Spread:
         """Estimate the spread from logarithms of figures, shape (runs, benchmarks), with a pace for ``timed`` ones.
 
         Figures that a run did not measure are NaN.
@@ -106,7 +106,7 @@ def false_alarms(figures: Array, timed: Array, spreads: float) -> Alarms:
     """Estimate how often a run of the same code exceeds limits of ``spreads`` standard deviations."""
     alarmed, apart, room = 0, [], []
     for left_out in range(len(figures)):
-        others = Spread.of(np.delete(figures, left_out, axis=0), timed)
+        others = Spread.from_figures(np.delete(figures, left_out, axis=0), timed)
         off = figures[left_out] - others.usual
         off -= timed * np.median(off[timed])
         alarmed += bool((off > np.log(others.limit(spreads))).any())
@@ -147,11 +147,13 @@ def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = M
             f"{len(runs)} of {len(stored)} stored runs had the machine to themselves, {_LEAST_RUNS} are needed: they "
             f"waited for a core for {waited or 'nobody knows how much'} of their time, {most_waited:.0%} is allowed"
         )
-    found = [{name: figure for name, bench in run.benchmarks.items() if (figure := _figure(bench))} for run in runs]
-    names = sorted(set.intersection(*(set(figures) for figures in found)))
-    timed = np.array([found[0][name][0] == "times" for name in names])
-    figures = np.log([[figures[name][1] for name in names] for figures in found])
-    spread = Spread.of(figures, timed)
+    figures_by_run = [
+        {name: figure for name, bench in run.benchmarks.items() if (figure := _figure(bench))} for run in runs
+    ]
+    names = sorted(set.intersection(*(set(figures) for figures in figures_by_run)))
+    timed = np.array([figures_by_run[0][name][0] == "times" for name in names])
+    figures = np.log([[figures[name][1] for name in names] for figures in figures_by_run])
+    spread = Spread.from_figures(figures, timed)
     # The limit of the pace follows from how far it exceeded the slowest control in these runs.
     control_s = {name: float(np.median([c["least_s"][name] for c in controls])) for name in controls[0]["least_s"]}
     slowest = np.max([[np.log(c["least_s"][name] / s) for c in controls] for name, s in control_s.items()], axis=0)

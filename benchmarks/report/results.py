@@ -55,8 +55,8 @@ def summarise(
         for track, rows in measured(tables)
     }
     summary = {"configuration": {}, "versions": {}, "machine": {}, **context}
-    found = {"schema_version": SCHEMA_VERSION, "tracks": tracks, "limits": summarise_ratios(limits)}
-    return _jsonable(summary | found)  # type: ignore[no-any-return]
+    results = {"schema_version": SCHEMA_VERSION, "tracks": tracks, "limits": summarise_ratios(limits)}
+    return _jsonable(summary | results)  # type: ignore[no-any-return]
 
 
 def write_results(
@@ -73,8 +73,8 @@ def write_results(
     out_dir.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     numbers = [track.number for track, _ in measured(tables)]
-    found: dict[int | str, pa.Table] = {number: tables[number] for number in numbers}
-    for name, table in (found | {name: table for name, table in limits.items() if table.num_rows}).items():
+    all_tables: dict[int | str, pa.Table] = {number: tables[number] for number in numbers}
+    for name, table in (all_tables | {name: table for name, table in limits.items() if table.num_rows}).items():
         written.append(out_dir / table_file(name))
         with replacing(written[-1]) as path:
             pq.write_table(table, path)
@@ -113,12 +113,14 @@ def _rankings(track: Track, rows: Sequence[Row]) -> list[Row]:
         # An absent row without parameters is part of every ranking of its operation, and has no ranking of its own.
         if any(other != group and stands_for(group, other) for other in groups):
             continue
-        of = [row for row in rows if stands_for(tuple(row[name] for name in within), group)]
+        group_rows = [row for row in rows if stands_for(tuple(row[name] for name in within), group)]
         best_first = [
             {name: row[name] for name in named} | {"value": row[track.key], "ratio_to_best": ratio}
-            for row, ratio in ranked(of, track)
+            for row, ratio in ranked(group_rows, track)
         ]
-        absent = [{name: row[name] for name in (*named, "status", "reason")} for row in of if row["status"] != "ok"]
-        held = dict(zip(within[1:], group[1:], strict=True))
-        rankings.append({"operation": group[0], "parameters": held, "best_first": best_first, "absent": absent})
+        absent = [
+            {name: row[name] for name in (*named, "status", "reason")} for row in group_rows if row["status"] != "ok"
+        ]
+        parameters = dict(zip(within[1:], group[1:], strict=True))
+        rankings.append({"operation": group[0], "parameters": parameters, "best_first": best_first, "absent": absent})
     return rankings

@@ -18,7 +18,7 @@ from pytest_benchmark.utils import safe_dumps
 from benchmarks.report.control import Controls
 
 KEY = "omearrow_ds"  # Key of the setting in the stored JSON.
-CONTROL = "control"  # Key of the result of `benchmarks.report.control.Control.told`.
+CONTROL = "control"  # Key of the result of `benchmarks.report.control.Control.result`.
 _SHOWN = {"ops", "rounds", "iterations", "outliers"}
 _COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # Names that --benchmark-compare-fail accepts.
 _MOST_FLAGS = 6
@@ -47,9 +47,9 @@ class Setting:
     def machine_id(self) -> str:
         """Name of the folder of the machine's runs: CPU, cores and versions, and a hash of all properties."""
         digest = hashlib.blake2b(json.dumps(self.machine, sort_keys=True).encode(), digest_size=4).hexdigest()
-        said = [f"{self.machine['CPU']:.40}", f"{self.machine['cores']} cores", self.machine["Python"]]
-        said += [f"{name}{self.machine[name]}" for name in ("torch", "numpy")]
-        return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in [*said, digest])
+        words = [f"{self.machine['CPU']:.40}", f"{self.machine['cores']} cores", self.machine["Python"]]
+        words += [f"{name}{self.machine[name]}" for name in ("torch", "numpy")]
+        return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in [*words, digest])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the setting as a dict to be stored."""
@@ -175,10 +175,10 @@ class RunStorage:
         except ValueError as error:
             raise pytest.UsageError(f"--benchmark-compare={name}: {error}") from error
         if not files:
-            here = few(sorted(file.stem for file in _numbered(self._folder)), 5)
+            stored_numbers = few(sorted(file.stem for file in _numbered(self._folder)), 5)
             raise pytest.UsageError(
-                f"--benchmark-compare={name}: no such run in {self.path}; stored of this machine: {here or 'none'}; "
-                "one of another machine is FOLDER/NUM"
+                f"--benchmark-compare={name}: no such run in {self.path}; "
+                f"stored of this machine: {stored_numbers or 'none'}; one of another machine is FOLDER/NUM"
             )
         return [self.read(file) for file in files]
 
@@ -217,9 +217,9 @@ def read_run(file: Path, folder: Path) -> StoredRun:
         commit, stored = content.get("commit_info") or {}, content.get("datetime") or ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedRunError(f"the stored run {file} is damaged ({type(error).__name__}: {error})") from error
-    shown = file.relative_to(folder) if file.is_relative_to(folder) else file
+    relative = file.relative_to(folder) if file.is_relative_to(folder) else file
     known = str(commit.get("id") or ""), str(stored), content.get(CONTROL)
-    return StoredRun(shown, setting, benchmarks, *known)
+    return StoredRun(relative, setting, benchmarks, *known)
 
 
 def _check_stats(stats: list[dict[str, Any]]) -> None:

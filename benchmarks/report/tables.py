@@ -56,21 +56,21 @@ def tidy(
     tables = {}
     for number, (finished, gone) in sorted(of_track.items()):
         track = tracks.track_of_records(number, finished, gone)
-        rows = [*(_finished(track, each) for each in finished), *(_absent(track, each) for each in gone)]
+        rows = [*(_finished(track, record) for record in finished), *(_absent(track, record) for record in gone)]
         tables[number] = with_formats(_table(rows, track.schema), formats)
     return tables
 
 
 def _table(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
     texts = {field.name for field in schema if field.type == pa.string()}
-    said = [{name: str(v) if name in texts and v is not None else v for name, v in row.items()} for row in rows]
-    return pa.Table.from_pylist(said, schema=schema)
+    converted = [{name: str(v) if name in texts and v is not None else v for name, v in row.items()} for row in rows]
+    return pa.Table.from_pylist(converted, schema=schema)
 
 
 def measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
     """Return each track with rows, and its rows."""
-    found = [(tracks.track_of(number, table.schema), table) for number, table in sorted(tables.items())]
-    return [(track, table.to_pylist()) for track, table in found if table.num_rows]
+    numbered = [(tracks.track_of(number, table.schema), table) for number, table in sorted(tables.items())]
+    return [(track, table.to_pylist()) for track, table in numbered if table.num_rows]
 
 
 def with_formats(table: pa.Table, formats: Mapping[str, str]) -> pa.Table:
@@ -100,8 +100,8 @@ def why(row: Row) -> str:
 
 
 def stands_for(values: tuple[Any, ...], group: tuple[Any, ...]) -> bool:
-    """Whether the values of a row equal those of a group or are None."""
-    return all(value in (wanted, None) for value, wanted in zip(values, group, strict=True))
+    """Whether the values of a row equal those of a group, except missing ones."""
+    return all(value in (group_value, None) for value, group_value in zip(values, group, strict=True))
 
 
 def ranked(rows: Iterable[Row], track: Track) -> list[tuple[Row, float]]:
@@ -122,14 +122,14 @@ def narrow(rows: Iterable[Row], preferred: Mapping[str, Any]) -> tuple[list[Row]
 
     A row without a value of a parameter is in the result for every value. A parameter without values is omitted.
     """
-    kept, chosen = list(rows), {}
-    for name, wanted in preferred.items():
-        values = [row[name] for row in kept if row["status"] == "ok" and row[name] is not None]
-        values = values or [row[name] for row in kept if row[name] is not None]
+    selected, chosen = list(rows), {}
+    for name, preferred_value in preferred.items():
+        values = [row[name] for row in selected if row["status"] == "ok" and row[name] is not None]
+        values = values or [row[name] for row in selected if row[name] is not None]
         if values:
-            chosen[name] = wanted if wanted in values else values[0]
-            kept = [row for row in kept if row[name] in (chosen[name], None)]
-    return kept, chosen
+            chosen[name] = preferred_value if preferred_value in values else values[0]
+            selected = [row for row in selected if row[name] in (chosen[name], None)]
+    return selected, chosen
 
 
 def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
@@ -148,8 +148,12 @@ def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
 
 
 def _of_rounds(track: Track, extra: Mapping[str, Any]) -> list[tuple[str, Sequence[float]]]:
-    given = [(name, extra[name]) for name in track.of_rounds if name in extra]
-    return [pair for name, of in given for pair in (of.items() if isinstance(of, Mapping) else [(name, of)])]
+    measured_values = [(name, extra[name]) for name in track.of_rounds if name in extra]
+    return [
+        pair
+        for name, value in measured_values
+        for pair in (value.items() if isinstance(value, Mapping) else [(name, value)])
+    ]
 
 
 def _absent(track: Track, missing: Mapping[str, Any]) -> Row:

@@ -20,7 +20,7 @@ class Compared:
     ----------
     title, reference : str
         Operation of this package, and its reference. If the reference is empty, each benchmark names its own.
-    said, inverse : str, bool
+    template, inverse : str, bool
         Text of the figure, with ``{}`` for the number. The figure is ours / reference and should be at most the target.
         If ``inverse``, it is reference / ours and should be at least the target.
     targets : mapping of str to float
@@ -33,7 +33,7 @@ class Compared:
 
     title: str
     reference: str = ""
-    said: str = "{} x"
+    template: str = "{} x"
     inverse: bool = False
     targets: Mapping[str, float] = field(default_factory=dict)
     shapes: tuple[str, ...] = (SMALL, LARGE)
@@ -42,7 +42,7 @@ class Compared:
     @property
     def unit(self) -> str:
         """Text after a figure, such as ``"x faster"``."""
-        return self.said.format("").strip()
+        return self.template.format("").strip()
 
     def figure(self, ratio: float) -> float:
         """Return the figure for the ratio ours / reference."""
@@ -52,7 +52,7 @@ class Compared:
         """Return the target of a case, or None if images of this shape have no target."""
         return self.targets.get(case) if shape in self.shapes else None
 
-    def met(self, ratio: float, target: float | None) -> bool | None:
+    def is_met(self, ratio: float, target: float | None) -> bool | None:
         """Whether the target is met; None without one."""
         if target is None:
             return None
@@ -60,7 +60,7 @@ class Compared:
 
     def words(self, figure: float | None) -> str:
         """Return a figure as text, such as ``"43.2 x faster"``."""
-        return "-" if figure is None else self.said.format(number(figure))
+        return "-" if figure is None else self.template.format(number(figure))
 
     def limit(self, target: float | None) -> str:
         """Return a target as text, such as ``">= 40"``."""
@@ -107,7 +107,7 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         ),
         "epoch": Compared(
             "DataLoader, preloaded",
-            said="{} x faster",
+            template="{} x faster",
             inverse=True,
             targets={
                 "TensorDataset of float32, B=16": 1.5,
@@ -118,7 +118,7 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
                 "HuggingFace datasets, B=16": 8,
             },
         ),
-        "epoch_on_demand": Compared("DataLoader, on demand", said="{} x faster", inverse=True),
+        "epoch_on_demand": Compared("DataLoader, on demand", template="{} x faster", inverse=True),
         "batch": Compared(
             "batch of 64, preloaded, into new memory",
             "memcpy of its float32 bytes",
@@ -217,7 +217,7 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         ),
         "cells": Compared(
             "crop of 3 x 64 x 64, preloaded",
-            said="{} x the time",
+            template="{} x the time",
             targets={"plain compiled loop": 1.5, "NumPy's slices": 0.7},
             shapes=(FIELD,),
         ),
@@ -291,7 +291,7 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         "first_batch": Compared(
             "first batch of two workers, after the first start", "0.2 s", "{} x", targets={"": 1}, of_formats=True
         ),
-        "start": Compared("first batch of two workers, after the first start", said="{} x faster", inverse=True),
+        "start": Compared("first batch of two workers, after the first start", template="{} x faster", inverse=True),
     }
 )
 HELD: Mapping[str, Compared] = MappingProxyType(

@@ -34,7 +34,7 @@ class Plate(Protocol):
     """Fields with objects and masks."""
 
     @property
-    def of(self) -> str:
+    def origin(self) -> str:
         """Origin of the fields."""
 
     def images(self) -> Iterator[Array]:
@@ -43,7 +43,7 @@ class Plate(Protocol):
     def masks(self) -> Iterator[Array]:
         """Stream one mask per field, each ``(1, 1, 1, Y, X)``."""
 
-    def places(self) -> tuple[Array, Array]:
+    def positions(self) -> tuple[Array, Array]:
         """Return the field index and the center ``(Y, X)`` in pixels of each object."""
 
     def key(self) -> str:
@@ -71,7 +71,7 @@ class SyntheticPlate:
 
     seed: int
     count: int = _FIELDS
-    of: str = "synthetic"
+    origin: str = "synthetic"
 
     def images(self) -> Iterator[Array]:
         """Stream the fields."""
@@ -79,11 +79,11 @@ class SyntheticPlate:
 
     def masks(self) -> Iterator[Array]:
         """Stream label images, each with objects numbered from 1."""
-        fields, centres = self.places()
+        fields, centres = self.positions()
         for number in range(self.count):
             yield discs(centres[fields == number], (1, 1, 1, *_SHAPE[3:]))
 
-    def places(self) -> tuple[Array, Array]:
+    def positions(self) -> tuple[Array, Array]:
         """Return the field index and the center of each object."""
         return scattered(self.count * _PER_FIELD, self.count, _SHAPE, self.seed)
 
@@ -103,7 +103,7 @@ class StoredPlate:
     folder: Path
 
     @property
-    def of(self) -> str:
+    def origin(self) -> str:
         """Name of the folder."""
         return self.folder.name
 
@@ -120,9 +120,9 @@ class StoredPlate:
                 raise FileNotFoundError(f"{self.folder / 'masks'}: no mask of {name}")
             yield tifffile.imread(file)[None, None, None]
 
-    def places(self) -> tuple[Array, Array]:
+    def positions(self) -> tuple[Array, Array]:
         """Return the field index and the center of each object."""
-        number = {names: at for at, names in enumerate(self._files)}
+        number = {names: index for index, names in enumerate(self._files)}
         fields = np.array([number[names] for names in self._named])
         return fields, np.stack([self._table[name].to_numpy() for name in (_Y, _X)], axis=1)
 
@@ -190,9 +190,9 @@ def compiled_loop() -> Any:
         return None
 
     @njit(error_model="numpy")
-    def loop(fields: Array, places: Array, divisor: np.float32, out: Array) -> None:
-        for number in range(len(places)):
-            field, top, left = places[number]
+    def loop(fields: Array, corners: Array, divisor: np.float32, out: Array) -> None:
+        for number in range(len(corners)):
+            field, top, left = corners[number]
             for channel in range(out.shape[1]):
                 for y in range(out.shape[2]):
                     for x in range(out.shape[3]):
@@ -208,9 +208,9 @@ class Cells:
         plate = plate_of(workload)
         self._images = DataCache(root, plate, CHUNK_SHAPES)
         self._masks = DataCache(root, Masks(plate), CHUNK_SHAPES)
-        fields, centres = plate.places()
-        self.said = {"fields": int(fields.max()) + 1, "of": plate.of}
-        self.plate, self._places = plate, (fields, centres)
+        fields, centres = plate.positions()
+        self.properties = {"fields": int(fields.max()) + 1, "of": plate.origin}
+        self.plate, self._positions = plate, (fields, centres)
 
     def path(self, fmt: Format) -> Path:
         """Return the path of the stored fields."""
@@ -220,7 +220,7 @@ class Cells:
         """Return a dataset of the crops of all objects, padded with 0 beyond edges."""
         path = self.path(fmt)
         with open_images(path, fmt.name) as source:
-            objects = table_of(source.image_ids, *self._places)
+            objects = table_of(source.image_ids, *self._positions)
         masks = self._masks.path(fmt, encodings(fmt)[0]) if masked else None
         return OMEArrowDataset(
             path, fmt.name, objects=objects, crop_size=(SIDE, SIDE), masks=masks, preload=preload, progress=False

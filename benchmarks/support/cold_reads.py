@@ -160,7 +160,7 @@ def _print(results: dict[str, list[dict[str, float]]], floor_s: float) -> None:
     names = list(next(iter(results.values()))[0])
     print(f"{'format':<12}" + "".join(f"{name:>17}" for name in names) + f"{'share of preadv':>17}")
     for name, rounds in results.items():
-        medians = [statistics.median(each[key] for each in rounds) for key in names]
+        medians = [statistics.median(figures[key] for figures in rounds) for key in names]
         share = floor_s * 1e6 / medians[names.index("us_per_image")]
         print(f"{name:<12}" + "".join(f"{value:>17.2f}" for value in medians) + f"{share:>17.2f}", flush=True)
     print(f"{'preadv':<12}{'':>68}{floor_s * 1e6:>17.2f}{1:>17.2f}{1:>17.2f}")

@@ -69,10 +69,10 @@ SMALL = Sizes({48: 24, 20: 40}, 8, 2**20, 8, 2)
 
 def missing(names: tuple[str, ...]) -> list[str]:
     """Return the packages that are not installed."""
-    return [name for name in names if not _there(name)]
+    return [name for name in names if not _is_installed(name)]
 
 
-def _there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # The parent package is not installed.
@@ -120,14 +120,14 @@ class Bench:
         act()
         self.wait()
         calls = max(1, int(self._round_s / max(perf_counter() - start, 1e-6)))
-        found = []
+        seconds_per_unit = []
         for _ in range(_ROUNDS):
             start = perf_counter()
             for _ in range(calls):
                 act()
             self.wait()
-            found.append((perf_counter() - start) / (calls * units))
-        return min(found)
+            seconds_per_unit.append((perf_counter() - start) / (calls * units))
+        return min(seconds_per_unit)
 
     def path(self, side: int) -> Path:
         """Return the collection of distinct square images with this side length, created on the first call."""
@@ -160,20 +160,22 @@ def _ceilings(bench: Bench) -> tuple[float | None, float | None]:
     import torch  # noqa: PLC0415
 
     size = bench.sizes.copied_bytes
-    here = torch.empty(size, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
-    there, other = (torch.empty(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
+    on_device, other_on_device = (torch.empty(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
     pageable = torch.zeros(size, dtype=torch.uint8)
 
     def rate(act: Callable[[], object], counted: int) -> Callable[[], float]:
         return lambda: counted / bench.best_s(act) / 1e9
 
-    bench.add("copy to the device, pageable memory", "GB/s", rate(lambda: there.copy_(pageable), size))
+    bench.add("copy to the device, pageable memory", "GB/s", rate(lambda: on_device.copy_(pageable), size))
     link = bench.add(
         "ceiling: copy to the device, pinned memory",
         "GB/s",
-        rate(lambda: there.copy_(here, non_blocking=True), size),
+        rate(lambda: on_device.copy_(pinned, non_blocking=True), size),
     )
-    return link, bench.add("ceiling: copy on the device", "GB/s", rate(lambda: other.copy_(there), 2 * size))
+    return link, bench.add(
+        "ceiling: copy on the device", "GB/s", rate(lambda: other_on_device.copy_(on_device), 2 * size)
+    )
 
 
 def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> None:
@@ -182,7 +184,7 @@ def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> 
 
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
 
-    size, path, of = bench.sizes.batch, bench.path(side), f"batch of {bench.sizes.batch} of {side} x {side}"
+    size, path, label = bench.sizes.batch, bench.path(side), f"batch of {bench.sizes.batch} of {side} x {side}"
     start = perf_counter()
     dataset = OMEArrowDataset(path, preload="cuda", max_bytes=2**36)
     bench.wait()
@@ -198,22 +200,24 @@ def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> 
         loader = OMEArrowDataLoader(data, size, shuffle=True, num_workers=0, drop_last=True, **options)
         return lambda: bench.best_s(lambda: [None for _ in loader], len(loader)) * 1e6
 
-    ours = bench.add(f"{of}, loader, preload='cuda'", "us", epochs(dataset), "<= 60" if small else "")
-    theirs = bench.add(f"{of}, loader on the CPU", "us", epochs(cpu))
+    ours = bench.add(f"{label}, loader, preload='cuda'", "us", epochs(dataset), "<= 60" if small else "")
+    theirs = bench.add(f"{label}, loader on the CPU", "us", epochs(cpu))
     if small:
-        bench.ratio(f"{of}: the loader on the CPU takes", theirs, ours, ">= 20")
+        bench.ratio(f"{label}: the loader on the CPU takes", theirs, ours, ">= 20")
     elif ours is not None and memory is not None:
-        bench.ratio(f"{of}, loader: of the copy on the device", counted / ours / 1e3, memory, ">= 0.5")
-    held = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
-    there = order.to(bench.device)
-    bench.add(f"{of}, peer: float32 tensor there, indexed", "us", lambda: bench.best_s(lambda: held[there]) * 1e6)
+        bench.ratio(f"{label}, loader: of the copy on the device", counted / ours / 1e3, memory, ">= 0.5")
+    images = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
+    device_order = order.to(bench.device)
+    bench.add(
+        f"{label}, peer: float32 tensor there, indexed", "us", lambda: bench.best_s(lambda: images[device_order]) * 1e6
+    )
 
 
 def _streamed(bench: Bench, side: int, link: float | None) -> None:
     """Measure batches that are copied to the device as stored pixels."""
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
 
-    of = f"batch of {bench.sizes.batch} of {side} x {side}, sent as stored"
+    label = f"batch of {bench.sizes.batch} of {side} x {side}, sent as stored"
     dataset = OMEArrowDataset(bench.path(side))
     loader = OMEArrowDataLoader(
         dataset, bench.sizes.batch, shuffle=True, num_workers=0, drop_last=True, device=bench.device
@@ -226,8 +230,8 @@ def _streamed(bench: Bench, side: int, link: float | None) -> None:
     def rate() -> float:
         return batch_bytes / bench.best_s(lambda: [None for _ in loader], len(loader)) / 1e9
 
-    ours = bench.add(of, "GB/s", rate, note="stored pixels; gathered by this process")
-    bench.ratio(f"{of}: of the pinned copy", ours, link, ">= 0.85")
+    ours = bench.add(label, "GB/s", rate, note="stored pixels; gathered by this process")
+    bench.ratio(f"{label}: of the pinned copy", ours, link, ">= 0.85")
 
 
 def _crops(bench: Bench, side: int) -> None:
@@ -238,27 +242,27 @@ def _crops(bench: Bench, side: int) -> None:
     from omearrow_ds import OMEArrowDataset  # noqa: PLC0415
 
     size, count = bench.sizes.crop, bench.sizes.batch
-    path, of = bench.path(side), f"{count} crops of {size} x {size} of {side} x {side}"
+    path, label = bench.path(side), f"{count} crops of {size} x {size} of {side} x {side}"
     dataset = OMEArrowDataset(path, preload="cuda", crop="grid", crop_size=(size, size), max_bytes=2**36)
     order = np.random.default_rng(_SEED).integers(0, len(dataset), count).tolist()
-    bench.add(f"{of}, preload='cuda'", "us", lambda: bench.best_s(lambda: dataset.__getitems__(order)) * 1e6)
-    if not _there("torchvision"):
-        bench.figures.append(Figure(f"{of}, peer: torchvision", None, "us", "", "torchvision is not installed"))
+    bench.add(f"{label}, preload='cuda'", "us", lambda: bench.best_s(lambda: dataset.__getitems__(order)) * 1e6)
+    if not _is_installed("torchvision"):
+        bench.figures.append(Figure(f"{label}, peer: torchvision", None, "us", "", "torchvision is not installed"))
     else:
         from torchvision.transforms.functional import crop  # noqa: PLC0415
 
         cpu = OMEArrowDataset(path)
-        held = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
+        images = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
         per_side = side // size
-        places = [divmod(index, per_side**2) for index in order if index < len(cpu) * per_side**2]
-        where = [(image, *(size * at for at in divmod(tile, per_side))) for image, tile in places]
+        tiles = [divmod(index, per_side**2) for index in order if index < len(cpu) * per_side**2]
+        corners = [(image, *(size * position for position in divmod(tile, per_side))) for image, tile in tiles]
 
         def crops() -> torch.Tensor:
-            return torch.stack([crop(held[image], top, left, size, size) for image, top, left in where])
+            return torch.stack([crop(images[image], top, left, size, size) for image, top, left in corners])
 
-        bench.add(f"{of}, peer: torchvision of float32 there", "us", lambda: bench.best_s(crops) * 1e6)
-    why = "not measured: nothing is written for it yet" if _there("nvidia.dali") else "DALI is not installed"
-    bench.figures.append(Figure(f"{of}, peer: DALI", None, "us", "", why))
+        bench.add(f"{label}, peer: torchvision of float32 there", "us", lambda: bench.best_s(crops) * 1e6)
+    why = "not measured: nothing is written for it yet" if _is_installed("nvidia.dali") else "DALI is not installed"
+    bench.figures.append(Figure(f"{label}, peer: DALI", None, "us", "", why))
 
 
 def _model_loop(bench: Bench, side: int, preload: Any) -> None:
@@ -271,7 +275,7 @@ def _model_loop(bench: Bench, side: int, preload: Any) -> None:
     loader = OMEArrowDataLoader(dataset, size, shuffle=True, num_workers=0, drop_last=True, device=bench.device)
     assert dataset.shape is not None
     trainer = Trainer(dataset.shape, size, str(bench.device), _SEED)
-    of = f"training, batches of {size} of {side} x {side}, preload={preload!r}"
+    label = f"training, batches of {size} of {side} x {side}, preload={preload!r}"
 
     def batches() -> Iterator[Any]:
         while True:
@@ -291,8 +295,8 @@ def _model_loop(bench: Bench, side: int, preload: Any) -> None:
     source = batches()
     steps(source, 3)
     waited, total = steps(source, bench.sizes.steps)
-    bench.add(f"{of}: images", "images/s", lambda: bench.sizes.steps * size / total)
-    bench.add(f"{of}: waiting for data", "% of a step", lambda: 100 * waited / total)
+    bench.add(f"{label}: images", "images/s", lambda: bench.sizes.steps * size / total)
+    bench.add(f"{label}: waiting for data", "% of a step", lambda: 100 * waited / total)
 
 
 def run_tests(seconds: float) -> Figure:
@@ -315,7 +319,7 @@ def machine() -> dict[str, str]:
     """Return date, device, versions and missing packages."""
     import torch  # noqa: PLC0415
 
-    found = {
+    facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": "no CUDA device",
         "python": platform.python_version(),
@@ -323,21 +327,21 @@ def machine() -> dict[str, str]:
     }
     if torch.cuda.is_available():
         about = torch.cuda.get_device_properties(0)
-        found["device"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    if _there("triton"):
+        facts["device"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    if _is_installed("triton"):
         import triton  # noqa: PLC0415
 
-        found["triton"] = triton.__version__
-    return {**found, "missing": ", ".join(missing(NEEDED + TESTERS + BESIDE)) or "nothing"}
+        facts["triton"] = triton.__version__
+    return {**facts, "missing": ", ".join(missing(NEEDED + TESTERS + BESIDE)) or "nothing"}
 
 
 def table(about: dict[str, str], figures: list[Figure]) -> str:
     """Return the figures as a Markdown table."""
-    said = "; ".join(f"{name}: {value}" for name, value in about.items())
-    rows = ["# On a GPU", "", said, "", "| what | figure | target | |", "|---|---|---|---|"]
-    for each in figures:
-        value = "-" if each.value is None else f"{each.value:,.4g} {each.unit}".strip()
-        rows.append(f"| {each.name} | {value} | {each.target} | {each.note} |")
+    summary = "; ".join(f"{name}: {value}" for name, value in about.items())
+    rows = ["# On a GPU", "", summary, "", "| what | figure | target | |", "|---|---|---|---|"]
+    for figure in figures:
+        value = "-" if figure.value is None else f"{figure.value:,.4g} {figure.unit}".strip()
+        rows.append(f"| {figure.name} | {value} | {figure.target} | {figure.note} |")
     return "\n".join(rows) + "\n"
 
 
@@ -356,7 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8, help="at most; default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--rehearse", action="store_true", help="go the same way on the CPU, and write nothing")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begin_s = monotonic()
     absent = missing(NEEDED)
     if absent:
@@ -364,27 +368,27 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     about = machine()
     print("; ".join(f"{name}: {value}" for name, value in about.items()), flush=True)
-    if about["device"] == "no CUDA device" and not given.rehearse:
+    if about["device"] == "no CUDA device" and not options.rehearse:
         print("no CUDA device: nothing was checked or measured (--rehearse goes the same way on the CPU)")
         return 2
-    figures = [run_tests(given.minutes * 60 * 0.5)]
+    figures = [run_tests(options.minutes * 60 * 0.5)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omearrow-ds-cuda-")))
-        if given.rehearse:
+        if options.rehearse:
             _as_on_a_gpu(stack)
-        deadline_s = begin_s + given.minutes * 60 * 0.9
-        bench = Bench("cpu" if given.rehearse else "cuda:0", SMALL if given.rehearse else FULL, folder, deadline_s)
+        deadline_s = begin_s + options.minutes * 60 * 0.9
+        bench = Bench("cpu" if options.rehearse else "cuda:0", SMALL if options.rehearse else FULL, folder, deadline_s)
         measure(bench)
         figures += bench.figures
     text = table(about, figures)
     print(text)
-    if not given.rehearse:
-        given.results.mkdir(parents=True, exist_ok=True)
-        (given.results / "cuda.md").write_text(text, encoding="utf-8")
-        found = {"machine": about, "figures": [asdict(each) for each in figures]}
-        (given.results / "cuda.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        print(f"written to {given.results / 'cuda.md'} and .json, after {monotonic() - begin_s:.0f} s")
-    return int(any(each.value is None and each.note == "out of time" for each in figures) or not figures[0].value)
+    if not options.rehearse:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "cuda.md").write_text(text, encoding="utf-8")
+        report = {"machine": about, "figures": [asdict(figure) for figure in figures]}
+        (options.results / "cuda.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        print(f"written to {options.results / 'cuda.md'} and .json, after {monotonic() - begin_s:.0f} s")
+    return int(any(figure.value is None and figure.note == "out of time" for figure in figures) or not figures[0].value)
 
 
 if __name__ == "__main__":

@@ -65,21 +65,21 @@ class DataCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._paths: dict[tuple[str, str], Path] = {}
         self._in_use: list[FileLock] = []
-        self._kept: list[np.ndarray[Any, Any]] = []
+        self._cached: list[np.ndarray[Any, Any]] = []
 
     def images(self) -> Iterator[np.ndarray[Any, Any]]:
         """Stream the images, which are generated once if they need little memory."""
-        if self._kept:
-            yield from self._kept
+        if self._cached:
+            yield from self._cached
             return
-        kept, size_bytes = [], 0
+        images, size_bytes = [], 0
         for image in self._workload.images():
             size_bytes += image.nbytes
-            kept.append(image)
+            images.append(image)
             if size_bytes > _KEPT_BYTES:
-                kept.clear()
+                images.clear()
             yield image
-        self._kept = kept if size_bytes <= _KEPT_BYTES else []
+        self._cached = images if size_bytes <= _KEPT_BYTES else []
 
     def path(self, fmt: Format, encoding: str) -> Path:
         """Return the path of a collection, which is written now if it is missing or changed.
@@ -117,7 +117,7 @@ class DataCache:
         self._in_use.append(lock)
 
     def _build(self, piece: Path, fmt: Format, encoding: str) -> None:
-        temporary = _beside(piece, "partial")
+        temporary = _hidden_sibling(piece, "partial")
         temporary.mkdir()
         try:
             target = temporary / f"images{fmt.suffix}"
@@ -227,14 +227,14 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _beside(piece: Path, what: str) -> Path:
-    return piece.with_name(f".{piece.name}.{uuid.uuid4().hex[:8]}.{what}")
+def _hidden_sibling(piece: Path, suffix: str) -> Path:
+    return piece.with_name(f".{piece.name}.{uuid.uuid4().hex[:8]}.{suffix}")
 
 
 def _move_aside(piece: Path) -> None:
     """Remove a piece by an atomic rename followed by deletion."""
     if piece.exists():
-        old = _beside(piece, "old")
+        old = _hidden_sibling(piece, "old")
         piece.rename(old)
         shutil.rmtree(old, ignore_errors=True)
 

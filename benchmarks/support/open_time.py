@@ -50,11 +50,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--images", type=int, nargs=2, default=[10_000, 100_000], metavar=("FEW", "MANY"))
     parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in formats()], metavar="NAME")
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
-    given = parser.parse_args(arguments)
-    few, many = given.images
+    options = parser.parse_args(arguments)
+    few, many = options.images
     print(f"{'format':<22}{'write, s':>10}{f'{few:,}, ms':>14}{f'{many:,}, ms':>14}{'us an image':>14}{'growth':>8}")
-    for name in given.formats:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    for name in options.formats:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             _measure(name, few, many, Path(folder))
 
 

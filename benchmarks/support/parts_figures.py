@@ -46,12 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--formats", nargs="+", metavar="NAME")
     parser.add_argument("--part-mib", nargs="+", type=int, help="sizes of parts whose memory is printed")
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        if given.figure == "memory":
-            _memory(Path(folder), given.formats, given.part_mib)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        if options.figure == "memory":
+            _memory(Path(folder), options.formats, options.part_mib)
         else:
-            _FIGURES[given.figure](Path(folder), given.formats)
+            _FIGURES[options.figure](Path(folder), options.formats)
 
 
 def _open(folder: Path, names: list[str] | None) -> None:
@@ -75,10 +75,10 @@ def _open_and_read(pattern: str, name: str) -> tuple[float, int]:
     start = perf_counter()
     source: Any = open_images(pattern, name)
     open_s, most = perf_counter() - start, _descriptors() - before
-    kept = []
+    images = []
     for index in np.random.default_rng(0).permutation(len(source)).tolist():
-        kept.append(source.read(index))
-        assert kept[-1][0, 0, 0, 0, 0] == index // 2
+        images.append(source.read(index))
+        assert images[-1][0, 0, 0, 0, 0] == index // 2
         most = max(most, _descriptors() - before)
     return open_s, most
 
@@ -101,10 +101,12 @@ def _index(folder: Path, names: list[str] | None) -> None:
     ids = pa.array([f"BR00117035_{number:07d}" for number in range(_IMAGES)])
     per_part = _IMAGES // _PARTS
     sizes = {f"size_{axis}": np.full(_IMAGES, size, np.int32) for axis, size in zip("tczyx", _SHAPE, strict=True)}
-    said = {"id": ids, "part": pa.array(numbers // per_part, pa.int32()), "row": pa.array(numbers % per_part)}
-    said |= {**sizes, "dtype": pa.array(["uint16"] * _IMAGES)}
-    said["checksum"] = pa.array([f"xxh3-128:{number:032x}" for number in range(_IMAGES)])
-    images = pa.StructArray.from_arrays([pa.array(each) for each in said.values()], names=list(said))
+    index_columns = {"id": ids, "part": pa.array(numbers // per_part, pa.int32()), "row": pa.array(numbers % per_part)}
+    index_columns |= {**sizes, "dtype": pa.array(["uint16"] * _IMAGES)}
+    index_columns["checksum"] = pa.array([f"xxh3-128:{number:032x}" for number in range(_IMAGES)])
+    images = pa.StructArray.from_arrays(
+        [pa.array(column) for column in index_columns.values()], names=list(index_columns)
+    )
     index = folder / "million.parts" / "index.parquet"
     pq.write_table(
         pa.table({"omearrow_ds": images, **{name: table[name] for name in table.column_names}}),
@@ -129,9 +131,9 @@ def _memory(folder: Path, names: list[str] | None, sizes_mib: list[int] | None) 
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
         for part_bytes in [size << 20 for size in sizes_mib or []] or [get_format(name).part_bytes]:
             write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / "fields.arrow", overwrite=True)
-            given = (folder / "fields.arrow", folder / f"{name}.parts", name, part_bytes)
-            (before, most), (_, permuted) = worker_bytes(*given), worker_bytes(*given, seed=0)
-            mb = "".join(f"{each / _MB:>10.0f}" for each in (part_bytes, before, most, permuted))
+            write_arguments = (folder / "fields.arrow", folder / f"{name}.parts", name, part_bytes)
+            (before, most), (_, permuted) = worker_bytes(*write_arguments), worker_bytes(*write_arguments, seed=0)
+            mb = "".join(f"{size_bytes / _MB:>10.0f}" for size_bytes in (part_bytes, before, most, permuted))
             print(f"{name:<14}{mb}{(max(most, permuted) - before) / part_bytes:>10.1f}", flush=True)
 
 

@@ -123,54 +123,54 @@ class _Batches(Dataset[Any]):
         return self._read(indices)
 
 
-def _monai(data: Any, of: Collection) -> LoaderOf:
+def _monai(data: Any, collection: Collection) -> LoaderOf:
     """Cache the output of a MONAI transform, as its tutorials do: tensors with metadata."""
     transforms = importlib.import_module("monai.transforms")
-    scale = transforms.ScaleIntensityRange(0, float(of.divisor), 0, 1)
-    cached = data.CacheDataset(list(of.pixels.astype(np.float32)), transform=[scale], progress=False)
-    return of.loader_of(cached, data.DataLoader)
+    scale = transforms.ScaleIntensityRange(0, float(collection.divisor), 0, 1)
+    cached = data.CacheDataset(list(collection.pixels.astype(np.float32)), transform=[scale], progress=False)
+    return collection.loader_of(cached, data.DataLoader)
 
 
-def _monai_plain(data: Any, of: Collection) -> LoaderOf:
+def _monai_plain(data: Any, collection: Collection) -> LoaderOf:
     """Cache plain float32 tensors without a transform, the minimal work of CacheDataset."""
-    scaled = torch.from_numpy(of.pixels.astype(np.float32) / of.divisor)
+    scaled = torch.from_numpy(collection.pixels.astype(np.float32) / collection.divisor)
     cached = data.CacheDataset(list(scaled.unbind(0)), transform=[], progress=False)
-    return of.loader_of(cached, data.DataLoader)
+    return collection.loader_of(cached, data.DataLoader)
 
 
-def _datasets(datasets: Any, of: Collection) -> LoaderOf:
+def _datasets(datasets: Any, collection: Collection) -> LoaderOf:
     """Memory-map an Arrow file of fixed-size lists, its fastest pixel column, and request and cast whole batches."""
-    count = len(of.pixels)
-    path = of.scratch / "datasets.arrow"
-    column = pa.FixedSizeListArray.from_arrays(pa.array(of.pixels.reshape(-1)), of.pixels[0].size)
+    count = len(collection.pixels)
+    path = collection.scratch / "datasets.arrow"
+    column = pa.FixedSizeListArray.from_arrays(pa.array(collection.pixels.reshape(-1)), collection.pixels[0].size)
     with pa.ipc.new_stream(path, pa.schema([("pixels", column.type)])) as stream:
         for start in range(0, count, 1000):
             stream.write_batch(pa.record_batch([column[start : start + 1000]], ["pixels"]))
     images = datasets.Dataset.from_file(str(path)).with_format("torch", dtype=torch.float32)
-    shape = of.pixels.shape[1:]
+    shape = collection.pixels.shape[1:]
 
     def scaled(batch: Any) -> torch.Tensor:
         pixels: torch.Tensor = batch["pixels"]
-        return pixels.view(-1, *shape).div_(float(of.divisor))
+        return pixels.view(-1, *shape).div_(float(collection.divisor))
 
     def loader_of(sampler: Iterable[int]) -> DataLoader[Any]:
-        batches: Any = BatchSampler(sampler, of.batch_size, drop_last=False)
+        batches: Any = BatchSampler(sampler, collection.batch_size, drop_last=False)
         return DataLoader(images, batch_size=None, sampler=batches, collate_fn=scaled)
 
     return loader_of
 
 
-def _lance(lance: Any, of: Collection) -> LoaderOf:
+def _lance(lance: Any, collection: Collection) -> LoaderOf:
     """Use Lance's map-style dataset on our file; it returns the rows of a batch as dicts."""
-    dtype = of.pixels.dtype
+    dtype = collection.pixels.dtype
 
     def scaled(rows: list[dict[str, Any]]) -> torch.Tensor:
-        return of.scale([np.concatenate(list(map(pixels, row["ome_image"]["chunks"]))) for row in rows])
+        return collection.scale([np.concatenate(list(map(pixels, row["ome_image"]["chunks"]))) for row in rows])
 
     def pixels(chunk: dict[str, Any]) -> Array:
         return np.frombuffer(chunk["pixel_bytes"], dtype)
 
-    return of.loader_of(lance.SafeLanceDataset(str(of.path)), collate_fn=scaled)
+    return collection.loader_of(lance.SafeLanceDataset(str(collection.path)), collate_fn=scaled)
 
 
 def _lancedb_table(collection: Collection) -> Any:
@@ -213,73 +213,77 @@ def _streaming(streaming: Any, collection: Collection) -> LoaderOf:
     return loader_of
 
 
-def _ome_arrow(ome_arrow: Any, of: Collection) -> LoaderOf:
+def _ome_arrow(ome_arrow: Any, collection: Collection) -> LoaderOf:
     """Use ome-arrow's reader on its own layout, one uncompressed chunk and row group per image."""
-    path = of.scratch / "ome_arrow"
-    planes = of.pixels.reshape(len(of.pixels), -1, *of.pixels.shape[-2:])
+    path = collection.scratch / "ome_arrow"
+    planes = collection.pixels.reshape(len(collection.pixels), -1, *collection.pixels.shape[-2:])
     images = list(planes[:, None, :, None])
     ome_arrow.write_ome_arrow_dataset(images, path, chunk_shape=images[0].shape, compression=None)
     opened = ome_arrow.OMEArrowDataset(path)
     ids = opened.image_ids
     read = _Batches(lambda indices: opened.read_many([ids[index] for index in indices]))
-    return of.loader_of(read, collate_fn=of.scale)
+    return collection.loader_of(read, collate_fn=collection.scale)
 
 
-def _tensorstore(tensorstore: Any, of: Collection) -> LoaderOf:
+def _tensorstore(tensorstore: Any, collection: Collection) -> LoaderOf:
     """Keep all arrays of our OME-Zarr folder open, and read the images of a batch concurrently."""
-    specs = [{"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}} for path in _arrays(of)]
+    specs = [{"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}} for path in _arrays(collection)]
     stores = [opening.result() for opening in [tensorstore.open(spec, open=True, read=True) for spec in specs]]
 
     def read(indices: list[int]) -> list[Array]:
         return [reading.result() for reading in [stores[index].read() for index in indices]]
 
-    return of.loader_of(_Batches(read), collate_fn=of.scale)
+    return collection.loader_of(_Batches(read), collate_fn=collection.scale)
 
 
-def _zarr(zarr: Any, of: Collection) -> LoaderOf:
+def _zarr(zarr: Any, collection: Collection) -> LoaderOf:
     """Keep all arrays of our OME-Zarr folder open."""
-    arrays = [zarr.open_array(path, mode="r") for path in _arrays(of)]
+    arrays = [zarr.open_array(path, mode="r") for path in _arrays(collection)]
     read = _Batches(lambda indices: [arrays[index][...] for index in indices])
-    return of.loader_of(read, collate_fn=of.scale)
+    return collection.loader_of(read, collate_fn=collection.scale)
 
 
-def _tifffile(_: Any, of: Collection) -> LoaderOf:
+def _tifffile(_: Any, collection: Collection) -> LoaderOf:
     """Read one file a sample, as most write it first."""
-    assert of.path is not None
-    files = sorted(str(path) for path in of.path.iterdir() if path.suffix == ".tif")
+    assert collection.path is not None
+    files = sorted(str(path) for path in collection.path.iterdir() if path.suffix == ".tif")
     read = _Batches(lambda indices: [tifffile.imread(files[index]) for index in indices])
-    return of.loader_of(read, collate_fn=of.scale)
+    return collection.loader_of(read, collate_fn=collection.scale)
 
 
-def _litdata(litdata: Any, of: Collection) -> LoaderOf:
+def _litdata(litdata: Any, collection: Collection) -> LoaderOf:
     """Stream shuffled chunks of raw bytes of 64 MB, the default size, with LitData's loader."""
-    folder = str(of.scratch / "litdata")
+    folder = str(collection.scratch / "litdata")
     cache = importlib.import_module("litdata.streaming.cache").Cache(folder, chunk_bytes="64MB")
-    for index, image in enumerate(of.pixels):
+    for index, image in enumerate(collection.pixels):
         cache[index] = image.tobytes()
     cache.done()
     cache.merge()
     images = litdata.StreamingDataset(folder, shuffle=True)
-    loader = litdata.StreamingDataLoader(images, batch_size=of.batch_size, num_workers=0, collate_fn=of.scale_bytes)
-    return partial(of.stream, loader)
+    loader = litdata.StreamingDataLoader(
+        images, batch_size=collection.batch_size, num_workers=0, collate_fn=collection.scale_bytes
+    )
+    return partial(collection.stream, loader)
 
 
-def _webdataset(webdataset: Any, of: Collection) -> LoaderOf:
+def _webdataset(webdataset: Any, collection: Collection) -> LoaderOf:
     """Stream shuffled tar files of 64 MB through a buffer of 1,000 samples, batched in the pipeline."""
-    pattern = str(of.scratch / "shard-%06d.tar")
+    pattern = str(collection.scratch / "shard-%06d.tar")
     with webdataset.ShardWriter(pattern, maxsize=64_000_000, verbose=0) as shards:
-        for index, image in enumerate(of.pixels):
+        for index, image in enumerate(collection.pixels):
             shards.write({"__key__": f"{index:08d}", "bin": image.tobytes()})
-    files = sorted(map(str, of.scratch.glob("shard-*.tar")))
+    files = sorted(map(str, collection.scratch.glob("shard-*.tar")))
     images = webdataset.WebDataset(files, shardshuffle=len(files)).shuffle(1000).to_tuple("bin")
-    batches = images.batched(of.batch_size, collation_fn=lambda samples: of.scale_bytes([raw for (raw,) in samples]))
-    return partial(of.stream, webdataset.WebLoader(batches, batch_size=None, num_workers=0))
+    batches = images.batched(
+        collection.batch_size, collation_fn=lambda samples: collection.scale_bytes([raw for (raw,) in samples])
+    )
+    return partial(collection.stream, webdataset.WebLoader(batches, batch_size=None, num_workers=0))
 
 
-def _arrays(of: Collection) -> list[Path]:
-    assert of.path is not None
-    groups = sorted(path for path in of.path.iterdir() if path.is_dir())
-    return [path / "0" for path in groups[: len(of.pixels)]]
+def _arrays(collection: Collection) -> list[Path]:
+    assert collection.path is not None
+    groups = sorted(path for path in collection.path.iterdir() if path.is_dir())
+    return [path / "0" for path in groups[: len(collection.pixels)]]
 
 
 PEERS = (

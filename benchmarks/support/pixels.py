@@ -45,25 +45,28 @@ def _ways(fmt: Format, path: Path, size: str) -> Iterator[tuple[str, Iterable[An
         yield "source.take", source.take(backwards)
         yield "source.read", map(source.read, backwards[:_BATCH])
     for preload in (True, False):
-        said = "preloaded" if preload else "on demand"
+        access = "preloaded" if preload else "on demand"
         dataset = OMEArrowDataset(path, fmt.name, preload=preload)
         mixed = np.random.default_rng(0).permutation(len(dataset)).tolist()
-        yield f"dataset[i], {said}", map(dataset.__getitem__, mixed[:_BATCH])
-        yield f"loader, {said}", OMEArrowDataLoader(dataset, _BATCH, num_workers=0, sampler=backwards)
-        yield f"loader, large batches, {said}", OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        yield f"dataset[i], {access}", map(dataset.__getitem__, mixed[:_BATCH])
+        yield f"loader, {access}", OMEArrowDataLoader(dataset, _BATCH, num_workers=0, sampler=backwards)
+        yield (
+            f"loader, large batches, {access}",
+            OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed),
+        )
         *_, height, width = dataset.shape or _CROP
         crop_size = (min(height, _CROP[0]), min(width, _CROP[1]))
         cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=crop_size)
-        yield f"cropped, {said}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        yield f"cropped, {access}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
         if HAS_OBJECTS and size == "large":
             crops: dict[str, Any] = {"objects": gated_objects(path, fmt), "crop_size": (SIDE, SIDE), "masks": path}
             masked = OMEArrowDatasetNumpy(path, fmt.name, preload=preload, progress=False, **crops)
-            yield f"crops and masks, {said}", chain.from_iterable(masked.__getitems__(range(len(masked))))
+            yield f"crops and masks, {access}", chain.from_iterable(masked.__getitems__(range(len(masked))))
         if len(dataset) <= _LARGE_BATCH:
             workers = OMEArrowDataLoader(dataset, _BATCH, num_workers=1, sampler=mixed)
-            yield f"loader, one worker, {said}", workers
+            yield f"loader, one worker, {access}", workers
         arrays = OMEArrowDatasetNumpy(path, fmt.name, preload=preload, normalize=False)
-        yield f"NumPy dataset, {said}", map(arrays.__getitem__, backwards[:_BATCH])
+        yield f"NumPy dataset, {access}", map(arrays.__getitem__, backwards[:_BATCH])
 
 
 def _hash(arrays: Iterable[Any]) -> str:

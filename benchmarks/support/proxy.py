@@ -75,7 +75,7 @@ class Counts:
         Number of requests, and number of bytes in response bodies.
     at_once
         Largest number of concurrent requests.
-    of
+    per_path
         Number of requests per method and path.
     failed
         Number of requests that were made to fail, per kind of failure.
@@ -84,13 +84,13 @@ class Counts:
     requests: int = 0
     bytes: int = 0
     at_once: int = 0
-    of: Counter[str] = field(default_factory=Counter)
+    per_path: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class _Head:
-    said: bytes
+    raw: bytes
     first: str
     fields: dict[str, str]
 
@@ -115,13 +115,13 @@ class _Proxy:
         self._now = 0
         self._free_s = 0.0
 
-    def told(self, line: str) -> str:
+    def apply(self, line: str) -> str:
         """Apply a line of JSON settings, and return the counts as JSON."""
-        asked: dict[str, Any] = json.loads(line)
-        if asked.pop("anew", False):
+        changes: dict[str, Any] = json.loads(line)
+        if changes.pop("reset", False):
             self.counts = Counts(at_once=self._now)
-        if asked:
-            self.settings = Settings(**asked)
+        if changes:
+            self.settings = Settings(**changes)
             self._random = random.Random(self.settings.seed)  # noqa: S311
         return json.dumps(vars(self.counts))
 
@@ -144,25 +144,25 @@ class _Proxy:
         except* (asyncio.IncompleteReadError, ConnectionError, _Broken):
             writer.transport.abort()
         finally:
-            for each in (writer, *(upward[1:] if upward else ())):
+            for stream in (writer, *(upward[1:] if upward else ())):
                 with suppress(ConnectionError, RuntimeError):
-                    each.close()
+                    stream.close()
 
     def _count(self, head: _Head) -> None:
         method, path, _ = head.first.split(" ", 2)
         self.counts.requests += 1
-        self.counts.of[f"{method} {path}"] += 1
+        self.counts.per_path[f"{method} {path}"] += 1
         self.counts.at_once = max(self.counts.at_once, self._now)
 
     async def _answer(self, head: _Head, client: Any, server: Any) -> bool:
         """Answer a request; return whether the connection must be closed afterwards."""
         (reader, writer), (server_reader, server_writer) = client, server
         settings, method = self.settings, head.first.partition(" ")[0]
-        meant = method in (settings.methods or (method,))
-        drawn = self._random.random() < settings.share and meant
+        is_affected = method in (settings.methods or (method,))
+        drawn = self._random.random() < settings.share and is_affected
         kind = self._random.choice(settings.kinds) if drawn else ""
         delay_s = settings.latency_s + self._random.random() * settings.jitter_s
-        if delay_s and meant:
+        if delay_s and is_affected:
             await asyncio.sleep(delay_s)
         if kind:
             self.counts.failed[kind] += 1
@@ -175,7 +175,7 @@ class _Proxy:
                 pass
             self._plain(writer, settings.status or 503, settings.code or "SlowDown")
             return False
-        server_writer.write(head.said)
+        server_writer.write(head.raw)
         async for block in _body(reader, head):
             server_writer.write(block)
             await server_writer.drain()
@@ -184,7 +184,7 @@ class _Proxy:
             answer = await _head(server_reader)
         if kind == "lost":
             return True
-        writer.write(answer.said)
+        writer.write(answer.raw)
         if method != "HEAD" and int(answer.first.split(" ")[1]) not in _NO_BODY:
             most = answer.size_bytes // 2 if kind == "cut" else None
             link_bytes = int(settings.link_bits / 8 * _BLOCK_S) or _BLOCK_BYTES
@@ -226,10 +226,10 @@ class _Proxy:
 
 
 async def _head(reader: asyncio.StreamReader) -> _Head:
-    said = await reader.readuntil(b"\r\n\r\n")
-    first, *lines = said.decode("latin-1").split("\r\n")
+    raw = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = raw.decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines if ":" in line)
-    return _Head(said, first, {name.strip().lower(): value.strip() for name, _, value in pairs})
+    return _Head(raw, first, {name.strip().lower(): value.strip() for name, _, value in pairs})
 
 
 async def _body(
@@ -272,21 +272,21 @@ class Proxy:
 
     def set(self, **settings: Any) -> None:
         """Apply settings to all following requests and reset the counts; defaults are those of `Settings`."""
-        self._told({"seed": 0, **settings, "anew": True})
+        self._send({"seed": 0, **settings, "reset": True})
 
     def counts(self) -> Counts:
         """Return the counts since the last `set`."""
-        found = self._told({})
-        return Counts(**{**found, "of": Counter(found["of"]), "failed": Counter(found["failed"])})
+        counts = self._send({})
+        return Counts(**{**counts, "per_path": Counter(counts["per_path"]), "failed": Counter(counts["failed"])})
 
-    def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _send(self, changes: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._looking:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(changes) + "\n")
             self._process.stdin.flush()
-            found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
+            counts: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return counts
 
 
 @contextmanager
@@ -308,7 +308,7 @@ async def main(url: str) -> None:
     print(server.sockets[0].getsockname()[1], flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(proxy.told(line), flush=True)
+        print(proxy.apply(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -66,13 +66,13 @@ def setting_now(config: pytest.Config, workload: Workload) -> Setting:
         If the workload's images cannot be read.
     """
     # Memory benchmarks have their own collection, unless the options set a workload.
-    asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
+    has_own_workload = any(config.getoption(name) is not None for name in ("num_images", "images"))
     try:
-        description = workload.describe() + ("" if asked else ", of memory on its own")
+        description = workload.describe() + ("" if has_own_workload else ", of memory on its own")
     except (OMEArrowDSError, ValueError) as error:
         raise pytest.UsageError(f"--images: {error}") from error
     own = [f"-{config.getoption(name)}" for name in ("model", "transform") if config.getoption(name, None)]
-    key = workload.key() + "".join(own) + ("" if asked else "-default")
+    key = workload.key() + "".join(own) + ("" if has_own_workload else "-default")
     return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
 
 

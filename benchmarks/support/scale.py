@@ -105,10 +105,10 @@ def _litdata_read(bucket: str, cache: Path) -> Iterable[Any]:
     images = litdata.StreamingDataset(url, cache_dir=str(cache), shuffle=True, storage_options={**of_server, **keys})
 
     def collated(raw: list[bytes]) -> torch.Tensor:
-        return _scaled([np.frombuffer(each, np.uint16).reshape(SHAPE) for each in raw])
+        return _scaled([np.frombuffer(encoded, np.uint16).reshape(SHAPE) for encoded in raw])
 
-    found: Iterable[Any] = litdata.StreamingDataLoader(images, batch_size=BATCH, num_workers=0, collate_fn=collated)
-    return found
+    loader: Iterable[Any] = litdata.StreamingDataLoader(images, batch_size=BATCH, num_workers=0, collate_fn=collated)
+    return loader
 
 
 def _mosaic_write(folder: Path, data: Path, bucket: str) -> None:
@@ -128,10 +128,10 @@ def _mosaic_read(bucket: str, cache: Path) -> Iterable[Any]:
     )
 
     def collated(samples: list[Any]) -> torch.Tensor:
-        return _scaled([each["x"] for each in samples])
+        return _scaled([sample["x"] for sample in samples])
 
-    found: Iterable[Any] = streaming.StreamingDataLoader(images, batch_size=BATCH, num_workers=0, collate_fn=collated)
-    return found
+    loader: Iterable[Any] = streaming.StreamingDataLoader(images, batch_size=BATCH, num_workers=0, collate_fn=collated)
+    return loader
 
 
 def _webdataset_write(folder: Path, data: Path, bucket: str) -> None:
@@ -147,8 +147,8 @@ def _webdataset_read(bucket: str, cache: Path) -> Iterable[Any]:
     """Read a public bucket by curl in two workers, as the WebDataset guide recommends."""
     del cache
     webdataset = importlib.import_module("webdataset")
-    where = f"{os.environ['AWS_ENDPOINT_URL']}/public/{bucket}/webdataset"
-    urls = [f"pipe:curl -s -f {where}/{number:05d}.tar" for number in range(int(os.environ["SHARDS"]))]
+    base_url = f"{os.environ['AWS_ENDPOINT_URL']}/public/{bucket}/webdataset"
+    urls = [f"pipe:curl -s -f {base_url}/{number:05d}.tar" for number in range(int(os.environ["SHARDS"]))]
     images = webdataset.WebDataset(urls, shardshuffle=len(urls), nodesplitter=None).shuffle(700).to_tuple("bin")
     return torch.utils.data.DataLoader(images, batch_size=BATCH, num_workers=2, collate_fn=_of_tar)
 
@@ -172,20 +172,20 @@ READERS = {
 
 
 def _epoch(batches: Iterable[Any]) -> dict[str, Any]:
-    start_s, cpu_s, first_s, total, found = perf_counter(), sum(os.times()[:4]), 0.0, 0, []
+    start_s, cpu_s, first_s, total, checksums = perf_counter(), sum(os.times()[:4]), 0.0, 0, []
     for batch in batches:
         first_s = first_s or perf_counter() - start_s
         total += len(batch)
-        found += np.asarray(batch).reshape(len(batch), -1)[:, :64].sum(1, np.float64).tolist()
+        checksums += np.asarray(batch).reshape(len(batch), -1)[:, :64].sum(1, np.float64).tolist()
     seconds, cpu_s = perf_counter() - start_s, sum(os.times()[:4]) - cpu_s  # Includes child processes that have ended.
-    return {"seconds": seconds, "cpu_s": cpu_s, "first_s": first_s, "images": total, "distinct": len(set(found))}
+    return {"seconds": seconds, "cpu_s": cpu_s, "first_s": first_s, "images": total, "distinct": len(set(checksums))}
 
 
-def main(what: str, name: str, *words: str) -> None:
+def main(action: str, name: str, *words: str) -> None:
     """Write a collection, or read it and print the cost."""
     torch.set_num_threads(1)
     reader = READERS[name]
-    if what == "write":
+    if action == "write":
         folder, data, bucket = words
         reader.write(Path(folder), Path(data), bucket)
         return

@@ -77,7 +77,7 @@ class Weed:
 
     def put_folder(self, bucket: str, folder: Path) -> None:
         """Write the files of a folder as objects, prefixed by the name of the folder."""
-        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             self.put(bucket, file.relative_to(folder.parent).as_posix(), file.read_bytes())
 
     def get(self, bucket: str, name: str) -> bytes:
@@ -86,12 +86,12 @@ class Weed:
 
     def names(self, bucket: str, below: str = "") -> list[str]:
         """Return the sorted names of all objects below a prefix."""
-        said = json.loads(_ask("GET", f"{self.filer}/buckets/{bucket}/{below}?limit=100000"))
-        found: list[str] = []
-        for entry in said.get("Entries") or []:
+        listing = json.loads(_ask("GET", f"{self.filer}/buckets/{bucket}/{below}?limit=100000"))
+        names: list[str] = []
+        for entry in listing.get("Entries") or []:
             name = entry["FullPath"].removeprefix(f"/buckets/{bucket}/")
-            found += self.names(bucket, f"{name}/") if entry["Mode"] & 0x80000000 else [name]
-        return sorted(found)
+            names += self.names(bucket, f"{name}/") if entry["Mode"] & 0x80000000 else [name]
+        return sorted(names)
 
 
 def missing() -> str | None:
@@ -112,10 +112,10 @@ def _program() -> str | None:
 def _spawned(command: list[str], folder: Path) -> int:
     """Start a process that may outlive this one, and return its id."""
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-    said = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
+    redirections = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
     try:
         return os.posix_spawn(
-            command[0], command, os.environ | {"PYTHONPATH": str(ROOT)}, file_actions=said, setsid=True
+            command[0], command, os.environ | {"PYTHONPATH": str(ROOT)}, file_actions=redirections, setsid=True
         )
     finally:
         os.close(log)
@@ -174,16 +174,25 @@ def _started(data: Path, log: Path, address: str) -> tuple[subprocess.Popen[byte
     config.write_text(json.dumps({"identities": _identities(weed)}))
     program = _program()
     assert program is not None, missing()
-    given = [f"-{name}={port}" for name, port in ports.items()]
-    command = [program, "server", f"-dir={data}", f"-ip={address}", f"-ip.bind={address}", *given, "-filer", "-s3"]
+    port_options = [f"-{name}={port}" for name, port in ports.items()]
+    command = [
+        program,
+        "server",
+        f"-dir={data}",
+        f"-ip={address}",
+        f"-ip.bind={address}",
+        *port_options,
+        "-filer",
+        "-s3",
+    ]
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=2000", f"-s3.config={config}"]
     env = {**os.environ, "TMPDIR": str(data)}
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log_file,
+            stderr=log_file,
             cwd=data,
             env=env,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no threads
@@ -198,12 +207,12 @@ def _started(data: Path, log: Path, address: str) -> tuple[subprocess.Popen[byte
 
 
 def _identities(weed: Weed) -> list[Mapping[str, object]]:
-    found: list[Mapping[str, object]] = []
+    identities: list[Mapping[str, object]] = []
     for name, actions in _USES.items():
         keys = weed.keys(name)
         pair = {"accessKey": keys["AWS_ACCESS_KEY_ID"], "secretKey": keys["AWS_SECRET_ACCESS_KEY"]}
-        found.append({"name": name, "credentials": [pair], "actions": actions})
-    return [*found, {"name": "anonymous", "actions": [f"Read:{PUBLIC}", f"List:{PUBLIC}"]}]
+        identities.append({"name": name, "credentials": [pair], "actions": actions})
+    return [*identities, {"name": "anonymous", "actions": [f"Read:{PUBLIC}", f"List:{PUBLIC}"]}]
 
 
 def _answers(weed: Weed) -> bool:
@@ -219,16 +228,16 @@ def _answers(weed: Weed) -> bool:
 def _ask(method: str, url: str, data: bytes | None = None) -> bytes:
     request = urllib.request.Request(url, data, {"Accept": "application/json"}, method=method)  # noqa: S310
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # of the server that was started here
-        found: bytes = answer.read()
-    return found
+        content: bytes = answer.read()
+    return content
 
 
 def _free_ports(count: int, address: str) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for bound in sockets:
+            bound.bind((address, 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def _end_with_parent() -> None:

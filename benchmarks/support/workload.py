@@ -85,23 +85,23 @@ class Workload:
             without = _without_tiles(source, self.tile)
         count = total if self.count is None else min(self.count, total)
         if self.tile is not None:
-            of = f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files - len(without)} files"
+            tiles = f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files - len(without)} files"
             smaller = f" (too small: {', '.join(without[:_NAMED])}{', ...' if len(without) > _NAMED else ''})"
             again = _AGAIN if count < _FEW else ""
-            return f"{of} of {self.folder.name}{smaller if without else ''}{again}"
+            return f"{tiles} of {self.folder.name}{smaller if without else ''}{again}"
         size = sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
         return f"{count:,} images of {size} {dtypes} from {self.folder.name}{_AGAIN if count < _FEW else ''}"
 
     def key(self) -> str:
         """Return a hash of all properties of the images, including name, size and time of a folder's files."""
         if self.folder is None:
-            said: list[Any] = ["synthetic", self.count, self.shape, self.dtype, self.seed]
-            said += [self._kind()] if self._kind() else []
+            properties: list[Any] = ["synthetic", self.count, self.shape, self.dtype, self.seed]
+            properties += [self._kind()] if self._kind() else []
         else:
             stats = [(path.name, path.stat()) for path in sorted(self.folder.iterdir()) if path.is_file()]
             files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-            said = ["folder", self.count, self.tile, files]
-        return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+            properties = ["folder", self.count, self.tile, files]
+        return hashlib.blake2b(json.dumps(properties).encode(), digest_size=8).hexdigest()
 
     def _kind(self) -> str:
         return " labels" if self.labels else "" if self.bits == 8 else f" of {self.bits} bits"
@@ -159,7 +159,7 @@ def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
 
 def sizes(shape: tuple[int, ...]) -> str:
     """Return the shape (T, C, Z, Y, X) as text without leading axes of length 1: ``"100 x 100"``."""
-    first = next((place for place, size in enumerate(shape[:3]) if size > 1), 3)
+    first = next((axis for axis, size in enumerate(shape[:3]) if size > 1), 3)
     return " x ".join(map(str, shape[first:]))
 
 
@@ -189,7 +189,7 @@ class Profile:
     ----------
     name : str
         Name on the command line.
-    whole, sample, held, pair : Budget
+    whole, sample, preloaded, pair : Budget
         Budgets of benchmarks with rounds of a whole collection, of a sample or batch on demand, of a preloaded sample
         or batch, and of paired rounds of this package and a reference (time of both).
     pair_round_s : float
@@ -199,13 +199,13 @@ class Profile:
     name: str
     whole: Budget
     sample: Budget
-    held: Budget
+    preloaded: Budget
     pair: Budget
     pair_round_s: float
 
-    def of(self, access: str) -> Budget:
+    def budget(self, access: str) -> Budget:
         """Return the budget of samples or batches that are ``"preloaded"`` or ``"on_demand"``."""
-        return self.held if access == "preloaded" else self.sample
+        return self.preloaded if access == "preloaded" else self.sample
 
     def rounds_of_distribution(self, trial_s: float) -> int:
         """Return the number of rounds of a benchmark that reports p99: enough for p99 unless they take too long."""
@@ -223,7 +223,7 @@ PROFILES = (
         "quick",
         whole=Budget(0.5, 2, 5),
         sample=Budget(0.1, 10, 1000),
-        held=Budget(0.5, 50, 5000),
+        preloaded=Budget(0.5, 50, 5000),
         pair=Budget(0.4, 3, 15),
         pair_round_s=0.005,
     ),
@@ -231,7 +231,7 @@ PROFILES = (
         "full",
         whole=Budget(6.0, 5, 30),
         sample=Budget(1.5, 50, 5000),
-        held=Budget(5.0, 100, 20000),
+        preloaded=Budget(5.0, 100, 20000),
         pair=Budget(4.0, 5, 60),
         pair_round_s=0.02,
     ),

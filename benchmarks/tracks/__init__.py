@@ -43,10 +43,10 @@ def track_of_records(number: int, finished: Sequence[Mapping[str, Any]], absent:
     if track := _described(number):
         return track
     taken = {*_undescribed(number, {}, _PERCENTILES).schema.names, "track", "format_name"}
-    given = [item for each in (*finished, *absent) for item in (each.get("params") or {}).items()]
-    parameters = _columns((name, value) for name, value in given if name not in taken)
+    params = [item for record in (*finished, *absent) for item in (record.get("params") or {}).items()]
+    parameters = _columns((name, value) for name, value in params if name not in taken)
     taken |= parameters.keys()
-    extra = [item for each in finished for item in each["extra_info"].items()]
+    extra = [item for record in finished for item in record["extra_info"].items()]
     figures = _columns((name, value) for name, value in extra if name not in taken and isinstance(value, str | Real))
     return _undescribed(number, parameters, [*_PERCENTILES, *(Metric(*figure) for figure in figures.items())])
 
@@ -55,12 +55,15 @@ def _described(number: int) -> Track | None:
     return next((track for track in TRACKS if track.number == number), None)
 
 
-def _columns(found: Iterable[tuple[str, Any]]) -> dict[str, pa.DataType]:
+def _columns(pairs: Iterable[tuple[str, Any]]) -> dict[str, pa.DataType]:
     """Return one column per name, with the type that holds all of its values, or text if they are not numeric."""
     values: dict[str, list[Any]] = {}
-    for name, value in found:
+    for name, value in pairs:
         values.setdefault(name, []).append(value)
-    return {name: _type_of([value for value in of if value is not None]) for name, of in values.items()}
+    return {
+        name: _type_of([value for value in column_values if value is not None])
+        for name, column_values in values.items()
+    }
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType:
@@ -72,8 +75,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType:
 
 def _undescribed(number: int, parameters: Mapping[str, pa.DataType], metrics: Sequence[Metric]) -> Track:
     def metrics_of(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-        given = {metric.name: extra.get(metric.name) for metric in metrics}
-        return given | percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99)
+        figures = {metric.name: extra.get(metric.name) for metric in metrics}
+        return figures | percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99)
 
     return Track(
         number=number,

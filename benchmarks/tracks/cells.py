@@ -15,8 +15,8 @@ def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
     of_batch = percentiles_ms(seconds, **_TIMES)
     times = {name: scaled(ratio(value, batch), 1e3) for name, value in of_batch.items()}
     rate = None if batch is None else ratio(batch * len(seconds), total(seconds))
-    given = {name: extra.get(name) for name in ("batch_size", "crop_shape", "fields", "objects", "of")}
-    return times | {"crops_per_s": rate} | given
+    known = {name: extra.get(name) for name in ("batch_size", "crop_shape", "fields", "objects", "of")}
+    return times | {"crops_per_s": rate} | known
 
 
 _RATE, _ON_DEMAND, _CROP = ("crops_per_s",), {"access": "on_demand"}, {"sample": "crop"}

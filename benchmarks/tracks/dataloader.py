@@ -9,9 +9,9 @@ from benchmarks.tracks.track import INT, TEXT, Metric, Panel, Row, Track, View, 
 
 
 def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    given = {name: extra.get(name) for name in ("first_batch_ms", "images")}
+    known = {name: extra.get(name) for name in ("first_batch_ms", "images")}
     rate = ratio(extra.get("images"), total(seconds))
-    return percentiles_ms(seconds, p50_batch_ms=50) | given | {"samples_per_s": rate}
+    return percentiles_ms(seconds, p50_batch_ms=50) | known | {"samples_per_s": rate}
 
 
 _RATE, _FIRST = ("samples_per_s",), ("first_batch_ms",)

@@ -10,7 +10,7 @@ from benchmarks.tracks.track import TEXT, Metric, Panel, Row, Track, View, float
 
 def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
     samples = extra.get("samples") or 1
-    percentiles = percentiles_ms([each / samples for each in seconds], p50_ms=50, p95_ms=95, p99_ms=99)
+    percentiles = percentiles_ms([call_s / samples for call_s in seconds], p50_ms=50, p95_ms=95, p99_ms=99)
     return percentiles | {"samples_per_s": ratio(samples * len(seconds), total(seconds))}
 
 
@@ -30,8 +30,8 @@ TRACK = Track(
     compared_within=("order", "transform", "access"),
     views=(
         View("getitem", (*_TIMES, "rounds"), fixed=_RANDOM | _PLAIN, pivot=("access",)),
-        View("first_touch", ("p50_ms", "p95_ms", "rounds"), what="first read of each image after opening"),
-        View("first_touch_cold", ("p50_ms", "p95_ms", "rounds"), what="first read of each image, from disk"),
+        View("first_touch", ("p50_ms", "p95_ms", "rounds"), heading="first read of each image after opening"),
+        View("first_touch_cold", ("p50_ms", "p95_ms", "rounds"), heading="first read of each image, from disk"),
     ),
     panels=(
         Panel("Throughput", "throughput", _RATE, _AGAIN, "access", _RANDOM | _PLAIN),

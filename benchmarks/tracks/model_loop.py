@@ -26,11 +26,11 @@ _DEVICE, _ON_DEMAND = {"device": "cuda"}, {"access": "on_demand"}
 
 
 def _panels(operation: str) -> tuple[Panel, ...]:
-    name, of, limits = operation.capitalize(), (operation,), tuple(100 * limit for limit in _LIMITS)
+    name, operations, limits = operation.capitalize(), (operation,), tuple(100 * limit for limit in _LIMITS)
     return (
-        Panel(f"{name}: throughput", "throughput", ("images_per_s",), of, "access", _DEVICE),
-        Panel(f"{name}: time per step", "time", _STEP, of, fixed=_ON_DEMAND | _DEVICE),
-        Panel(f"{name}: data wait", "data wait", _WAIT, of, "access", _DEVICE, "bars", limits),
+        Panel(f"{name}: throughput", "throughput", ("images_per_s",), operations, "access", _DEVICE),
+        Panel(f"{name}: time per step", "time", _STEP, operations, fixed=_ON_DEMAND | _DEVICE),
+        Panel(f"{name}: data wait", "data wait", _WAIT, operations, "access", _DEVICE, "bars", limits),
     )
 
 

@@ -46,22 +46,24 @@ def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
     # of the medians can be anything between them.
     overhead_us = 1e6 * float(np.median(np.subtract(seconds, extra["numpy_s"])))
     overhead_pct = ratio(100 * overhead_us, row["p50_us"])
-    said = reading(overhead_pct, *_LIMITS, ("negligible", "moderate", "high"))
-    return row | {"overhead_us": overhead_us, "overhead_pct": overhead_pct, "reading": said}
+    verdict = reading(overhead_pct, *_LIMITS, ("negligible", "moderate", "high"))
+    return row | {"overhead_us": overhead_us, "overhead_pct": overhead_pct, "reading": verdict}
 
 
-def _times(of: str = "", heading: str = "") -> tuple[Metric, ...]:
+def _times(prefix: str = "", heading: str = "") -> tuple[Metric, ...]:
     return (
-        Metric(f"{of}p50_us", heading=heading, unit="us"),
-        *floats(f"{of}p95_us", f"{of}p99_us", f"{of}mean_us", unit="us"),
-        Metric(f"{of}samples_per_s", heading=f"{of}samples/s".replace("_", " "), unit="samples/s"),
+        Metric(f"{prefix}p50_us", heading=heading, unit="us"),
+        *floats(f"{prefix}p95_us", f"{prefix}p99_us", f"{prefix}mean_us", unit="us"),
+        Metric(f"{prefix}samples_per_s", heading=f"{prefix}samples/s".replace("_", " "), unit="samples/s"),
     )
 
 
 _PERCENTILES = ("p50_us", "p95_us", "p99_us")
 _BESIDE = {"numpy": "array", "from_numpy": "from_numpy", "copy": "copy", "batch": "batch"}
 _ALONE = ("from_numpy_p50_us", "copy_p50_us", "batch_p50_us")
-_SHOWN = tuple(f"{of}{name}" for of in ("", "numpy_") for name in ("p95_us", "p99_us", "mean_us", "samples_per_s"))
+_SHOWN = tuple(
+    f"{prefix}{name}" for prefix in ("", "numpy_") for name in ("p95_us", "p99_us", "mean_us", "samples_per_s")
+)
 _SAMPLE = ("sample",)
 
 TRACK = Track(
@@ -74,7 +76,7 @@ TRACK = Track(
         Metric("overhead_us"),
         Metric("overhead_pct", heading="overhead %", unit="% of the time as tensor"),
         Metric("reading", TEXT),
-        *(metric for of, heading in _BESIDE.items() for metric in _times(f"{of}_", heading)),
+        *(metric for prefix, heading in _BESIDE.items() for metric in _times(f"{prefix}_", heading)),
         Metric("samples", INT),
         Metric("bytes", INT),
     ),
@@ -83,8 +85,8 @@ TRACK = Track(
     key="p50_us",
     compared_within=("how", "device"),  # dtypes of a conversion are ranked against each other
     views=(
-        View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), what="sample: overhead of the tensor"),
-        View("sample", ("rounds", *_SHOWN), what="sample: time as tensor and as array"),
+        View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), heading="sample: overhead of the tensor"),
+        View("sample", ("rounds", *_SHOWN), heading="sample: time as tensor and as array"),
         View("convert", _SHOWN[:2], pivot=("how",)),
         View("to_device", _SHOWN[:4]),
     ),

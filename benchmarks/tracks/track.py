@@ -56,10 +56,10 @@ def floats(*names: str, unit: str = "ms") -> tuple[Metric, ...]:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Headline table of one operation, or of all operations if it is None, ranked by the track's key metric.
+    """Headline table of one operation, or of all operations by default, ranked by the track's key metric.
 
     `fixed` maps parameters to their preferred value. Each value of the `pivot` parameters is a group of columns. The
-    first group ranks the formats and has the `lead` metrics, the other groups have the `rest`. `what` replaces the
+    first group ranks the formats and has the `lead` metrics, the other groups have the `rest`. `heading` replaces the
     operation in the heading.
     """
 
@@ -68,7 +68,7 @@ class View:
     rest: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     pivot: tuple[str, ...] = ()
-    what: str = ""
+    heading: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +166,15 @@ class Track:
 
     def views_of(self, rows: Sequence[Row]) -> tuple[View, ...]:
         """Return the views, or one per operation if the track has none."""
-        held, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
-        return self.views or tuple(View(name, ("min_ms", "mean_ms"), fixed=held) for name in operations)
+        parameters, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
+        return self.views or tuple(View(name, ("min_ms", "mean_ms"), fixed=parameters) for name in operations)
 
     def panels_of(self, rows: Sequence[Row]) -> tuple[Panel, ...]:
         """Return the panels, or one per operation if the track has none."""
-        held, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
+        parameters, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
         quantity = self.key.removesuffix(f"_{self.unit}").replace("_", " ")
         return self.panels or tuple(
-            Panel(name.replace("_", " "), quantity, (self.key,), (name,), fixed=held) for name in operations
+            Panel(name.replace("_", " "), quantity, (self.key,), (name,), fixed=parameters) for name in operations
         )
 
 
@@ -205,9 +205,17 @@ def total(seconds: Sequence[float] | None) -> float | None:
 
 def percentiles_ms(seconds: Sequence[float], **columns: float) -> Row:
     """Return one linearly interpolated percentile per column, or None with too few rounds for it."""
-    given = {name: at for name, at in columns.items() if len(seconds) >= max(LEAST_ROUNDS.get(int(at), 1), 1)}
-    values = np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(given.values())).tolist() if given else []
-    return dict.fromkeys(columns) | dict(zip(given, values, strict=True))
+    supported = {
+        name: percentile
+        for name, percentile in columns.items()
+        if len(seconds) >= max(LEAST_ROUNDS.get(int(percentile), 1), 1)
+    }
+    values = (
+        np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(supported.values())).tolist()
+        if supported
+        else []
+    )
+    return dict.fromkeys(columns) | dict(zip(supported, values, strict=True))
 
 
 def spread(seconds: Sequence[float]) -> float | None:

@@ -35,9 +35,9 @@ CONTROL = {"compute": 1e-4, "memory": 1e-3}
 def baseline(times=None, ratios=None, **changes):
     machine = environment.machine_class(available_cores())
     usual = {name: Usual(*pair) for name, pair in (times or {}).items()}
-    kept = {name: Usual(*pair) for name, pair in (ratios or {}).items()}
-    made = Baseline(machine, "key", "10 images", "quick", {"runs": 9}, CONTROL, 0.2, 1.5, usual, kept)
-    return replace(made, **changes)
+    usual_ratios = {name: Usual(*pair) for name, pair in (ratios or {}).items()}
+    stored = Baseline(machine, "key", "10 images", "quick", {"runs": 9}, CONTROL, 0.2, 1.5, usual, usual_ratios)
+    return replace(stored, **changes)
 
 
 def controls(factor=1.0, waited=0.01, **changes):
@@ -94,7 +94,7 @@ def test_waiting_for_a_core_is_seen():
             os.sched_setaffinity(0, {max(before)})
             while waited < 0.2 and monotonic() < start_s + 20:
                 control.sample()
-                waited = control.told()["waited"]  # This share falls again if the other process releases the core.
+                waited = control.result()["waited"]  # This share falls again if the other process releases the core.
         finally:
             os.sched_setaffinity(0, before)
             busy.kill()
@@ -109,10 +109,10 @@ def test_the_figure_of_a_pair_is_its_ratio_and_memory_has_none():
 
 
 def test_text_gives_the_same_baseline(tmp_path):
-    made = baseline(TEN, {"r": (0.5, 1.4)})
-    (tmp_path / "b.json").write_text(made.as_text())
-    assert baselines.read(tmp_path / "b.json") == made
-    assert made.as_text().count("\n") < 60
+    original = baseline(TEN, {"r": (0.5, 1.4)})
+    (tmp_path / "b.json").write_text(original.as_text())
+    assert baselines.read(tmp_path / "b.json") == original
+    assert original.as_text().count("\n") < 60
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", "no control", "no number", "no times"])
@@ -133,11 +133,11 @@ def test_those_that_are_committed_are_whole_and_small():
     files = sorted(Path(baselines.__file__).parents[1].joinpath("baseline").iterdir())
     assert files
     for file in files:
-        kept = baselines.read(file)
-        assert file.name == baselines.file_of(kept.machine, kept.profile)
-        assert len(kept.times) > 150
+        stored = baselines.read(file)
+        assert file.name == baselines.file_of(stored.machine, stored.profile)
+        assert len(stored.times) > 150
         assert file.stat().st_size < 60_000
-        assert kept.as_text() == file.read_text()
+        assert stored.as_text() == file.read_text()
 
 
 # A benchmark run finds the baseline, shows it, repeats benchmarks over their limits, and fails in CI.
@@ -150,14 +150,14 @@ def suite(pytester, monkeypatch):
 
 def commit(suite, **changes):
     """Store a baseline of the suite's benchmarks; the first one sleeps for 1 ms and may take 20 times that."""
-    kept = baseline(
+    stored = baseline(
         dict.fromkeys(NAMES[1:], (1e-7, 1e9)),
         {NAMES[0]: (1e-3, 20.0)},
         **{"workload": workload(suite), "pace_limit": 1e9, "most_waited": 1.0} | changes,
     )
     baselines.FOLDER.mkdir(exist_ok=True)
-    file = baselines.FOLDER / baselines.file_of(kept.machine, kept.profile)
-    file.write_text(kept.as_text())
+    file = baselines.FOLDER / baselines.file_of(stored.machine, stored.profile)
+    file.write_text(stored.as_text())
     return file
 
 
@@ -171,39 +171,39 @@ def workload(suite):
 
 def test_without_a_baseline_of_the_class_it_is_said(suite):
     assert suite.run(COMPARE, CI="true") == OK
-    assert "no baseline for CPU " in suite.said
-    assert "store one with `make baseline`" in suite.said
+    assert "no baseline for CPU " in suite.output
+    assert "store one with `make baseline`" in suite.output
 
 
 def test_a_run_within_its_limits_passes_and_is_what_the_next_is_compared_with(suite):
     file = commit(suite)
     assert suite.run(COMPARE, CI="true") == OK
-    assert f"comparison: compared with the baseline {file.name} (runs 9)" in suite.said
-    assert "Baseline: within its limits" in suite.said
-    assert "nearest to their limits: 4" in suite.said
+    assert f"comparison: compared with the baseline {file.name} (runs 9)" in suite.output
+    assert "Baseline: within its limits" in suite.output
+    assert "nearest to their limits: 4" in suite.output
     assert suite.run(COMPARE, CI="true", SLEEP_S="0.04") == OK
     assert suite.table_says("(NOW)")
-    assert "Baseline" not in suite.said
+    assert "Baseline" not in suite.output
 
 
 @pytest.mark.parametrize(("ci", "status", "stored"), [("true", FAILED, 0), ("", OK, 1), ("false", OK, 1)])
 def test_a_run_beyond_its_limits_fails_in_ci_after_two_more_chances(ci, status, stored, suite):
     commit(suite)
     assert suite.run(COMPARE, CI=ci, SLEEP_S="0.04") == status
-    assert "Baseline: slower than its limits" in suite.said
-    assert ("ERROR: Baseline" in suite.said) == (status == FAILED)
-    assert "beyond their limits: 1" in suite.said
-    assert f"(limit 20.00) {NAMES[0]}" in suite.said
-    assert "6 passed" in suite.said
-    assert sum(line.startswith("test_one") for line in suite.said.splitlines()) == 1
+    assert "Baseline: slower than its limits" in suite.output
+    assert ("ERROR: Baseline" in suite.output) == (status == FAILED)
+    assert "beyond their limits: 1" in suite.output
+    assert f"(limit 20.00) {NAMES[0]}" in suite.output
+    assert "6 passed" in suite.output
+    assert sum(line.startswith("test_one") for line in suite.output.splitlines()) == 1
     assert len(suite.stored()) == stored
 
 
 def test_what_was_slow_for_a_moment_is_not_slower(suite):
     commit(suite)
     assert suite.run(COMPARE, CI="true", SLEEP_ONCE_S="0.04") == OK
-    assert "5 passed" in suite.said
-    assert "Baseline: within its limits" in suite.said
+    assert "5 passed" in suite.output
+    assert "Baseline: within its limits" in suite.output
     (stored,) = suite.stored()
     names = [bench["fullname"] for bench in json.loads(stored.read_text())["benchmarks"]]
     assert sorted(names) == sorted(NAMES), "what was measured again is in the stored run once, as it was first"
@@ -213,25 +213,25 @@ def test_what_was_slow_for_a_moment_is_not_slower(suite):
 def test_a_part_passes(words, suite):
     commit(suite)
     assert suite.run(COMPARE, *words, CI="true") == OK
-    assert ("not judged: only 25% of its benchmarks" in suite.said) == ("-k" in words)
+    assert ("not judged: only 25% of its benchmarks" in suite.output) == ("-k" in words)
 
 
 def test_another_workload_or_class_is_not_judged(suite):
     file = commit(suite, workload="another", description="12 images")
     assert suite.run(COMPARE, CI="true", SLEEP_S="0.04") == OK
-    assert "the baseline is for 12 images but this run measures 10 images" in suite.said
+    assert "the baseline is for 12 images but this run measures 10 images" in suite.output
     suite.stored()[0].unlink()
     file.write_text("damaged")
     assert suite.run(COMPARE) == USAGE
     assert not suite.measured()
     assert suite.run(COMPARE, "--profile", "full") == OK
-    assert "profile full; store one with `make baseline`" in suite.said
+    assert "profile full; store one with `make baseline`" in suite.output
 
 
 def test_a_failure_stays_a_failure(suite):
     commit(suite)
     assert suite.run(COMPARE, CI="true", THREE="fails") == FAILED
-    assert "1 failed, 3 passed" in suite.said
+    assert "1 failed, 3 passed" in suite.output
 
 
 # How limits and rates are computed.
@@ -247,8 +247,8 @@ def made_up(runs, count, random, tail=None):
 def test_the_pace_of_a_run_is_no_part_of_its_spread():
     figures = made_up(12, 300, np.random.default_rng(0))
     timed = np.ones(300, bool)
-    spread = Spread.of(figures, timed)
-    slower = Spread.of(figures + np.linspace(0, 1, 12)[:, None], timed)
+    spread = Spread.from_figures(figures, timed)
+    slower = Spread.from_figures(figures + np.linspace(0, 1, 12)[:, None], timed)
     np.testing.assert_allclose(slower.off, spread.off, atol=0.01)
     assert 0.02 < spread.deviation.mean() < 0.05
     assert (spread.limit(8.0) >= 1.3).all()
@@ -263,21 +263,21 @@ def few_draws(monkeypatch):
 def test_the_estimated_rate_is_no_less_than_the_true_one(tail, monkeypatch):
     monkeypatch.setattr(record_baseline, "_LEAST_LIMIT", 1.0)
     random, timed = np.random.default_rng(1), np.ones(200, bool)
-    true, said = [], []
+    true, estimated = [], []
     for _ in range(5):
         figures = made_up(212, 200, random, tail)
         recorded, later = figures[:12], figures[12:]
-        spread = Spread.of(recorded, timed)
+        spread = Spread.from_figures(recorded, timed)
         off = later - spread.usual
         off -= np.median(off, axis=1, keepdims=True)
         true.append((off > np.log(spread.limit(5.0))).any(axis=1).mean())
-        said.append(false_alarms(recorded, timed, 5.0).most)
-    assert np.mean(true) <= np.mean(said)
+        estimated.append(false_alarms(recorded, timed, 5.0).most)
+    assert np.mean(true) <= np.mean(estimated)
 
 
 def stored_run(number, factor=1.0):
     random = np.random.default_rng(number)
-    names = {f"t{place}": {"track": 1} for place in range(20)} | {"m": {"table": "memory", "ratio": 0.0}}
+    names = {f"t{index}": {"track": 1} for index in range(20)} | {"m": {"table": "memory", "ratio": 0.0}}
     names["r"] = {"table": "reference", "ratio": 0.5 * random.uniform(0.97, 1.03)}
     benchmarks = {
         name: {"extra_info": info, "stats": {"min": factor * random.uniform(0.98, 1.02)}}
@@ -288,15 +288,15 @@ def stored_run(number, factor=1.0):
 
 def test_a_baseline_is_made_of_stored_runs():
     setting = Setting(environment.fingerprint(2), "key", "10 images", "quick")
-    made = derive([stored_run(number, 1 + 0.2 * number) for number in range(6)], setting)
-    assert made.origin["runs"] == 6
-    assert made.origin["from"] == "2026-11-20T10:00:00"
-    assert len(made.times) == 20
-    assert made.ratios.keys() == {"r"}
-    assert made.ratios["r"].figure == pytest.approx(0.5, rel=0.05)
-    assert {usual.limit for usual in made.times.values()} == {1.3}
-    assert made.pace_limit == 1.3
-    assert not made.judge({name: usual.figure for name, usual in made.times.items()}, controls(1.5)).slower
+    derived = derive([stored_run(number, 1 + 0.2 * number) for number in range(6)], setting)
+    assert derived.origin["runs"] == 6
+    assert derived.origin["from"] == "2026-11-20T10:00:00"
+    assert len(derived.times) == 20
+    assert derived.ratios.keys() == {"r"}
+    assert derived.ratios["r"].figure == pytest.approx(0.5, rel=0.05)
+    assert {usual.limit for usual in derived.times.values()} == {1.3}
+    assert derived.pace_limit == 1.3
+    assert not derived.judge({name: usual.figure for name, usual in derived.times.items()}, controls(1.5)).slower
     with raises(ValueError, mentions=("4 of 4", 5), remedy=False):
         derive([stored_run(number) for number in range(4)], setting)
     with raises(ValueError, mentions=("0 of 6", 5), remedy=False):
@@ -339,7 +339,7 @@ def test_the_command_makes_of_stored_runs_what_a_fresh_clone_is_judged_by(suite,
     (file,) = baselines.FOLDER.iterdir()
     shutil.rmtree(suite.pytester.path / ".benchmarks")
     assert suite.run(COMPARE) == OK
-    assert f"comparison: compared with the baseline {file.name} (runs 5, left out 0, from " in suite.said
+    assert f"comparison: compared with the baseline {file.name} (runs 5, left out 0, from " in suite.output
 
 
 def test_the_command_says_what_is_missing(tmp_path, capsys):

@@ -26,13 +26,15 @@ for number in range(turns):
 
 def taken(tmp_path, first, second):
     """Let two processes take turns, and return the owner of each turn and the exit statuses."""
-    told = tmp_path / "told"
+    turns_file = tmp_path / "told"
     commands = [
-        Command([sys.executable, "-c", TAKE_TURNS, name, *map(str, words), str(told)], ROOT, tmp_path / f"{name}.log")
+        Command(
+            [sys.executable, "-c", TAKE_TURNS, name, *map(str, words), str(turns_file)], ROOT, tmp_path / f"{name}.log"
+        )
         for name, words in (("a", first), ("b", second))
     ]
     statuses = run_in_turns(*commands)
-    return told.read_text().split(), statuses
+    return turns_file.read_text().split(), statuses
 
 
 @pytest.mark.parametrize("delays", [(0.0, 0.3), (0.3, 0.0)])
@@ -69,15 +71,15 @@ for number, rounds in enumerate(wanted):
 """
 
 
-@pytest.mark.parametrize(("second", "told"), [("work{}", "10 10 20 20"), ("other{}", "10 1 20 2")])
-def test_both_make_as_many_rounds_of_the_same_as_the_first_wants(tmp_path, second, told):
+@pytest.mark.parametrize(("second", "expected"), [("work{}", "10 10 20 20"), ("other{}", "10 1 20 2")])
+def test_both_make_as_many_rounds_of_the_same_as_the_first_wants(tmp_path, second, expected):
     file = tmp_path / "told"
     commands = [
         Command([sys.executable, "-c", AGREE, *words, str(file)], ROOT, tmp_path / f"{words[0]}.log")
         for words in (("a", "10", "20", "work{}"), ("b", "1", "2", second))
     ]
     assert run_in_turns(*commands) == (0, 0)
-    numbers = told.split()
+    numbers = expected.split()
     assert file.read_text().split() == [f"a0:{numbers[0]}", f"b0:{numbers[1]}", f"a1:{numbers[2]}", f"b1:{numbers[3]}"]
 
 

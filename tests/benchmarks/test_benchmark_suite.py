@@ -31,7 +31,7 @@ BRIEF = """
     from benchmarks.support import workload
 
     def brief(profile):
-        none = {name: getattr(profile, name)._replace(seconds=0.0) for name in ("whole", "sample", "held", "pair")}
+        none = {name: getattr(profile, name)._replace(seconds=0.0) for name in ("whole", "sample", "preloaded", "pair")}
         return replace(profile, **none, pair_round_s=0.0)
 
     workload.PROFILES = tuple(map(brief, workload.PROFILES))
@@ -134,7 +134,7 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     } <= {row["name"] for track in range(7) for row in rows(results, track)}
 
     # Existing results do not change the data, and the stored run is the one compared with.
-    made = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
+    modified_ns = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
     again = run(
         "--formats",
         "parquet",
@@ -147,27 +147,27 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     assert again.returncode == 0, again.stdout
     assert "comparison: with" in again.stdout
     assert "Missing, only in the stored run: " in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert {path: path.stat().st_mtime_ns for path in modified_ns} == modified_ns
 
 
-def check_conversions(found: list[dict[str, object]]) -> None:
+def check_conversions(track_rows: list[dict[str, object]]) -> None:
     """Check that every row has all times, and that a sample takes less time in a batch than by itself."""
     times = ("p50_us", "p95_us", "mean_us", "samples_per_s")  # Only tables with enough rounds have a p99.
-    for row in (row for row in found if row["operation"] != "to_device"):
+    for row in (row for row in track_rows if row["operation"] != "to_device"):
         sample = row["operation"] == "sample"
-        beside = [f"{of}_{name}" for of in ("numpy", "from_numpy", "copy", "batch") for name in times]
+        beside = [f"{conversion}_{name}" for conversion in ("numpy", "from_numpy", "copy", "batch") for name in times]
         assert all(row[name] is not None for name in times), row
         assert all((row[name] is not None) == sample for name in (*beside, "overhead_us", "overhead_pct", "reading"))
         if sample:
             assert 0 < float(str(row["batch_p50_us"])) < float(str(row["from_numpy_p50_us"]))
-    hows = Counter((row["how"], row["dtype"]) for row in found if row["operation"] == "convert")
+    hows = Counter((row["how"], row["dtype"]) for row in track_rows if row["operation"] == "convert")
     dtypes = ("float16", "float32", "uint8", "int8")
     assert hows == {(how, dtype): 1 for how in ("from_numpy", "copy", "batch") for dtype in dtypes}
 
 
-def check_stages(found: list[dict[str, object]]) -> None:
+def check_stages(track_rows: list[dict[str, object]]) -> None:
     """Check that every value exists; an epoch of these few images takes less than a second in all stages."""
-    for row in found:
+    for row in track_rows:
         if row["operation"] == "epoch":
             times = {stage: float(str(row[stage_column(stage)])) for stage in STAGES}
             assert 0 < sum(times.values()) * 24 < 1e6, row
@@ -413,7 +413,7 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--formats", "parquet,papyrus"), "unknown papyrus; known are parquet, parquet_duck, lance"),
         (("--image-shape", "9"), "none of YxX, CxYxX, TxCxZxYxX"),
@@ -426,11 +426,11 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_wrong_options_are_usage_errors(words: tuple[str, ...], said: str, runs: Runs) -> None:
+def test_wrong_options_are_usage_errors(words: tuple[str, ...], message: str, runs: Runs) -> None:
     # The options belong to every pytest run here; a run without benchmarks imports less.
     done = runs.run("tests/__init__.py", *words)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert said in done.stdout
+    assert message in done.stdout
 
 
 def test_help_shows_the_options(runs: Runs) -> None:

@@ -41,7 +41,10 @@ def folder(tmp_path_factory):
         tifffile.imwrite(folder / "masks" / f"s{site}_DNA_MaskNuclei.tiff", np.full(SHAPE, site, np.uint8))
     sites = [1, 2, 1, 2]
     named = {f"Image_FileName_{channel}": [f"s{site}_{channel}.tif" for site in sites] for channel in ("DNA", "ER")}
-    centres = {f"Nuclei_Location_Center_{axis}": [each[at] for each in CENTRES] for at, axis in enumerate("YX")}
+    centres = {
+        f"Nuclei_Location_Center_{axis}": [centre[axis_index] for centre in CENTRES]
+        for axis_index, axis in enumerate("YX")
+    }
     pq.write_table(pa.table(named | centres), folder / "cells.parquet")
     return folder
 
@@ -49,7 +52,7 @@ def folder(tmp_path_factory):
 def test_a_folder_with_a_table_of_cells_is_the_plate(folder, tmp_path):
     plate = plate_of(Workload(None, folder=folder))
     assert plate == StoredPlate(folder)
-    images, masks, (fields, centres) = list(plate.images()), list(plate.masks()), plate.places()
+    images, masks, (fields, centres) = list(plate.images()), list(plate.masks()), plate.positions()
     assert [image.shape for image in images] == [(1, 2, 1, *SHAPE)] * 2
     assert np.array_equal(images[1][0, 1, 0], tifffile.imread(folder / "s2_ER.tif"))
     assert [int(mask.max()) for mask in masks] == [1, 2]
@@ -63,19 +66,19 @@ def test_a_folder_with_a_table_of_cells_is_the_plate(folder, tmp_path):
         assert np.array_equal(crops[number], images[fields[number]][0, :, 0, y : y + SIDE, x : x + SIDE])
     loop, out = compiled_loop(), np.empty((2, 2, SIDE, SIDE), np.float32)
     if loop is not None:
-        places = np.column_stack([fields, corners_of(centres)])[:2]
-        loop(np.concatenate(images)[:, :, 0], places, np.float32(1), out)
+        corners = np.column_stack([fields, corners_of(centres)])[:2]
+        loop(np.concatenate(images)[:, :, 0], corners, np.float32(1), out)
         assert np.array_equal(out, [crops[0], crops[1]])
     assert isinstance(plate_of(Workload()), SyntheticPlate)
 
 
 def test_a_made_mask_has_its_objects_number_at_its_centre():
     plate = SyntheticPlate(3, count=2)
-    fields, centres = plate.places()
+    fields, centres = plate.positions()
     for number, mask in enumerate(plate.masks()):
-        found = [mask[0, 0, 0, y, x] for y, x in np.rint(centres[fields == number]).astype(int)]
+        labels = [mask[0, 0, 0, y, x] for y, x in np.rint(centres[fields == number]).astype(int)]
         # If two overlap, the later one covers the earlier one.
-        assert np.mean(found == np.arange(1, len(found) + 1)) > 0.9
+        assert np.mean(labels == np.arange(1, len(labels) + 1)) > 0.9
 
 
 @pytest.mark.slow

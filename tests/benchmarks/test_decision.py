@@ -55,13 +55,13 @@ def far_from_limits(change):
     ],
 )
 def test_verdicts(values, verdict):
-    change = Change.of(values)
+    change = Change.from_ratios(values)
     assert change.verdict(THRESHOLD) is verdict
     assert verdict is not Verdict.OK or not change.may_be_slower(THRESHOLD)
 
 
 def test_what_seems_slower_is_no_regression_yet():
-    change = Change.of([1.07, 1.12, 1.05, 1.13, 1.08])
+    change = Change.from_ratios([1.07, 1.12, 1.05, 1.13, 1.08])
     assert change.seems_slower(THRESHOLD)
     assert change.may_be_slower(THRESHOLD)
     assert change.verdict(THRESHOLD) is Verdict.NOT_RESOLVED
@@ -70,7 +70,7 @@ def test_what_seems_slower_is_no_regression_yet():
 @given(ratios)
 def test_the_interval_is_that_of_a_moderated_t_statistic(values):
     """Compare with scipy: usual noise adds `USUAL_ROUNDS` observations of the variance, not of the mean."""
-    logs, change = np.log(values), Change.of(values)
+    logs, change = np.log(values), Change.from_ratios(values)
     free = len(logs) - 1 + USUAL_ROUNDS
     variance = (logs.var(ddof=1) * (len(logs) - 1) + USUAL_NOISE**2 * USUAL_ROUNDS) / free
     for tail, low, high in (
@@ -86,28 +86,28 @@ def test_the_interval_is_that_of_a_moderated_t_statistic(values):
 
 @given(ratios)
 def test_swapping_the_sides_mirrors_the_verdict(values):
-    there, back = Change.of(values), Change.of([1 / value for value in values])
-    assert back.ratio == pytest.approx(1 / there.ratio)
-    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
-    assume(far_from_limits(there) and far_from_limits(back))
+    forth, back = Change.from_ratios(values), Change.from_ratios([1 / value for value in values])
+    assert back.ratio == pytest.approx(1 / forth.ratio)
+    assert (back.low, back.high) == pytest.approx((1 / forth.high, 1 / forth.low))
+    assume(far_from_limits(forth) and far_from_limits(back))
     mirrored = {Verdict.REGRESSION: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSION}
-    verdict = there.verdict(THRESHOLD)
+    verdict = forth.verdict(THRESHOLD)
     assert back.verdict(THRESHOLD) is mirrored.get(verdict, verdict)
 
 
 @given(ratios, st.randoms(use_true_random=False))
 def test_the_order_of_rounds_has_no_say(values, draw):
-    before = Change.of(values)
+    before = Change.from_ratios(values)
     draw.shuffle(values)
-    after = Change.of(values)
+    after = Change.from_ratios(values)
     assert (after.ratio, after.low, after.surely_low) == pytest.approx((before.ratio, before.low, before.surely_low))
 
 
 @given(ratios, st.floats(1.0, 3.0))
 def test_more_noise_never_shows_a_change(values, factor):
-    before = Change.of(values)
+    before = Change.from_ratios(values)
     assume(before.verdict(THRESHOLD) in (Verdict.NOT_RESOLVED, Verdict.OK))
-    noisy = Change.of([before.ratio * (value / before.ratio) ** factor for value in values])
+    noisy = Change.from_ratios([before.ratio * (value / before.ratio) ** factor for value in values])
     assume(far_from_limits(before) and far_from_limits(noisy))
     assert noisy.verdict(THRESHOLD) in (Verdict.NOT_RESOLVED, Verdict.OK)
 
@@ -115,7 +115,7 @@ def test_more_noise_never_shows_a_change(values, factor):
 @given(ratios, st.floats(1.0, 3.0))
 def test_slower_is_never_better(values, factor):
     order = [Verdict.IMPROVED, Verdict.OK, Verdict.REGRESSION]
-    before, after = (Change.of([v * f for v in values]).verdict(THRESHOLD) for f in (1.0, factor))
+    before, after = (Change.from_ratios([v * f for v in values]).verdict(THRESHOLD) for f in (1.0, factor))
     if Verdict.NOT_RESOLVED not in (before, after):
         assert order.index(after) >= order.index(before)
 
@@ -150,7 +150,7 @@ def ratios_of(record):
 )
 def test_recorded_rounds(record):
     """Rounds of real gates: an unchanged tree, with and without a busy program, and deliberate slowdowns."""
-    change = Change.of(ratios_of(record))
+    change = Change.from_ratios(ratios_of(record))
     verdict = change.verdict(THRESHOLD)
     if record["level"] >= 0.1:
         assert verdict is Verdict.REGRESSION or change.seems_slower(THRESHOLD)
@@ -168,22 +168,22 @@ def test_a_look_after_each_round_alarms_falsely_in_less_than_three_of_a_thousand
     middle = logs.cumsum(1) / count
     squares = (logs**2).cumsum(1) - count * middle**2 + USUAL_ROUNDS * USUAL_NOISE**2
     free = count - 1 + USUAL_ROUNDS
-    low = middle - np.sqrt(squares / free / count) * [quantile(int(each), ALARM) for each in free]
+    low = middle - np.sqrt(squares / free / count) * [quantile(int(degrees), ALARM) for degrees in free]
     looks = slice(LEAST_ROUNDS - 1, None)
     alarms = ((low > 0) & (middle > math.log1p(THRESHOLD)))[:, looks].any(1)
-    for place in draw.integers(0, len(logs), 20):  # The calculation above equals that of the gate.
+    for index in draw.integers(0, len(logs), 20):  # The calculation above equals that of the gate.
         rounds = int(draw.integers(LEAST_ROUNDS, MOST_ROUNDS + 1))
-        change = Change.of(np.exp(logs[place, :rounds]).tolist())
-        assert math.log(change.surely_low) == pytest.approx(low[place, rounds - 1])
+        change = Change.from_ratios(np.exp(logs[index, :rounds]).tolist())
+        assert math.log(change.surely_low) == pytest.approx(low[index, rounds - 1])
     assert alarms.reshape(400, 70).any(1).sum() <= 1
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_ratios_that_are_none(bad):
     with raises(ValueError, mentions="ratios", remedy=False):
-        Change.of([1.0, 1.0, 1.0, 1.0, bad])
+        Change.from_ratios([1.0, 1.0, 1.0, 1.0, bad])
 
 
 def test_too_few_rounds_have_no_interval():
     with raises(ValueError, mentions=("4 rounds", 5), remedy=False):
-        Change.of([1.0] * 4)
+        Change.from_ratios([1.0] * 4)

@@ -44,17 +44,17 @@ def times(ratios, clock=None):
 
 
 def row(name, ratios):
-    return Row.of(f"benchmarks/test_gate.py::test_{name}", times([1.0] * len(ratios)), times(ratios))
+    return Row.from_times(f"benchmarks/test_gate.py::test_{name}", times([1.0] * len(ratios)), times(ratios))
 
 
 def comparison(*rows, control=SAME, **others):
-    given = {"new": {}, "gone": {}, "skipped": {}, **others}
-    named = tuple(row(f"work{place}[arrow]", ratios) for place, ratios in enumerate(rows))
-    return Comparison("main (abc)", "def", 0.05, (row("control", control),), named, seconds=1.0, **given)
+    options = {"new": {}, "gone": {}, "skipped": {}, **others}
+    named = tuple(row(f"work{index}[arrow]", ratios) for index, ratios in enumerate(rows))
+    return Comparison("main (abc)", "def", 0.05, (row("control", control),), named, seconds=1.0, **options)
 
 
 @pytest.mark.parametrize(
-    ("rows", "others", "status", "said"),
+    ("rows", "others", "status", "conclusion"),
     [
         ([SAME, FASTER], {}, 0, "No regression: none of 2 benchmarks is slower by more than 5%."),
         ([SAME, SLOWER], {}, 1, "Regression: work1[arrow] (+12.4%) slower by more than 5%."),
@@ -66,15 +66,17 @@ def comparison(*rows, control=SAME, **others):
         ([SAME], {"gone": {"test_gate.py::test_x": ""}}, 0, "No regression"),
     ],
 )
-def test_exit_status_and_conclusion(rows, others, status, said):
-    found = comparison(*rows, **others)
-    assert found.exit_status(strict=False) == status
-    assert found.conclusion(strict=False).startswith(said.split(":")[0]) or said in found.conclusion(strict=False)
-    assert said in found.conclusion(strict=False)
-    assert as_json(found)["exit"] == status
-    for text in (as_text(found), as_markdown(found)):
-        assert found.conclusion(strict=False) in text
-        assert all(each.short in text for each in found.rows)
+def test_exit_status_and_conclusion(rows, others, status, conclusion):
+    compared = comparison(*rows, **others)
+    assert compared.exit_status(strict=False) == status
+    assert compared.conclusion(strict=False).startswith(conclusion.split(":")[0]) or conclusion in compared.conclusion(
+        strict=False
+    )
+    assert conclusion in compared.conclusion(strict=False)
+    assert as_json(compared)["exit"] == status
+    for text in (as_text(compared), as_markdown(compared)):
+        assert compared.conclusion(strict=False) in text
+        assert all(benchmark.short in text for benchmark in compared.rows)
 
 
 BYTES, MORE_BYTES = [16e6] * 5, [18e6] * 5
@@ -82,23 +84,23 @@ BYTES, MORE_BYTES = [16e6] * 5, [18e6] * 5
 
 def test_memory_is_told_in_bytes_and_judged_as_times_are():
     base, head = ([Times(size, size, size, 1, [size], [size]) for size in sizes] for sizes in (BYTES, MORE_BYTES))
-    heavy = Row.of("test_gate.py::test_memory[arrow]", base, head, in_bytes=True)
-    found = replace(comparison(SAME), rows=(heavy,))
-    assert found.exit_status(strict=False) == 1
-    (line,) = [line for line in as_text(found).splitlines() if line.startswith("memory[arrow] ")]
+    heavy = Row.from_times("test_gate.py::test_memory[arrow]", base, head, in_bytes=True)
+    compared = replace(comparison(SAME), rows=(heavy,))
+    assert compared.exit_status(strict=False) == 1
+    (line,) = [line for line in as_text(compared).splitlines() if line.startswith("memory[arrow] ")]
     assert line.split()[1:6] == ["16", "MB", "18", "MB", "+12.5%"]
 
 
 def test_code_that_waits_is_slower_by_the_clock_and_a_busy_machine_is_not():
-    waits = Row.of("test_gate.py::test_waits", times(SAME), times(SAME, clock=SLOWER))
-    found = replace(comparison(SAME), rows=(waits,))
-    assert found.exit_status(strict=False) == 1
-    assert "Regression: waits (+12.4% by the clock) slower by more than 5%." in as_text(found)
-    busy = Row.of("test_gate.py::test_busy", times(SAME), times(SAME, clock=[1.0, 1.4, 0.8, 1.3, 1.1]))
-    found = replace(comparison(SAME), rows=(busy,))
-    assert found.exit_status(strict=False) == 0
+    waits = Row.from_times("test_gate.py::test_waits", times(SAME), times(SAME, clock=SLOWER))
+    compared = replace(comparison(SAME), rows=(waits,))
+    assert compared.exit_status(strict=False) == 1
+    assert "Regression: waits (+12.4% by the clock) slower by more than 5%." in as_text(compared)
+    busy = Row.from_times("test_gate.py::test_busy", times(SAME), times(SAME, clock=[1.0, 1.4, 0.8, 1.3, 1.1]))
+    compared = replace(comparison(SAME), rows=(busy,))
+    assert compared.exit_status(strict=False) == 0
     assert not busy.is_open(0.05)
-    seems = Row.of("test_gate.py::test_seems", times(SAME), times(SAME, clock=[1.07, 1.12, 1.05, 1.13, 1.08]))
+    seems = Row.from_times("test_gate.py::test_seems", times(SAME), times(SAME, clock=[1.07, 1.12, 1.05, 1.13, 1.08]))
     assert seems.is_open(0.05)  # More rounds would decide between the two.
     assert not seems.is_unresolved(0.05)
 
@@ -124,19 +126,19 @@ def test_the_table_shows_what_matters_first_and_what_is_not_judged():
 def test_a_slowdown_that_spares_some_calls_is_told():
     slow = row("some[arrow]", SAME)
     half = tuple(times._replace(median_s=times.median_s * 2) for times in slow.head)
-    found = comparison(SAME)
-    found = replace(found, rows=(*found.rows, replace(slow, head=half)))
-    assert found.exit_status(strict=False) == 0
-    assert "perhaps some calls are slower: some[arrow] (+100.0%)." in as_text(found)
+    compared = comparison(SAME)
+    compared = replace(compared, rows=(*compared.rows, replace(slow, head=half)))
+    assert compared.exit_status(strict=False) == 0
+    assert "perhaps some calls are slower: some[arrow] (+100.0%)." in as_text(compared)
 
 
 def test_the_record_holds_every_round():
-    found = json.loads(json.dumps(as_json(comparison(SLOWER, new={"x::test_new": "AttributeError"}))))
-    (one,) = found["benchmarks"]
+    record = json.loads(json.dumps(as_json(comparison(SLOWER, new={"x::test_new": "AttributeError"}))))
+    (one,) = record["benchmarks"]
     assert one["verdict"] == "regression"
     assert [times["min_s"] for times in one["head"]] == pytest.approx([1e-3 * ratio for ratio in SLOWER])
     assert one["worked"] == one["passed"] == pytest.approx(SLOWER)
-    assert found["new"] == {"x::test_new": "AttributeError"}
+    assert record["new"] == {"x::test_new": "AttributeError"}
 
 
 def test_gate_and_report_need_neither_torch_nor_the_package():
@@ -177,8 +179,8 @@ def test_the_head_is_the_working_tree_as_it_is(repository, tmp_path):
     (repository / "ignored").write_text("i")
     label = copy_tree(repository, tmp_path / "copy")
     assert label.endswith(" and uncommitted changes")
-    found = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
-    assert found == {".gitignore", "kept", "changed", "folder/untracked"}
+    files = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    assert files == {".gitignore", "kept", "changed", "folder/untracked"}
     assert (tmp_path / "copy" / "changed").read_text() == "new"
 
 
@@ -254,30 +256,38 @@ def tree(folder, pinned, needed="", extras=""):
 
 def test_pins_are_what_the_benchmarks_need(tmp_path):
     one = tree(tmp_path / "one", "# why\nnumpy==1.0  # old\n\npytest==8.3.0\n", '"numpy>=1"', ', "filelock"')
-    assert {str(each) for each in pins(one)} == {"numpy==1.0", "pytest==8.3.0", "numpy>=1", "filelock", "pytest>=8"}
+    assert {str(requirement) for requirement in pins(one)} == {
+        "numpy==1.0",
+        "pytest==8.3.0",
+        "numpy>=1",
+        "filelock",
+        "pytest>=8",
+    }
     assert pins(tmp_path) == frozenset()
     ours = pins(ROOT)
     assert Requirement("torch>=2.6") in ours
-    assert any(each.name == "matplotlib" for each in ours)
-    assert not any(each.name == "ruff" and not str(each.specifier).startswith("==") for each in ours)
+    assert any(requirement.name == "matplotlib" for requirement in ours)
+    assert not any(
+        requirement.name == "ruff" and not str(requirement.specifier).startswith("==") for requirement in ours
+    )
 
 
 def test_an_environment_meets_pins_or_does_not():
-    def met(*lines):
+    def meets_pins(*lines):
         return meets(frozenset(map(Requirement, lines)))
 
-    assert met("pytest>=8", "no-such-package==1.0")  # A pin of a missing package has no effect.
-    assert met('no-such-package>=1; python_version < "3"')
-    assert not met("no-such-package>=1")
-    assert not met("pytest==1.0")
+    assert meets_pins("pytest>=8", "no-such-package==1.0")  # A pin of a missing package has no effect.
+    assert meets_pins('no-such-package>=1; python_version < "3"')
+    assert not meets_pins("no-such-package>=1")
+    assert not meets_pins("pytest==1.0")
 
 
 def test_one_environment_serves_both_where_pins_agree_or_it_meets_both(tmp_path):
-    here = (Path(sys.executable), Path(sys.executable))
+    current = (Path(sys.executable), Path(sys.executable))
     base, head = tree(tmp_path / "base", "pytest==1.0\n"), tree(tmp_path / "head", "pytest==1.0\n")
-    assert environments(base, head, tmp_path) == here  # Neither requirement is met, by the user's choice.
+    assert environments(base, head, tmp_path) == current  # Neither requirement is met, by the user's choice.
     other = tree(tmp_path / "other", "no-such-package==1.0\n")
-    assert environments(other, tree(tmp_path / "more", ""), tmp_path) == here
+    assert environments(other, tree(tmp_path / "more", ""), tmp_path) == current
 
 
 def test_an_environment_that_cannot_be_made(tmp_path, monkeypatch):
@@ -315,10 +325,10 @@ def test_what_both_sides_are_compared_in_reads_every_workload_in_every_way(tmp_p
     monkeypatch.setattr(gated_data, "WORKLOADS", fewer)
     monkeypatch.setattr(pixels, "formats", lambda: [get_format("arrow")])
     with gated_data.Collections(tmp_path) as collections:
-        hashes = pixels.checksums(collections)
-    assert {name.partition(":")[0].rpartition(", ")[2] for name in hashes} == fewer.keys()
-    for name, digest in hashes.items():
-        assert hashes[name.replace("on demand", "preloaded")] == digest
+        digests = pixels.checksums(collections)
+    assert {name.partition(":")[0].rpartition(", ")[2] for name in digests} == fewer.keys()
+    for name, digest in digests.items():
+        assert digests[name.replace("on demand", "preloaded")] == digest
 
 
 def gated(runs):
@@ -335,7 +345,7 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
     formats = {name.rpartition("[")[2] for name in names}
     for operation in ("write", "preload", "getitem", "batch"):
         assert {name for name in names if name.startswith(f"{operation}[")} == {
-            f"{operation}[{each}" for each in formats
+            f"{operation}[{format_suffix}" for format_suffix in formats
         }
     for name in formats:  # A place names the stored encoding.
         assert place_of(f"preload[{name}").split()[2] == encodings(get_format(name[:-1]))[0]
@@ -467,19 +477,19 @@ def test_the_rates_of_constructed_runs():
         ran("slowed", 1, (SLOWER, 0.1), (SAME, 0.05)),
         ran("loaded", 3, (UNCLEAR, 0.0), (SAME, 0.0)),
     ]
-    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    environment = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
     assert missed_targets(runs) == ["false alarms of unchanged gates at most 0.3%: 1 of 2 (50.0 %; 1.3 to 98.7)"]
     assert missed_targets([runs[0], *[ran("slowed", 0, (SAME, 0.1))] * 9])[0].startswith(
         "+10% found at least 99%: 0 of"
     )
     runs.append(ran("in forms", 1, (SLOWER, 0.0)))
     runs[-1]["benchmarks"][0]["name"] = f"test_gate.py::test_{FORMS['growth']}"
-    said = rates(runs, where)
-    assert f"| growth, in {FORMS['growth']} | 1 of 1" in said
-    assert "| no change: whole gates | 1 of 2 (50.0 %; 1.3 to 98.7) | 1 of 2 (50.0 %; 1.3 to 98.7) | 0 of 2" in said
+    report = rates(runs, environment)
+    assert f"| growth, in {FORMS['growth']} | 1 of 1" in report
+    assert "| no change: whole gates | 1 of 2 (50.0 %; 1.3 to 98.7) | 1 of 2 (50.0 %; 1.3 to 98.7) | 0 of 2" in report
     assert (
-        "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 97.5) | 0 of 1 (0.0 %; 0.0 to 97.5) | 1 of 1" in said
+        "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 97.5) | 0 of 1 (0.0 %; 0.0 to 97.5) | 1 of 1" in report
     )
-    assert "| +5% | 0 of 1" in said
-    assert "| +10% | 1 of 1" in said
-    assert "| work0[arrow] | 1,000 | 1.0 |" in said or "| work0[arrow] | 1,000 |" in said
+    assert "| +5% | 0 of 1" in report
+    assert "| +10% | 1 of 1" in report
+    assert "| work0[arrow] | 1,000 | 1.0 |" in report or "| work0[arrow] | 1,000 |" in report

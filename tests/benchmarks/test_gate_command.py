@@ -138,8 +138,8 @@ class Repository:
 
     def state(self) -> tuple[str, ...]:
         """State of the user's repository that the gate must not change."""
-        seen = ("worktree", "list"), ("branch", "--all"), ("status", "--porcelain"), ("diff",), ("stash", "list")
-        return tuple(self.git(*words) for words in seen)
+        commands = ("worktree", "list"), ("branch", "--all"), ("status", "--porcelain"), ("diff",), ("stash", "list")
+        return tuple(self.git(*words) for words in commands)
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def start(repository: Repository, *words: str) -> subprocess.Popen[str]:
 
 def as_command(repository: Repository, *words: str) -> tuple[int, str]:
     process = start(repository, *words)
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
 
 
 def in_process(repository: Repository, *words: str) -> tuple[int, str]:
@@ -194,19 +194,22 @@ def in_process(repository: Repository, *words: str) -> tuple[int, str]:
 
 
 def gate(
-    repository: Repository, *words: str, run: Callable[..., tuple[int, str]] = in_process, wanted: int | None = None
+    repository: Repository,
+    *words: str,
+    run: Callable[..., tuple[int, str]] = in_process,
+    expected_status: int | None = None,
 ) -> tuple[int, str]:
-    """Run a gate; repeat if the machine was too busy for a verdict, or until the status is ``wanted``.
+    """Run a gate; repeat if the machine was too busy for a verdict, or until the status is ``expected_status``.
 
     A shared machine may be faster during a whole round of one side, which shows as a change in benchmarks of 20 us.
     """
     before = repository.state()
     for _ in range(3):
-        status, said = run(repository, *words)
+        status, output = run(repository, *words)
         assert repository.state() == before
-        if status == wanted or (wanted is None and status != 3):
+        if status == expected_status or (expected_status is None and status != 3):
             break
-    return status, said
+    return status, output
 
 
 def running() -> list[str]:
@@ -240,7 +243,7 @@ def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room:
     repository.add("skipped", "pytest.skip('not here')")
     files = {name: tmp_path / "results" / f"gate.{name}" for name in ("json", "md", "png")}
     words = [f"--{option}={files[name]}" for option, name in (("json", "json"), ("summary", "md"), ("figure", "png"))]
-    status, output = gate(repository, *words, run=as_command, wanted=0)
+    status, output = gate(repository, *words, run=as_command, expected_status=0)
     assert status == 0, output
     assert "No regression: none of 3 benchmarks" in output
     assert "New, only run by head: test_gate.py::test_newer (AttributeError" in output
@@ -262,11 +265,11 @@ def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room:
 @pytest.mark.serial
 def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Repository, room: Path) -> None:
     repository.write(count=3000, brisk=500)
-    status, said = gate(repository, wanted=1)
-    assert status == 1, said
-    assert "Regression: work (+" in said
-    assert "other" not in said.rpartition("\n")[0].rpartition("\n")[2]
-    assert "improved" in next(line for line in said.splitlines() if line.startswith("other"))
+    status, output = gate(repository, expected_status=1)
+    assert status == 1, output
+    assert "Regression: work (+" in output
+    assert "other" not in output.rpartition("\n")[0].rpartition("\n")[2]
+    assert "improved" in next(line for line in output.splitlines() if line.startswith("other"))
     assert not left_behind(room)
 
 
@@ -274,7 +277,7 @@ def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Reposi
 def test_what_is_open_is_measured_again_and_is_no_pass(repository: Repository) -> None:
     """With only six rounds, a change of 3 % is not resolved against 0.5 %, however small the noise."""
     repository.write(count=2060)
-    status, output = gate(repository, "--threshold", "0.5", wanted=3)
+    status, output = gate(repository, "--threshold", "0.5", expected_status=3)
     assert status == 3, output
     assert "round 5 of 5: 3 benchmarks" in output
     assert "round 6 of 6: " in output
@@ -289,7 +292,7 @@ def test_no_further_round_is_begun_that_would_take_too_long(
     monkeypatch.setattr(rounds, "_MOST_S", 1.0)
     monkeypatch.setattr(rounds, "_AGAIN", 0.0)
     repository.write(count=2060)
-    status, output = gate(repository, "--threshold", "0.5", wanted=3)
+    status, output = gate(repository, "--threshold", "0.5", expected_status=3)
     assert status == 3, output
     assert "round 5 of 5" in output
     assert "round 6" not in output
@@ -311,11 +314,11 @@ def test_new_and_gone_benchmarks(repository: Repository) -> None:
 def test_different_pixels_are_not_compared_in_speed(repository: Repository, room: Path, tmp_path: Path) -> None:
     repository.write(pixels="other")
     summary = tmp_path / "gate.md"
-    status, said = gate(repository, "--summary", str(summary))
-    assert status == 2, said
-    assert "give different pixels, so their speed is not compared:\n    read" in said
+    status, output = gate(repository, "--summary", str(summary))
+    assert status == 2, output
+    assert "give different pixels, so their speed is not compared:\n    read" in output
     assert "different pixels" in summary.read_text()
-    assert "round 1" not in said
+    assert "round 1" not in output
     assert not left_behind(room)
 
 
@@ -324,19 +327,19 @@ def test_a_base_that_does_not_run(repository: Repository, room: Path) -> None:
     repository.package.write_text("raise ImportError('no good')\n")
     repository.commit()
     repository.package.write_text(good)
-    status, said = gate(repository)
-    assert status == 2, said
-    assert "base (HEAD (" in said
-    assert "cannot write and read its data" in said
-    assert "no good" in said
+    status, output = gate(repository)
+    assert status == 2, output
+    assert "base (HEAD (" in output
+    assert "cannot write and read its data" in output
+    assert "no good" in output
     assert not left_behind(room)
 
 
 def test_a_head_that_fails_its_benchmarks(repository: Repository, room: Path) -> None:
     repository.add("broken", "assert tiny.work() == 0")
-    status, said = gate(repository)
-    assert status == 2, said
-    assert "fails its own benchmarks" in said
+    status, output = gate(repository)
+    assert status == 2, output
+    assert "fails its own benchmarks" in output
     assert not left_behind(room)
 
 
@@ -359,9 +362,9 @@ def test_suites_that_cannot_be_compared(repository: Repository, old: str, new: s
 
 def test_disabled_benchmarks_are_no_pass(repository: Repository) -> None:
     repository.configure("--benchmark-disable")
-    status, said = gate(repository)
-    assert status == 2, said
-    assert "were they disabled?" in said
+    status, output = gate(repository)
+    assert status == 2, output
+    assert "were they disabled?" in output
 
 
 @pytest.mark.parametrize(
@@ -378,9 +381,9 @@ def test_disabled_benchmarks_are_no_pass(repository: Repository) -> None:
     ],
 )
 def test_bad_arguments(repository: Repository, words: list[str], message: str) -> None:
-    status, said = gate(repository, *words)
-    assert status == 2, said
-    assert message in said
+    status, output = gate(repository, *words)
+    assert status == 2, output
+    assert message in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -57,7 +57,7 @@ def table_of(track, absent=("lance",)):
             data = [speed, 2 * speed, 1.5 * speed]
             per_round = {3: {"wait_s": [speed * 0.4] * 3}, 4: {"numpy_s": [speed * 0.9] * 3}}.get(track, {})
             if operation == "epoch":
-                per_round = {"stage_s": {stage: [speed * (at + 1)] * 3 for at, stage in enumerate(STAGES)}}
+                per_round = {"stage_s": {stage: [speed * (index + 1)] * 3 for index, stage in enumerate(STAGES)}}
             elif track == 5:
                 pays = None if name == "arrow" else 3
                 per_round = {"on_demand_s": [speed] * 3, "preloaded_s": [speed / 2] * 3, "break_even_epochs": pays}
@@ -145,15 +145,17 @@ def assert_no_text_over_another(drawn):
         legend = axes.get_legend()
         low, high = sorted(axes.get_xlim())
         outside = {
-            label for at, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if not low <= at <= high
+            label
+            for position, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+            if not low <= position <= high
         }
-        shown = [
+        visible = [
             text
             for text in [*ticks, *(legend.get_texts() if legend else ())]
             if text.get_text() and text not in outside
         ]
-        boxes = [text.get_window_extent(renderer) for text in shown]
-        for (one, a), (two, b) in combinations(zip(shown, boxes, strict=True), 2):
+        boxes = [text.get_window_extent(renderer) for text in visible]
+        for (one, a), (two, b) in combinations(zip(visible, boxes, strict=True), 2):
             assert not a.overlaps(b), f"{one.get_text()!r} lies over {two.get_text()!r}"
         assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
 

@@ -36,9 +36,9 @@ seconds = st.lists(st.floats(1e-6, 10), min_size=1, max_size=20)
 
 def timed(operation, ours_s, reference_s, name="arrow", shape=SMALL, case=None, **extra):
     """Return a record of one unit per call, as `benchmarks.support.paired` writes it."""
-    wanted = case if case is not None else name if TIMED[operation].of_formats else ""
-    found = judged(operation, ours_s, reference_s, shape, wanted)
-    row = bench(0, operation, ours_s, name, table="reference", reference_s=reference_s, **found, **extra)
+    case_name = case if case is not None else name if TIMED[operation].of_formats else ""
+    judgement = judged(operation, ours_s, reference_s, shape, case_name)
+    row = bench(0, operation, ours_s, name, table="reference", reference_s=reference_s, **judgement, **extra)
     del row["extra_info"]["track"]
     row["stats"]["iterations"] = 1
     return row
@@ -79,7 +79,7 @@ def test_every_target_is_of_something_that_is_measured():
 
 
 @pytest.mark.parametrize(
-    ("operation", "case", "ours_s", "said", "met"),
+    ("operation", "case", "ours_s", "text", "is_met"),
     [
         ("sample_on_demand", "", 0.025, "40 x faster", True),
         ("sample_on_demand", "", 0.0251, "39.8 x faster", False),
@@ -94,17 +94,19 @@ def test_every_target_is_of_something_that_is_measured():
         ("random_image", "vortex", 0.16, "0.16 x imread", False),
     ],
 )
-def test_verdicts_in_the_words_of_the_target(operation, case, ours_s, said, met):
-    found = judged(operation, [ours_s * 2, ours_s], [1.0, 4.0], SMALL, case)
-    assert (found["ratio"], found["said"], found["met"]) == (ours_s, said, met)
-    assert found["paired_ratio"] == pytest.approx((2 * ours_s + ours_s / 4) / 2)
-    assert (found["target"] is None) == (met is None) == (found["limit"] == "-")
+def test_verdicts_in_the_words_of_the_target(operation, case, ours_s, text, is_met):
+    judgement = judged(operation, [ours_s * 2, ours_s], [1.0, 4.0], SMALL, case)
+    assert (judgement["ratio"], judgement["said"], judgement["met"]) == (ours_s, text, is_met)
+    assert judgement["paired_ratio"] == pytest.approx((2 * ours_s + ours_s / 4) / 2)
+    assert (judgement["target"] is None) == (is_met is None) == (judgement["limit"] == "-")
 
 
-@pytest.mark.parametrize(("shape", "met"), [(SMALL, None), (LARGE, True), ("3 x 512 x 512", None), ("differing", None)])
-def test_a_target_is_for_its_image_sizes_alone(shape, met):
-    found = judged("batch", [0.8], [1.0], shape)
-    assert (found["said"], found["met"]) == ("1.25 x the speed", met)
+@pytest.mark.parametrize(
+    ("shape", "is_met"), [(SMALL, None), (LARGE, True), ("3 x 512 x 512", None), ("differing", None)]
+)
+def test_a_target_is_for_its_image_sizes_alone(shape, is_met):
+    judgement = judged("batch", [0.8], [1.0], shape)
+    assert (judgement["said"], judgement["met"]) == ("1.25 x the speed", is_met)
     assert judged("random_image", [0.01], [1.0], shape, "tiff")["met"] is (True if shape == SMALL else None)
 
 
@@ -117,10 +119,10 @@ def test_ratios_do_not_depend_on_the_machines_speed(ours, reference, power):
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "growth", "met"), [(FULL_BYTES, 1.3, True), (FULL_BYTES, 1.31, False), (FULL_BYTES - 1, 9, None)]
+    ("size_bytes", "growth", "is_met"), [(FULL_BYTES, 1.3, True), (FULL_BYTES, 1.31, False), (FULL_BYTES - 1, 9, None)]
 )
-def test_memory_has_a_target_for_large_collections_alone(size_bytes, growth, met):
-    assert held_against("preload", int(size_bytes * growth), size_bytes)["met"] is met
+def test_memory_has_a_target_for_large_collections_alone(size_bytes, growth, is_met):
+    assert held_against("preload", int(size_bytes * growth), size_bytes)["met"] is is_met
     assert held_against("write", size_bytes, size_bytes)["met"] is None
 
 
@@ -272,7 +274,7 @@ def folders(tmp_path):
 
 
 def test_readme_has_a_table_of_formats_a_run_with_a_line_each(folders):
-    paths, *formats, note, captions = readme.limits_section(map(readme.Run.of, folders)).split("\n\n")
+    paths, *formats, note, captions = readme.limits_section(map(readme.Run.from_folder, folders)).split("\n\n")
     assert paths.splitlines() == [
         "| path | reference | target | 1,000 images of 100 x 100 uint16 | 9 images of 512 x 512 uint16 |",
         "|---|---|---|---|---|",
@@ -306,7 +308,7 @@ def test_readme_is_changed_between_the_marks_alone(folders, tmp_path):
     path.write_text(f"{untouched}{begin} gone {end} after", encoding="utf-8")
     readme.main(*folders, readme=path)
     text = path.read_text(encoding="utf-8")
-    section = readme.limits_section(map(readme.Run.of, folders))
+    section = readme.limits_section(map(readme.Run.from_folder, folders))
     assert text == f"{untouched}{begin}\n**On A CPU:**\n\n{section}\n{end} after"
     for plain in ("no marks", text):
         path.write_text(plain, encoding="utf-8")
@@ -327,7 +329,7 @@ def test_readme_keeps_the_tables_of_other_machines(folders, tmp_path):
 
 def test_without_ratios_there_is_no_section(tmp_path):
     write_results(tidy([], []), RUN, tmp_path)
-    assert readme.limits_section([readme.Run.of(tmp_path)]) == ""
+    assert readme.limits_section([readme.Run.from_folder(tmp_path)]) == ""
 
 
 def test_both_sides_go_through_the_same_indices():

@@ -49,41 +49,41 @@ CONTEXT = {
 def measured():
     """Return a few benchmarks of every track and table, with every kind of missing result."""
     step = {"wait_s": [0.001, 0.02], "images": 32, "device": "cpu"}
-    found = [
+    finished = [
         bench(0, operation, [0.5 * slow, 0.7 * slow], name, encoding="bytes", size_bytes=10**7, raw_bytes=2 * 10**7)
         for operation in ("write", "preload")
         for slow, name in enumerate(LABELS, 1)
     ]
-    found += [bench(1, "getitem", [1e-5 * slow], name, **RANDOM) for slow, name in enumerate(LABELS, 1)]
-    found += [bench(2, "load", [0.01, 0.02], batch_size=16, workers=2, access="on_demand", images=32)]
-    found += [bench(3, "train", [0.1, 0.2], access="on_demand", **step)]
-    found += [bench(4, "sample", [1e-5, 2e-5], numpy_s=[5e-6, 1e-5], alone={"copy_mean_us": 7.5}, samples=1)]
-    found += [bench(4, "convert", [1e-6], "memory", dtype="int8", how="batch", samples=16, bytes=8)]
-    found += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalize": [0.04]})]
-    found += [bench(5, "preload", [0.1], on_demand_s=[0.1], preloaded_s=[0.05], break_even_epochs=2, images=10)]
-    found += [bench(6, "cells", [0.001], sample="crop", access="on_demand", batch_size=64, of="synthetic")]
-    found += [timed("preload", [3e-6], [1e-6]), epoch("TensorDataset of float32", 0.5), grown("epoch", 7, 10**6)]
+    finished += [bench(1, "getitem", [1e-5 * slow], name, **RANDOM) for slow, name in enumerate(LABELS, 1)]
+    finished += [bench(2, "load", [0.01, 0.02], batch_size=16, workers=2, access="on_demand", images=32)]
+    finished += [bench(3, "train", [0.1, 0.2], access="on_demand", **step)]
+    finished += [bench(4, "sample", [1e-5, 2e-5], numpy_s=[5e-6, 1e-5], alone={"copy_mean_us": 7.5}, samples=1)]
+    finished += [bench(4, "convert", [1e-6], "memory", dtype="int8", how="batch", samples=16, bytes=8)]
+    finished += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalize": [0.04]})]
+    finished += [bench(5, "preload", [0.1], on_demand_s=[0.1], preloaded_s=[0.05], break_even_epochs=2, images=10)]
+    finished += [bench(6, "cells", [0.001], sample="crop", access="on_demand", batch_size=64, of="synthetic")]
+    finished += [timed("preload", [3e-6], [1e-6]), epoch("TensorDataset of float32", 0.5), grown("epoch", 7, 10**6)]
     absent = [
         gone(1, "getitem", "lance", "failed", f"ValueError: {NASTY}", **{**RANDOM, "order": "sequential"}),
         gone(2, "load", "duckdb", batch_size=16, workers=2, access="on_demand"),
         gone(4, "to_device", "tiff", "skipped", "measured with --device cuda"),
         gone_ratio("epoch", reference="MONAI DataLoader(CacheDataset)", batch_size=16),
     ]
-    return found, absent
+    return finished, absent
 
 
 def write(folder, context=CONTEXT):
-    found, absent = measured()
-    written_fast(tidy(found, absent), context, folder, tidy_ratios(found, absent))
+    finished, absent = measured()
+    written_fast(tidy(finished, absent), context, folder, tidy_ratios(finished, absent))
     rows = (row("preload[tiff]", SLOWER), row("getitem[arrow]", FASTER))
     comparison = Comparison("main", NASTY, 0.05, (row("control", [1.0] * 5),), rows, {NASTY: "new"}, {}, {}, 60.0)
     gate = json.loads(json.dumps(as_json(comparison)))
     (folder / "gate.json").write_text(json.dumps(gate))
     shutil.copy(folder / "pytest_benchmark_track4.png", folder / "gate.png")
     run = {"kind": "slowed", "finished": "2026-01-02T03:04:05", **gate}
-    run["benchmarks"] = [{**each, "level": 0.1} for each in gate["benchmarks"]]
-    where = {"machine": {"cpu": NASTY, "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
-    (folder / "selftest.json").write_text(json.dumps({**where, "runs": [run]}))
+    run["benchmarks"] = [{**benchmark, "level": 0.1} for benchmark in gate["benchmarks"]]
+    origin = {"machine": {"cpu": NASTY, "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    (folder / "selftest.json").write_text(json.dumps({**origin, "runs": [run]}))
 
 
 def store(storage, number, least_s, setting=SETTING, *, folder=None, name="t::getitem[arrow-on_demand]"):
@@ -132,23 +132,23 @@ def page(written, tmp_path_factory):
 
 
 def problems(page):
-    found = [each.all("li") for each in page.all("section") if each.attributes["id"] == "problems"]
-    return [each.text for lines in found for each in lines]
+    item_lists = [section.all("li") for section in page.all("section") if section.attributes["id"] == "problems"]
+    return [item.text for lines in item_lists for item in lines]
 
 
 def test_every_row_of_every_track_is_there_with_the_figures_of_the_parquet(page, written):
     for track in TRACKS:
         rows = pq.read_table(written / f"pytest_benchmark_track{track.number}.parquet").to_pylist()
-        shown = []
+        table_rows = []
         for table in page.one("section", id=f"track{track.number}").one("details").all("table"):
             headings, lines = lines_of(table)
             names = [heading.replace(" ", "_") for heading in headings]
             operation = table.one("caption").text.partition(", ")[2].partition(":")[0]
-            shown += [(operation, names, *line) for line in lines]
-        assert len(shown) == len(rows) > 0
+            table_rows += [(operation, names, *line) for line in lines]
+        assert len(table_rows) == len(rows) > 0
         order = list(dict.fromkeys(row["operation"] for row in rows))
         rows.sort(key=lambda row: order.index(row["operation"]))
-        for one, (operation, names, label, cells) in zip(rows, shown, strict=True):
+        for one, (operation, names, label, cells) in zip(rows, table_rows, strict=True):
             assert (operation, label) == (one["operation"], one["label"])
             if one["status"] != "ok":
                 assert cells[-1].text == f"{one['status']}: {one['reason']}"
@@ -160,9 +160,9 @@ def compare(measured, cells, track):
     for name in (*track.parameters, *track.metric_names, "rounds", "min_ms", "median_ms", "mean_ms", "stddev_ms"):
         value = measured[name]
         if isinstance(value, int | float) and name not in track.parameters:
-            shown = float(cells[name].text.replace(",", ""))
+            cell_value = float(cells[name].text.replace(",", ""))
             assert float(cells[name].one("data").attributes["value"]) == value
-            assert shown == pytest.approx(value, rel=0.5 if 0 < abs(value) < 1e-3 else 6e-3)
+            assert cell_value == pytest.approx(value, rel=0.5 if 0 < abs(value) < 1e-3 else 6e-3)
         elif value is not None:
             assert cells[name].text == str(value).replace("_", " ")
         else:
@@ -171,25 +171,29 @@ def compare(measured, cells, track):
 
 def test_headlines_and_their_readings(page, written):
     tables = {n: pq.read_table(written / f"pytest_benchmark_track{n}.parquet") for n in range(len(TRACKS))}
-    found = headlines(tables)
-    assert {headline.track for headline in found} == set(TRACKS)
+    expected = headlines(tables)
+    assert {headline.track for headline in expected} == set(TRACKS)
     words = page.one("section", id="readings")
-    for headline in found:
+    for headline in expected:
         section = page.one("section", id=f"track{headline.track.number}")
-        (table,) = [each for each in section.all("table") if each.one("caption").text == headline.title]
+        (table,) = [
+            table_element
+            for table_element in section.all("table")
+            if table_element.one("caption").text == headline.title
+        ]
         _, lines = lines_of(table)
-        for at, (_, cells) in enumerate(lines[: len(headline.names)]):
-            assert [cell.text for cell in cells] == [column[at] for _, _, column in headline.columns]
+        for index, (_, cells) in enumerate(lines[: len(headline.names)]):
+            assert [cell.text for cell in cells] == [column[index] for _, _, column in headline.columns]
         absent = [name for name, _ in headline.absent]
         assert [name.partition(" ")[2] for name, _ in lines] == [*headline.names, *absent, *headline.not_run]
-        assert headline.reading in [each.text for each in section.all("p")]
-        assert headline.reading.removeprefix("Reading: ") in [each.text for each in words.all("dd")]
+        assert headline.reading in [paragraph.text for paragraph in section.all("p")]
+        assert headline.reading.removeprefix("Reading: ") in [description.text for description in words.all("dd")]
 
 
 def test_every_format_is_in_every_track(page):
     for track in TRACKS:
-        said = page.one("section", id=f"track{track.number}").text
-        assert all(label in said for label in LABELS.values()), track
+        section_text = page.one("section", id=f"track{track.number}").text
+        assert all(label in section_text for label in LABELS.values()), track
 
 
 def test_limits_and_memory(page):
@@ -228,15 +232,20 @@ def test_what_has_no_result_is_listed_with_its_reason(page):
 
 def test_where_it_was_measured(page):
     lines = [row for table in page.one("section", id="where").all("table") for row in table.all("tr")]
-    said = {line.one("th").text: line.one("td").text for line in lines}
-    assert (said["cpu"], said["memory bytes"], said["torch"], said["numpy"]) == ("A CPU", "17,179,869,184", "2.13", "-")
-    assert (said["commit"], said["dirty"], said["seed"], said["image shape"]) == (
+    values = {line.one("th").text: line.one("td").text for line in lines}
+    assert (values["cpu"], values["memory bytes"], values["torch"], values["numpy"]) == (
+        "A CPU",
+        "17,179,869,184",
+        "2.13",
+        "-",
+    )
+    assert (values["commit"], values["dirty"], values["seed"], values["image shape"]) == (
         "c0ffee",
         "yes",
         "42",
         "1, 1, 1, 4, 4",
     )
-    assert said["command"] == f"pytest benchmarks -k {NASTY}"
+    assert values["command"] == f"pytest benchmarks -k {NASTY}"
     assert "finished 2026-01-02 03:04 UTC" in page.one("header").text
 
 
@@ -282,10 +291,10 @@ def test_it_can_be_read_without_seeing_it(page):
     assert "width=device-width" in page.one("meta", name="viewport").attributes["content"]
     assert all(cell.attributes["scope"] for cell in page.all("th"))
     assert all(table.one("caption").text for table in page.all("table"))
-    ids = [each.attributes["id"] for each in every(page) if "id" in each.attributes]
+    ids = [element.attributes["id"] for element in every(page) if "id" in element.attributes]
     assert len(ids) == len(set(ids))
     assert {link.attributes["href"][1:] for link in page.all("a")} <= set(ids)
-    labelled = {each.attributes["aria-labelledby"] for each in page.all("section")}
+    labelled = {section.attributes["aria-labelledby"] for section in page.all("section")}
     assert labelled <= set(ids)
     for chart in page.all("svg"):
         assert "aria-hidden" in chart.attributes or chart.attributes["aria-label"]
@@ -296,7 +305,7 @@ def colours(style):
 
 
 def luminance(colour):
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -345,8 +354,8 @@ def test_the_newest_runs_are_shown_and_the_others_counted(results, storage):
     for number in range(1, MOST_RUNS + 4):
         store(storage, number, 1e-3)
     page = report(results, storage)
-    said = said_of_runs(page)
-    assert (len(said), said[0][:4], said[-1][:4]) == (MOST_RUNS, "0004", f"{MOST_RUNS + 3:04}")
+    titles = said_of_runs(page)
+    assert (len(titles), titles[0][:4], titles[-1][:4]) == (MOST_RUNS, "0004", f"{MOST_RUNS + 3:04}")
     assert (
         f"the last {MOST_RUNS}. 3 earlier runs of this machine are not shown" in page.one("section", id="history").text
     )
@@ -358,15 +367,15 @@ def test_what_became_slower_through_the_stored_runs_is_said(results, storage, ca
     for number in range(1, 61):
         file = store(storage, number, 1e-3)
         stored = json.loads(file.read_text())
-        for at, noise in enumerate(random.standard_normal(12)):
-            less = 1e-3 * (1 + 0.01 * noise) * (factor if at == 3 and number > 35 else 1)
+        for index, noise in enumerate(random.standard_normal(12)):
+            less = 1e-3 * (1 + 0.01 * noise) * (factor if index == 3 and number > 35 else 1)
             stats = stored["benchmarks"][0]["stats"] | {"min": less}
-            stored["benchmarks"].append({**stored["benchmarks"][0], "fullname": f"t::{at}{NASTY}", "stats": stats})
+            stored["benchmarks"].append({**stored["benchmarks"][0], "fullname": f"t::{index}{NASTY}", "stats": stats})
         file.write_text(json.dumps(stored))
-    said = "\n".join(line.text for line in report(results, storage).one("section", id="history").all("p"))
-    told = f"t::3{NASTY} +"
-    assert (told in said) == (told in capsys.readouterr().out) == (factor > 1)
-    assert ("Slow drift: none, of 13 benchmarks and 60 runs" in said) == (factor == 1)
+    paragraphs = "\n".join(line.text for line in report(results, storage).one("section", id="history").all("p"))
+    warning = f"t::3{NASTY} +"
+    assert (warning in paragraphs) == (warning in capsys.readouterr().out) == (factor > 1)
+    assert ("Slow drift: none, of 13 benchmarks and 60 runs" in paragraphs) == (factor == 1)
     markdown = (results / "drift.md").read_text()
     assert markdown.startswith("> [!WARNING]" if factor > 1 else "Slow drift: none")
 
@@ -396,9 +405,9 @@ def test_a_damaged_stored_run_is_named_and_passed_over(results, storage, damage)
 
 
 def test_without_stored_runs_the_report_says_how_to_store_one(results, storage):
-    said = report(results, storage).one("section", id="history").text
-    assert "has no stored run of this machine, workload and profile" in said
-    assert "make bench" in said
+    history = report(results, storage).one("section", id="history").text
+    assert "has no stored run of this machine, workload and profile" in history
+    assert "make bench" in history
     assert "not judged, 0 of the 32 runs needed are stored" in (results / "drift.md").read_text()
 
 
@@ -468,15 +477,15 @@ def test_a_table_of_an_earlier_run_says_so(results, storage):
     written_fast(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, results)
     page = report(results, storage)
     names = ["reference", "memory", *(f"track{track.number}" for track in TRACKS)]
-    of = [name for name in names if "From an earlier run" in page.one("section", id=name).text]
-    assert of == [name for name in names if name != "track1"]
+    earlier = [name for name in names if "From an earlier run" in page.one("section", id=name).text]
+    assert earlier == [name for name in names if name != "track1"]
 
 
 def test_a_track_that_was_never_run_is_named(tmp_path, storage):
     written_fast(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, tmp_path / "few")
-    said = report(tmp_path / "few", storage).one("section", id="absent").text
-    assert "track 0 (storage)" in said
-    assert "track 1" not in said
+    absent = report(tmp_path / "few", storage).one("section", id="absent").text
+    assert "track 0 (storage)" in absent
+    assert "track 1" not in absent
 
 
 def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
@@ -506,9 +515,9 @@ def test_no_results_are_an_error_that_says_what_to_run(tmp_path, capsys, content
     for name, text in (content or {}).items():
         (folder / name).write_text(text)
     assert main([str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"Error: {folder}: no results; write them with `make bench`")
-    assert all(f"{name}: damaged" in said for name in content or {})
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"Error: {folder}: no results; write them with `make bench`")
+    assert all(f"{name}: damaged" in errors for name in content or {})
     assert not (folder / "report.html").exists()
 
 

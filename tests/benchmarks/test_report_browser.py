@@ -79,9 +79,9 @@ def browse(page, *words):
 def test_the_page_is_whole_and_the_console_silent(folder):
     text, console = browse(folder / "report.html", "--dump-dom")
     assert console == []
-    wanted, seen = parse((folder / "report.html").read_text(encoding="utf-8")), parse(text)
+    source, rendered = parse((folder / "report.html").read_text(encoding="utf-8")), parse(text)
     for tag in ("table", "tr", "td", "img", "svg", "section", "details"):
-        assert len(seen.all(tag)) == len(wanted.all(tag)) > 0
+        assert len(rendered.all(tag)) == len(source.all(tag)) > 0
 
 
 def test_the_policy_refuses_what_is_not_inside_the_page(folder):
@@ -97,11 +97,13 @@ def test_everything_is_drawn_and_nothing_is_wider_than_the_screen(folder, width)
     frame.write_text(FRAME.format(width=width))
     text, console = browse(frame, "--dump-dom", "--window-size=1400,2200")
     assert console == []
-    told = json.loads(re.search("<title>(.*?)</title>", text, re.DOTALL)[1].replace("&lt;", "<").replace("&gt;", ">"))
+    measured = json.loads(
+        re.search("<title>(.*?)</title>", text, re.DOTALL)[1].replace("&lt;", "<").replace("&gt;", ">")
+    )
     page = parse((folder / "report.html").read_text(encoding="utf-8"))
-    assert told.pop("width") == width
-    assert told.pop("needed") <= width
-    assert told == {
+    assert measured.pop("width") == width
+    assert measured.pop("needed") <= width
+    assert measured == {
         "outside": [],
         "images": len(page.all("img")),
         "tables": len(page.all("table")),

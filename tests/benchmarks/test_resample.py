@@ -31,14 +31,18 @@ def test_an_interval_holds_what_is_not_improbable(hits):
 
 def recorded(**ratios):
     """Return a recording with the ratio of each round, per benchmark and for the control."""
-    controls = {name: found for name, found in ratios.items() if name == "control"} or {"control": [1.0] * 25}
-    rows = {name: found for name, found in ratios.items() if name != "control"}
-    found = as_json(Comparison("a", "a", 0.05, (), (), {}, {}, {}, seconds=1.0))
-    of = {
-        kind: [as_json(comparison(each))["benchmarks"][0] | {"name": name, "level": 0.0} for name, each in some.items()]
+    controls = {name: round_ratios for name, round_ratios in ratios.items() if name == "control"} or {
+        "control": [1.0] * 25
+    }
+    rows = {name: round_ratios for name, round_ratios in ratios.items() if name != "control"}
+    record = as_json(Comparison("a", "a", 0.05, (), (), {}, {}, {}, seconds=1.0))
+    rows_by_kind = {
+        kind: [
+            as_json(comparison(rounds))["benchmarks"][0] | {"name": name, "level": 0.0} for name, rounds in some.items()
+        ]
         for kind, some in (("controls", controls), ("benchmarks", rows))
     }
-    return {"kind": "recorded", "finished": "2026-01-01T00:00:00+00:00", **found, **of}
+    return {"kind": "recorded", "finished": "2026-01-01T00:00:00+00:00", **record, **rows_by_kind}
 
 
 def test_gates_drawn_without_noise_are_right():
@@ -87,12 +91,12 @@ def few_gates(monkeypatch):
 
 @pytest.mark.usefixtures("few_gates")
 def test_drawn_gates_are_told_apart_from_whole_ones():
-    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
-    said = rates([recorded(**{"t::test_one": [1.0] * 25})], where)
-    assert "25 recorded pairs of processes." in said
-    assert "whole gates" not in said
-    assert "| no change: 10 gates | 100.0 % | 0.0 % | 0.0 % |" in said
-    assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
+    environment = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    report = rates([recorded(**{"t::test_one": [1.0] * 25})], environment)
+    assert "25 recorded pairs of processes." in report
+    assert "whole gates" not in report
+    assert "| no change: 10 gates | 100.0 % | 0.0 % | 0.0 % |" in report
+    assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in report
 
 
 @pytest.mark.usefixtures("few_gates")
@@ -105,8 +109,8 @@ def test_runs_are_not_added_to_those_of_another_machine_and_none_is_lost(tmp_pat
             selftest.environment, "machine", lambda cpu=cpu: {"cpu": cpu, "cores_usable": 2, "python": ""}
         )
         assert selftest.main(words) == 0
-        found = json.loads(file.read_text())
-        assert (found["machine"]["cpu"], len(found["runs"])) == (cpu, runs)
+        stored = json.loads(file.read_text())
+        assert (stored["machine"]["cpu"], len(stored["runs"])) == (cpu, runs)
     assert "is of another machine" in capsys.readouterr().out
 
 

@@ -128,16 +128,16 @@ def test_of_fewer_than_500_rounds_there_is_no_p99():
 
 def test_the_spread_is_that_of_parts_of_the_rounds():
     steady, drifting = [0.1] * 9 + [0.5], [0.1] * 8 + [0.2] * 2
-    found = [row_of(bench(1, "getitem", data, **RANDOM))["spread"] for data in (steady, drifting, [0.1, 0.3], [0.1])]
-    assert found == [pytest.approx(3), pytest.approx(2), pytest.approx(3), None]
+    spreads = [row_of(bench(1, "getitem", data, **RANDOM))["spread"] for data in (steady, drifting, [0.1, 0.3], [0.1])]
+    assert spreads == [pytest.approx(3), pytest.approx(2), pytest.approx(3), None]
 
 
 def test_cells_metrics_are_of_a_crop():
-    said = {"batch_size": 64, "crop_shape": "3 x 64 x 64", "objects": 132, "fields": 5, "of": "nf1"}
-    row = row_of(bench(6, "cells", [0.0064, 0.0064, 0.0128], sample="mask", access="on_demand", **said))
+    properties = {"batch_size": 64, "crop_shape": "3 x 64 x 64", "objects": 132, "fields": 5, "of": "nf1"}
+    row = row_of(bench(6, "cells", [0.0064, 0.0064, 0.0128], sample="mask", access="on_demand", **properties))
     assert row["crops_per_s"] == pytest.approx(3 * 64 / 0.0256)
     assert (row["p50_us"], row["min_ms"]) == (pytest.approx(100), pytest.approx(6.4))
-    assert said.items() <= row.items()
+    assert properties.items() <= row.items()
 
 
 def test_dataloader_metrics():
@@ -221,9 +221,9 @@ def test_percentiles_agree_with_sorted_data(data):
     row = row_of(bench(1, "getitem", data, **RANDOM))
     ordered = sorted(data)
     for q in (50, 95):
-        at = (len(data) - 1) * q / 100
-        low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-        assert row[f"p{q}_ms"] == pytest.approx(1e3 * (low + (high - low) * (at - math.floor(at))), rel=1e-9)
+        rank = (len(data) - 1) * q / 100
+        low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+        assert row[f"p{q}_ms"] == pytest.approx(1e3 * (low + (high - low) * (rank - math.floor(rank))), rel=1e-9)
     assert row["p50_ms"] <= row["p95_ms"]
 
 
@@ -261,8 +261,8 @@ def test_waits_of_a_warm_up_round_are_refused():
         tidy([bench(3, "train", [1.0, 1.0], wait_s=[0.5, 0.1, 0.1], images=2)], [])
 
 
-def ranking_of(tables, track=1, at=0):
-    return summarise(tables, CONTEXT)["tracks"][str(track)]["rankings"][at]
+def ranking_of(tables, track=1, index=0):
+    return summarise(tables, CONTEXT)["tracks"][str(track)]["rankings"][index]
 
 
 def test_ranking_best_first_with_ratio_to_best():
@@ -489,9 +489,9 @@ def test_report_keeps_to_its_width(width):
 def of_track_9():
     """Return benchmarks of a track without a description, one of them without a result."""
     finished = [
-        bench(9, "resize", [1e-3 * at, 2e-3 * at, 6e-3 * at], name, size=size, sharp=0.5)
+        bench(9, "resize", [1e-3 * speed, 2e-3 * speed, 6e-3 * speed], name, size=size, sharp=0.5)
         | {"params": {"format_name": name, "size": size, "filter": None}}
-        for at, name in enumerate((*LABELS, "papyrus"), 1)
+        for speed, name in enumerate((*LABELS, "papyrus"), 1)
         for size in (10, 20)
         if name != "lance"
     ]
@@ -535,11 +535,11 @@ def test_a_track_that_is_described_needs_no_views_and_no_panels(tmp_path, monkey
         key="crops_per_s", higher_is_better=True, compared_within=("dtype",),
     )  # fmt: skip
     monkeypatch.setattr(tracks, "TRACKS", (*TRACKS, seventh))
-    found = tidy(
+    crop_tables = tidy(
         [bench(7, "cut", [1.0], n=3.0, dtype="uint8"), bench(7, "cut", [1.0], "tiff", n=5.0, dtype="int8")], []
     )
-    (headline,) = headlines(found)
+    (headline,) = headlines(crop_tables)
     assert (headline.title, headline.names) == ("Track 7: crops, crops/s · cut · dtype uint8", ("Arrow IPC",))
-    assert {path.suffix for path in write_results(found, CONTEXT, tmp_path)} == {".parquet", ".json", ".png"}
-    (axes,) = plots.figure(7, found[7], CONTEXT).axes
+    assert {path.suffix for path in write_results(crop_tables, CONTEXT, tmp_path)} == {".parquet", ".json", ".png"}
+    (axes,) = plots.figure(7, crop_tables[7], CONTEXT).axes
     assert axes.get_xlabel() == "crops per s (crops/s)"

@@ -68,14 +68,14 @@ class TestWorkload:
         assert {workload.key() for workload in NAMED.values()} == {NAMED[name].key() for name in NAMED}
         assert NAMED["cells-8bit"] == Workload()
         few = {name: replace(workload, count=1) for name, workload in NAMED.items() if name not in ("fields", "stack")}
-        found = {name: next(workload.images()) for name, workload in few.items()}
-        used = {name: (image.dtype.name, int(np.bitwise_or.reduce(image, axis=None))) for name, image in found.items()}
+        images = {name: next(workload.images()) for name, workload in few.items()}
+        used = {name: (image.dtype.name, int(np.bitwise_or.reduce(image, axis=None))) for name, image in images.items()}
         assert used["cells-12bit"] == ("uint16", 0x0FFF)
         assert used["cells-16bit"] == ("uint16", 0xFFFF)
         assert used["cells-uint8"] == ("uint8", 0xFF)
-        levels = {name: len(np.unique(image)) for name, image in found.items()}
+        levels = {name: len(np.unique(image)) for name, image in images.items()}
         assert levels["cells-8bit"] <= 255 < levels["cells-12bit"] < levels["cells-16bit"]
-        assert set(np.unique(found["masks"])) <= set(range(1 + 512 * 512 // 5200))
+        assert set(np.unique(images["masks"])) <= set(range(1 + 512 * 512 // 5200))
         assert few["cells-12bit"].describe() == "1 images of 100 x 100 uint16 of 12 bits, synthetic, seed 42"
         assert NAMED["masks"].describe() == "200 images of 512 x 512 uint16 labels, synthetic, seed 42"
 
@@ -87,8 +87,8 @@ class TestWorkload:
 
     def test_files_that_give_no_tile_are_named(self, folder: Path) -> None:
         tifffile.imwrite(folder / "small.tif", np.zeros((3, 40), np.uint16))
-        said = Workload(None, folder=folder, tile=5).describe()
-        assert said == "12 tiles of 5 x 5 uint16 from 3 files of fields (too small: small)" + AGAIN
+        description = Workload(None, folder=folder, tile=5).describe()
+        assert description == "12 tiles of 5 x 5 uint16 from 3 files of fields (too small: small)" + AGAIN
 
     def test_full_tiles_of_a_folder_in_natural_order(self, folder: Path) -> None:
         workload = Workload(None, folder=folder, tile=5)
@@ -263,32 +263,32 @@ class TestDataCache:
             cache.path(BY_NAME["arrow"], "bytes")
             assert not old.exists()
 
-    @pytest.mark.parametrize("kept", [True, False])
+    @pytest.mark.parametrize("is_cached", [True, False])
     def test_images_that_take_little_are_made_once(
-        self, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        expected, made = list(SMALL.images()), list[int]()
+        expected, generated = list(SMALL.images()), list[int]()
 
         class Counted:
             def images(self) -> Iterator[np.ndarray]:
                 for image in expected:
-                    made.append(len(made) % len(expected))
+                    generated.append(len(generated) % len(expected))
                     yield image.copy()
 
             def key(self) -> str:
                 return "counted"
 
         size_bytes = sum(image.nbytes for image in expected)
-        monkeypatch.setattr(data_module, "_KEPT_BYTES", size_bytes - (not kept))
+        monkeypatch.setattr(data_module, "_KEPT_BYTES", size_bytes - (not is_cached))
         with DataCache(tmp_path, Counted()) as cache:
             next(cache.images())  # An incomplete iteration caches nothing.
-            made.clear()
+            generated.clear()
             for name in ("arrow", "tiff"):
                 with open_images(cache.path(BY_NAME[name], encodings(BY_NAME[name])[0]), name) as source:
-                    found = source.take(range(len(source)))
-                assert all(map(np.array_equal, found, expected))
+                    read_images = source.take(range(len(source)))
+                assert all(map(np.array_equal, read_images, expected))
             assert all(map(np.array_equal, cache.images(), expected))
-        assert made == [*range(len(expected))] * (1 if kept else 3)
+        assert generated == [*range(len(expected))] * (1 if is_cached else 3)
 
     @pytest.mark.slow
     def test_processes_at_once_build_one(self, programs: Programs, tmp_path: Path) -> None:
@@ -345,9 +345,9 @@ class TestResemblance:
     @pytest.mark.parametrize("name", NAMED)
     def test_images_of_a_workload_resemble_it(self, name: str) -> None:
         workload = replace(NAMED[name], count=1 if name in ("fields", "stack", "masks") else 20)
-        found = resemblance(list(workload.images()))
-        assert found is not None
-        assert found.workload == name
+        nearest = resemblance(list(workload.images()))
+        assert nearest is not None
+        assert nearest.workload == name
 
     def test_pixels_of_no_workload_resemble_none(self) -> None:
         assert resemblance([np.zeros((1, 1, 1, 9, 9), np.float32)]) is None

@@ -110,7 +110,9 @@ def _summary() -> dict[str, Any]:
 
 def _comparison() -> dict[str, Any]:
     times = [Times(1e-3, 2e-3, 3e-3, 8, [1e-3, 1.1e-3], [1e-3, 1.1e-3])] * 5
-    rows = [Row.of(f"benchmarks/test_gate.py::test_{name}", times, times) for name in ("control", "work[arrow]")]
+    rows = [
+        Row.from_times(f"benchmarks/test_gate.py::test_{name}", times, times) for name in ("control", "work[arrow]")
+    ]
     others: dict[str, dict[str, str]] = {"new": {"test_new": ""}, "gone": {}, "skipped": {}}
     return as_json(Comparison("main (abc)", "def", 0.05, (rows[0],), (rows[1],), seconds=1.0, **others))
 

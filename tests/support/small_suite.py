@@ -78,13 +78,13 @@ class Suite:
             for name, value in env.items():
                 patch.setenv(name, value)
             done = self.pytester.runpytest_inprocess(*PLUGIN, "test_some.py", *words, no_reraise_ctrlc=True)
-        self.said = done.stdout.str() + done.stderr.str()
+        self.output = done.stdout.str() + done.stderr.str()
         return done.ret
 
     def save(self, *words):
         """Store a successful run: the first call makes it, later calls write the same file."""
         if words not in _SAVED:
-            assert self.run("--benchmark-autosave", *words) == 0, self.said
+            assert self.run("--benchmark-autosave", *words) == 0, self.output
             (file,) = self.stored()
             _SAVED[words] = file.relative_to(self.pytester.path), file.read_text()
         name, text = _SAVED[words]
@@ -98,7 +98,7 @@ class Suite:
         return sorted(self.pytester.path.glob(".benchmarks/*/*.json"), key=lambda path: path.stat().st_mtime_ns)
 
     def measured(self):
-        return "passed" in self.said
+        return "passed" in self.output
 
     def table_says(self, word):
-        return any(line.startswith("test_") and word in line for line in self.said.splitlines())
+        return any(line.startswith("test_") and word in line for line in self.output.splitlines())

@@ -295,7 +295,7 @@ def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, buck
     proxy.set(share=0.3, kinds=("503", "reset"), seed=1)
     BucketStore(url_of(f"s3://{bucket}/x"), Storage()).put("large", tmp_path / "large")
     assert weed.get(bucket, "x/large") == data
-    assert sum(times for name, times in proxy.counts().of.items() if "partNumber" in name) >= 5
+    assert sum(times for name, times in proxy.counts().per_path.items() if "partNumber" in name) >= 5
 
 
 def test_a_slow_link_that_goes_on_is_given_time(proxy, bucket, weed, tmp_path, monkeypatch):

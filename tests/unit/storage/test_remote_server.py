@@ -81,7 +81,7 @@ def test_credentials_that_expired_are_not_tried_again(proxy, url, options, statu
         proxy.set(status=status, code=code)
         with raises(StorageError, mentions=("AWS_ACCESS_KEY_ID", status, code)):
             source.read(16)
-    assert max(proxy.counts().of.values()) <= 2  # The reader and the prefetching thread.
+    assert max(proxy.counts().per_path.values()) <= 2  # The reader and the prefetching thread.
 
 
 def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, options, monkeypatch, tmp_path, caplog):
@@ -114,7 +114,7 @@ def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, 
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
     counts = proxy.counts()
     assert counts.requests == 2 + len(SIZES)
-    assert set(counts.of.values()) == {1}
+    assert set(counts.per_path.values()) == {1}
 
 
 @pytest.mark.parametrize("suffix", [fmt.name for fmt in FORMATS if not fmt.in_folder])
@@ -189,13 +189,16 @@ def test_files_and_folders_are_those_of_this_machine(weed, bucket, images, tmp_p
     tables = ["a.parquet", "a.lance", "a.vortex"]
     for name in tables:
         write_images(images, tmp_path / "all" / name, axes="TCZYX")
-    files = sorted(each.name for each in (tmp_path / "all/a.tiffs").glob("*.tif"))
-    for place, storage in ((bucket, Storage(endpoint=weed.url)), (f"{weed.public}/{bucket}", Storage(anonymous=True))):
-        weed.put_folder(place, tmp_path / "all")
-        listed = "".join(f"s3://{place}/all/a.tiffs/{name}\n" for name in files)
+    files = sorted(file.name for file in (tmp_path / "all/a.tiffs").glob("*.tif"))
+    for bucket_path, storage in (
+        (bucket, Storage(endpoint=weed.url)),
+        (f"{weed.public}/{bucket}", Storage(anonymous=True)),
+    ):
+        weed.put_folder(bucket_path, tmp_path / "all")
+        listed = "".join(f"s3://{bucket_path}/all/a.tiffs/{name}\n" for name in files)
         (tmp_path / "load_data.csv").write_text(f"URL_DNA\n{listed}")
-        paths = [*(f"s3://{place}/all/{name}" for name in ("a.tiffs", *tables)), tmp_path / "load_data.csv"]
-        for path in (*paths, f"s3://{place}/all/a.tiffs/*.tif"):
+        paths = [*(f"s3://{bucket_path}/all/{name}" for name in ("a.tiffs", *tables)), tmp_path / "load_data.csv"]
+        for path in (*paths, f"s3://{bucket_path}/all/a.tiffs/*.tif"):
             with open_images(path, storage=storage) as source:
                 check(source, images, [16, 3, 3, -12, 5, 0])
 
