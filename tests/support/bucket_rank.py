@@ -23,11 +23,11 @@ EPOCHS = 2
 
 def fields(plate: Path) -> dict[str, dict[str, Path]]:
     """Return the files of each field of NF1 by its id, with channels in order."""
-    found: dict[str, dict[str, Path]] = {}
+    files: dict[str, dict[str, Path]] = {}
     for file in sorted(plate.glob("*.tif")):
         well, _, _, site, channel, _ = file.stem.split("_")
-        found.setdefault(f"NF1_{well}_{site}", {})[channel] = file
-    return found
+        files.setdefault(f"NF1_{well}_{site}", {})[channel] = file
+    return files
 
 
 def main(url: str, folder: Path, plate: Path) -> None:
@@ -37,22 +37,22 @@ def main(url: str, folder: Path, plate: Path) -> None:
     loader = OMEArrowDataLoader(dataset, batch_size=1, shuffle=True)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Conv2d(dataset.shape[0], 2, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    said: list[list[str]] = []
+    ids_by_epoch: list[list[str]] = []
     for _ in range(EPOCHS):
-        said.append([])
+        ids_by_epoch.append([])
         for images, ids in loader:
             for image, name in zip(images.numpy(), ids, strict=True):
                 stored = np.stack([tifffile.imread(file) for file in files[name].values()])
                 np.testing.assert_array_equal(image, stored.astype(np.float32) / np.float32(65535))
-            said[-1] += ids
+            ids_by_epoch[-1] += ids
             optimizer.zero_grad()
             model(images).square().mean().backward()
             optimizer.step()
-    weights = [float(each.detach().double().sum()) for each in model.parameters()]
-    kept = sorted(each.name for each in cache.glob("*.arrow"))
+    weights = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+    part_names = sorted(path.name for path in cache.glob("*.arrow"))
     rank = torch.distributed.get_rank()
-    told = {"host": socket.gethostname(), "ids": said, "weights": weights, "kept": kept}
-    (folder / f"{rank}.json").write_text(json.dumps(told))
+    report = {"host": socket.gethostname(), "ids": ids_by_epoch, "weights": weights, "kept": part_names}
+    (folder / f"{rank}.json").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
 
 

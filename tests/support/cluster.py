@@ -66,9 +66,9 @@ class Node:
             If it fails, with its output.
         """
         process = self.start(command, env)
-        said = outcome(process, timeout_s)
-        assert process.returncode == 0, f"{self.name}: status {process.returncode}\n{said}"
-        return said
+        output = outcome(process, timeout_s)
+        assert process.returncode == 0, f"{self.name}: status {process.returncode}\n{output}"
+        return output
 
     def link(self, state: str) -> None:
         """Disconnect this node from all others (``"down"``), or reconnect it (``"up"``), at the switch."""
@@ -87,8 +87,8 @@ def outcome(process: subprocess.Popen[str], timeout_s: float) -> str:
         return process.communicate(timeout=timeout_s)[0]
     except subprocess.TimeoutExpired as late:
         with suppress(psutil.NoSuchProcess):
-            for each in psutil.Process(process.pid).children(recursive=True)[::-1]:
-                each.send_signal(signal.SIGABRT)  # Python writes its stack.
+            for child in psutil.Process(process.pid).children(recursive=True)[::-1]:
+                child.send_signal(signal.SIGABRT)  # Python writes its stack.
         with suppress(subprocess.TimeoutExpired):
             process.wait(5)
         kill(process)
@@ -98,8 +98,8 @@ def outcome(process: subprocess.Popen[str], timeout_s: float) -> str:
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a program that was started on a node, and its child processes."""
     with suppress(psutil.NoSuchProcess):
-        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-            each.kill()
+        for running in [*psutil.Process(process.pid).children(recursive=True), process]:
+            running.kill()
 
 
 @contextmanager
@@ -112,15 +112,15 @@ def cluster(nodes: int = 2) -> Iterator[list[Node]]:
         hosts.write_text(
             "".join(f"{address} {name}\n" for name, address in [("localhost", "127.0.0.1"), *names.items()])
         )
-        made: list[Node] = []
-        stack.callback(lambda: [node.end() for node in made])
+        started: list[Node] = []
+        stack.callback(lambda: [node.end() for node in started])
         switch = stack.enter_context(_namespaces([*_OWN, "--map-root-user"], _SWITCH))
         own = [*_NSENTER, "--user", "--target", str(switch), *_OWN]
         for name, address in names.items():
             init = stack.enter_context(_namespaces(own, _NODE, name, hosts))
             _plug(switch, init, name, address)
-            made.append(Node(name, address, init, switch))
-        yield made
+            started.append(Node(name, address, init, switch))
+        yield started
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Calls(NamedTuple):
 
     own: int
     store: dict[str, int]
-    asked: list[str]
+    requests: list[str]
     scaled_bytes: int
 
 
@@ -96,7 +96,7 @@ def calls_of(operation: Callable[[], Any]) -> Calls:
     """
     own: list[str] = []
     store: Counter[str] = Counter()
-    asked: list[str] = []
+    requests: list[str] = []
     scaled: list[int] = []
 
     def note(frame: FrameType, event: str, called: Any) -> None:
@@ -107,7 +107,7 @@ def calls_of(operation: Callable[[], Any]) -> Calls:
                 scaled.extend([frame.f_locals["out"].nbytes] if name == "scale" else [])
             elif name in _ASKING:
                 store[name] += 1
-                asked.extend([_text(frame.f_locals[_ASKING[name]])] if _ASKING[name] else [])
+                requests.extend([_text(frame.f_locals[_ASKING[name]])] if _ASKING[name] else [])
         elif event == "c_call" and _of_store(called):
             store[called.__name__] += 1
 
@@ -117,15 +117,15 @@ def calls_of(operation: Callable[[], Any]) -> Calls:
             operation()
         finally:
             sys.setprofile(None)
-    return Calls(len(own), dict(store), asked, sum(scaled))
+    return Calls(len(own), dict(store), requests, sum(scaled))
 
 
-def _text(asked: Any) -> str:
+def _text(request: Any) -> str:
     """Return a request in short: names of columns, the selection of a query, or the path of a Vortex expression."""
-    if isinstance(asked, list):
-        return ", ".join(asked)
-    selected = re.match("SELECT (.*?) FROM", str(asked))
-    fields = re.findall(r'FieldName\("(\w+)"\)', str(asked))
+    if isinstance(request, list):
+        return ", ".join(request)
+    selected = re.match("SELECT (.*?) FROM", str(request))
+    fields = re.findall(r'FieldName\("(\w+)"\)', str(request))
     return selected[1] if selected else ".".join(reversed(fields))
 
 
@@ -220,8 +220,8 @@ class _Counting:
             self.sizes.append(size)
             return realloc(context, pointer, size)
 
-        self._kept = _MALLOC(noted_malloc), _TWO_SIZES(noted_calloc), _REALLOC(noted_realloc)
-        for name, function in zip(("malloc", "calloc", "realloc"), self._kept, strict=True):
+        self._callbacks = _MALLOC(noted_malloc), _TWO_SIZES(noted_calloc), _REALLOC(noted_realloc)
+        for name, function in zip(("malloc", "calloc", "realloc"), self._callbacks, strict=True):
             setattr(allocator, name, ctypes.cast(function, _POINTER).value)
         self.capsule = _new_capsule(ctypes.addressof(self._handler), b"mem_handler", None)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # It is never freed, because it frees arrays until exit.

@@ -56,10 +56,10 @@ class Engine:
         words = [self.address, source, target, form, PATTERN, part_bytes]
         driver = node.start([sys.executable, "-W", "ignore", "-c", _DRIVER, *words], _ENV)
         assert driver.stdout is not None
-        said = driver.stdout.readline()
-        assert said == "ready\n", said + driver.communicate()[0]
+        first_line = driver.stdout.readline()
+        assert first_line == "ready\n", first_line + driver.communicate()[0]
         return driver
 
-    def _start(self, node: Node, what: str, *words: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "ignore", "-m", f"distributed.cli.dask_{what}", *words]
+    def _start(self, node: Node, service: str, *words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "ignore", "-m", f"distributed.cli.dask_{service}", *words]
         return node.start(command, _ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

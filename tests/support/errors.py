@@ -88,7 +88,7 @@ def warns(
         if issubclass(warning.category, category)
     }
     if all(problems.values()):
-        listed = "".join(f"\n{'; '.join(lacks)}\nmessage: {each.message}" for each, lacks in problems.items())
+        listed = "".join(f"\n{'; '.join(lacks)}\nmessage: {warning.message}" for warning, lacks in problems.items())
         pytest.fail(f"{category.__name__}{listed}")
     for warning, lacks in problems.items():
         if lacks:

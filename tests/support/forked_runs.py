@@ -42,5 +42,5 @@ class Runs:
     def run(self, *words: str, path: Path | None = None, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run ``pytest WORDS`` in the repository root or a copy of it; modules are also found in ``path``."""
         plugins = PLUGINS if "no:benchmark" not in words else PLUGINS[1:]
-        told = [f"-p{plugin}" for plugin in plugins] + ["-pno:cacheprovider", "-otimeout=0", *words]
-        return self._programs.run(_RUN, root, path or "", *told, timeout_s=_TIMEOUT_S)
+        arguments = [f"-p{plugin}" for plugin in plugins] + ["-pno:cacheprovider", "-otimeout=0", *words]
+        return self._programs.run(_RUN, root, path or "", *arguments, timeout_s=_TIMEOUT_S)

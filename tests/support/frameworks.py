@@ -119,8 +119,14 @@ def by_transformers(make_loader: Callable[[], Loader], folder: Path, *, prepare:
             epochs.setdefault(int(self.state.epoch or 0), []).append(numbers_of(inputs))
             return model(torch.ones(1, 1)).sum()
 
-    given = {"use_cpu": True, "num_train_epochs": EPOCHS, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
-    arguments = TrainingArguments(str(folder), remove_unused_columns=False, logging_strategy="no", **given)
+    settings = {
+        "use_cpu": True,
+        "num_train_epochs": EPOCHS,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    arguments = TrainingArguments(str(folder), remove_unused_columns=False, logging_strategy="no", **settings)
     Own(torch.nn.Linear(1, 1), arguments, train_dataset=make_loader().dataset).train()
     yield from epochs.values()
 
@@ -128,11 +134,11 @@ def by_transformers(make_loader: Callable[[], Loader], folder: Path, *, prepare:
 def real(folder: Path) -> dict[str, Callable[[Callable[[], Loader]], Epochs]]:
     """Return the programs with the frameworks that are installed."""
     part = functools.partial
-    found: dict[str, Callable[[Callable[[], Loader]], Epochs]] = {
+    programs: dict[str, Callable[[Callable[[], Loader]], Epochs]] = {
         "torchrun": lambda make_loader: plainly(make_loader())
     }
     if importlib.util.find_spec("lightning"):
-        found |= {
+        programs |= {
             "Lightning": by_lightning,
             "Lightning, loader as argument": part(by_lightning, hook=False),
             "Lightning, use_distributed_sampler=False": part(by_lightning, use_distributed_sampler=False),
@@ -140,7 +146,7 @@ def real(folder: Path) -> dict[str, Callable[[Callable[[], Loader]], Epochs]]:
             "Fabric, use_distributed_sampler=False": part(by_fabric, use_distributed_sampler=False),
         }
     if importlib.util.find_spec("accelerate"):
-        found |= {
+        programs |= {
             "Accelerate, not prepared": part(by_accelerate, prepare=False),
             "Accelerate": by_accelerate,
             "Accelerate, split_batches": part(by_accelerate, split_batches=True),
@@ -148,31 +154,34 @@ def real(folder: Path) -> dict[str, Callable[[Callable[[], Loader]], Epochs]]:
             "Accelerate, dispatch_batches": part(by_accelerate, dispatch_batches=True),
         }
     if importlib.util.find_spec("transformers"):
-        found |= {
+        programs |= {
             "Trainer of transformers, not prepared": part(by_transformers, folder=folder, prepare=False),
             "Trainer of transformers": part(by_transformers, folder=folder, prepare=True),
         }
-    return found
+    return programs
 
 
 def run_rank(folder: Path, *, with_frameworks: bool, **group: Any) -> None:
     """Run all programs on this rank, and write the numbers of each batch and epoch, and the warnings."""
     combinations = [(path, drop_last) for path in STORES for drop_last in (False, True)]
-    early = {each: make(folder / each[1], drop_last=each[2]) for each in ((n, *c) for n in EARLY for c in combinations)}
+    early = {
+        combination: make(folder / combination[1], drop_last=combination[2])
+        for combination in ((n, *c) for n in EARLY for c in combinations)
+    }
     dist.init_process_group("gloo", **group)
     if with_frameworks:
         programs = real(folder)
     else:
         programs = {name: lambda maker, use=use: use(maker()) for name, use in EMULATED.items()}
-    found = {}
+    results = {}
     for name, program in programs.items():
         for path, drop_last in combinations:
             maker = functools.partial(make, folder / path, drop_last=drop_last)
-            found[f"{name}: {path}, {drop_last=}"] = _watched(program, maker)
+            results[f"{name}: {path}, {drop_last=}"] = _watched(program, maker)
             if name in EARLY:
                 maker = functools.partial(early.__getitem__, (name, path, drop_last))
-                found[f"{name}, loader made early: {path}, {drop_last=}"] = _watched(program, maker)
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+                results[f"{name}, loader made early: {path}, {drop_last=}"] = _watched(program, maker)
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -181,25 +190,25 @@ def _watched(program: Callable[[Any], Epochs], maker: Any) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         epochs = list(program(maker))
-    own = [str(each.message) for each in caught if "divide" in str(each.message)]
+    own = [str(warning.message) for warning in caught if "divide" in str(warning.message)]
     return {"epochs": epochs, "warnings": own}
 
 
 def summary(folder: Path) -> dict[str, dict[str, Any]]:
     """Return for each program how many images all ranks saw, how often one was repeated, and the numbers of orders."""
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    found = {}
+    totals = {}
     for name in ranks[0]:
         epochs = list(zip(*(rank[name]["epochs"] for rank in ranks), strict=True))
         counted = [Counter(number for rank in epoch for batch in rank for number in batch) for epoch in epochs]
-        found[name] = {
+        totals[name] = {
             "epochs": len(epochs),
-            "seen": [len(each) for each in counted],
-            "repeats": [each.total() - len(each) for each in counted],
+            "seen": [len(counts) for counts in counted],
+            "repeats": [counts.total() - len(counts) for counts in counted],
             "orders": len({json.dumps(epoch) for epoch in epochs}),
             "warnings": [len(rank[name]["warnings"]) for rank in ranks],
         }
-    return found
+    return totals
 
 
 def check_rows(rows: dict[str, dict[str, Any]]) -> None:
@@ -227,17 +236,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rank", action="store_true")
-    given = parser.parse_args()
-    if given.rank:
+    options = parser.parse_args()
+    if options.rank:
         with contextlib.redirect_stdout(sys.stderr):
-            run_rank(given.folder, with_frameworks=True)
+            run_rank(options.folder, with_frameworks=True)
         return
-    given.folder.mkdir(parents=True, exist_ok=True)
-    store(given.folder)
-    launch(given.folder)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    store(options.folder)
+    launch(options.folder)
     print(f"| program: collection of {COUNT} images | images seen | repeats | orders of {EPOCHS} epochs | warnings |")
     print("|---|---|---|---|---|")
-    for name, row in summary(given.folder).items():
+    for name, row in summary(options.folder).items():
         print("|", name, "|", *(f"{row[key]} |" for key in ("seen", "repeats", "orders", "warnings")))
 
 

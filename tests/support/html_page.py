@@ -20,16 +20,16 @@ class Element:
 
     def all(self, *tags):
         """Return the elements inside that have one of the tags, in document order."""
-        found = []
+        elements = []
         for child in self.children:
             if isinstance(child, Element):
-                found += [child] if child.tag in tags else []
-                found += child.all(*tags)
-        return found
+                elements += [child] if child.tag in tags else []
+                elements += child.all(*tags)
+        return elements
 
     def one(self, tag, **attributes):
-        (found,) = [each for each in self.all(tag) if attributes.items() <= each.attributes.items()]
-        return found
+        (element,) = [candidate for candidate in self.all(tag) if attributes.items() <= candidate.attributes.items()]
+        return element
 
 
 class _Parser(HTMLParser):
@@ -60,7 +60,7 @@ def parse(text):
     parser = _Parser()
     parser.feed(text)
     parser.close()
-    assert parser.open == [parser.root], [each.tag for each in parser.open]
+    assert parser.open == [parser.root], [element.tag for element in parser.open]
     return parser.root
 
 

@@ -20,11 +20,11 @@ def image(number: int, height: int = 24, width: int = 20) -> Array:
     return pixels * np.uint16(7 + number % 5) + np.uint16(number)
 
 
-def number_of(found: Array) -> int:
+def number_of(pixels: Array) -> int:
     """Return the number of an image, after comparing all its pixels; additional axes of length 1 are allowed."""
-    found = found.reshape(len(CHANNELS), *found.shape[-2:])
-    number = int(found[0, 0, 0])
-    np.testing.assert_array_equal(found, image(number, *found.shape[-2:]))
+    pixels = pixels.reshape(len(CHANNELS), *pixels.shape[-2:])
+    number = int(pixels[0, 0, 0])
+    np.testing.assert_array_equal(pixels, image(number, *pixels.shape[-2:]))
     return number
 
 
@@ -48,10 +48,10 @@ def write_plate(folder: Path, count: int, height: int = 24, width: int = 20) -> 
 def wait_for_parts(folder: Path, least: int) -> int:
     """Wait for a number of parts of a running conversion, and return how many exist."""
     end_s = time.monotonic() + 60
-    while (made := len(list((folder / "jobs").glob("[0-9]*.json")))) < least:
-        assert time.monotonic() < end_s, f"{made} parts of {folder} are made after a minute"
+    while (num_parts := len(list((folder / "jobs").glob("[0-9]*.json")))) < least:
+        assert time.monotonic() < end_s, f"{num_parts} parts of {folder} are made after a minute"
         time.sleep(0.005)
-    return made
+    return num_parts
 
 
 def check_parts(folder: Path, count: int) -> list[int]:
@@ -61,15 +61,15 @@ def check_parts(folder: Path, count: int) -> list[int]:
     from omearrow_ds import open_images
 
     with open_images(folder) as source:
-        found = [(source.image_ids[index], number_of(source.read(index))) for index in range(len(source))]
+        stored = [(source.image_ids[index], number_of(source.read(index))) for index in range(len(source))]
         columns = list(zip(*(source.columns[f"Metadata_{name}"].to_pylist() for name in ("Well", "Site")), strict=True))
-    assert [number for _, number in found] == list(range(count)), found
-    assert len({name for name, _ in found}) == count
+    assert [number for _, number in stored] == list(range(count)), stored
+    assert len({name for name, _ in stored}) == count
     assert [(well, int(site)) for well, site in columns] == [place(number) for number in range(count)]
-    names = sorted(each.name for each in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     assert names == ["index.parquet", "parts", "parts.json"], names
-    named = {each["name"] for each in json.loads((folder / "parts.json").read_text())["parts"]}
-    assert {each.name for each in (folder / "parts").iterdir()} == named
+    named = {part["name"] for part in json.loads((folder / "parts.json").read_text())["parts"]}
+    assert {path.name for path in (folder / "parts").iterdir()} == named
     parts = sorted((folder / "parts").glob("*.arrow"))
     rows = [pa.ipc.open_file(pa.memory_map(str(part))).read_all().num_rows for part in parts]
     assert not parts or sum(rows) == count

@@ -103,17 +103,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def _object(self, path: str, file: Path, fault: str | None, *, with_body: bool) -> None:
-        data, asked = file.read_bytes(), self.headers.get("Range") if self.server.ranges else None
-        first, _, last = (asked or "").removeprefix("bytes=").partition("-")
+        data, requested_range = file.read_bytes(), self.headers.get("Range") if self.server.ranges else None
+        first, _, last = (requested_range or "").removeprefix("bytes=").partition("-")
         start, stop = int(first or 0), min(int(last or len(data)) + 1, len(data))
-        if asked and start >= len(data):
+        if requested_range and start >= len(data):
             self._plain(416, "<Error><Code>InvalidRange</Code></Error>")
             return
         body = data[start:stop]
         with self.server.looking:
             self.server.sent_bytes[path] += len(body) * with_body
-        self.send_response(206 if asked else 200)
-        if asked:
+        self.send_response(206 if requested_range else 200)
+        if requested_range:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", _tag(file))
@@ -141,14 +141,14 @@ def _tag(file: Path) -> str:
 
 def _listing(bucket: Path, prefix: str) -> str:
     """Return the S3 listing of the objects of a bucket whose names start with a prefix."""
-    files = ((str(each.relative_to(bucket)), each) for each in sorted(bucket.rglob("*")) if each.is_file())
-    found = "".join(
+    files = ((str(path.relative_to(bucket)), path) for path in sorted(bucket.rglob("*")) if path.is_file())
+    contents = "".join(
         f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-23T10:00:00.000Z</LastModified>"
-        f"<ETag>{escape(_tag(each))}</ETag><Size>{each.stat().st_size}</Size></Contents>"
-        for name, each in files
+        f"<ETag>{escape(_tag(file))}</ETag><Size>{file.stat().st_size}</Size></Contents>"
+        for name, file in files
         if name.startswith(prefix)
     )
-    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
 
 
 @contextmanager

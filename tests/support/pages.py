@@ -32,13 +32,13 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    code_blocks = []
     for match in _BLOCK.finditer(text):
-        fences = {at for block in _BLOCK.finditer(text) for at in range(block.start("code"), block.end("code"))}
+        fences = {offset for block in _BLOCK.finditer(text) for offset in range(block.start("code"), block.end("code"))}
         above = [h[1] for h in _HEADING.finditer(text, 0, match.start("language")) if h.start() not in fences]
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(Block(above[-1] if above else "", match["language"], match["code"], line, match["why"]))
-    return found
+        code_blocks.append(Block(above[-1] if above else "", match["language"], match["code"], line, match["why"]))
+    return code_blocks
 
 
 def prose(page: Path) -> list[tuple[int, str]]:
@@ -57,7 +57,7 @@ def field(number: int, size: int = 160) -> np.ndarray[Any, Any]:
     return (np.arange(2 * size * size, dtype=np.uint32) % 60_000 + number).astype(np.uint16).reshape(2, size, size)
 
 
-def places() -> list[tuple[str, int]]:
+def wells_and_sites() -> list[tuple[str, int]]:
     return [(well, site) for well in WELLS for site in SITES]
 
 
@@ -66,14 +66,14 @@ def plate_of_files(folder: Path, masks: Path | None = None) -> None:
     import tifffile
 
     folder.mkdir(parents=True)
-    for number, (well, site) in enumerate(places()):
+    for number, (well, site) in enumerate(wells_and_sites()):
         for channel, (name, pixels) in enumerate(zip(("DAPI", "GFP"), field(number), strict=True), 1):
             tifffile.imwrite(folder / f"{well}_01_{channel}_{site}_{name}_001.tif", pixels)
     (folder.parent / "platemap.csv").write_text(
         "Metadata_Well,treatment\n" + "".join(f"{well},{well[0]}\n" for well in WELLS), encoding="utf-8"
     )
     if masks is not None:
-        write_masks(masks, [f"{well}_01_1_{site}_DAPI_001" for well, site in places()])
+        write_masks(masks, [f"{well}_01_1_{site}_DAPI_001" for well, site in wells_and_sites()])
 
 
 def write_masks(folder: Path, stems: list[str]) -> None:
@@ -90,11 +90,13 @@ def plate_of_images(path: Path, **more: Any) -> None:
     """Write the same plate as a collection, with wells, sites, treatments and labels."""
     from omearrow_ds import write_images
 
-    wells, sites = zip(*places(), strict=True)
+    wells, sites = zip(*wells_and_sites(), strict=True)
     columns = {"Metadata_Plate": ["P1"] * len(wells), "Metadata_Well": wells, "Metadata_Site": sites}
     columns |= {"treatment": [well[0] for well in wells], "label": [number % 2 for number in range(len(wells))]}
     images = [field(number) for number in range(len(wells))]
-    write_images(images, path, axes="CYX", image_ids=[f"{w}_{s}" for w, s in places()], columns=columns, **more)
+    write_images(
+        images, path, axes="CYX", image_ids=[f"{w}_{s}" for w, s in wells_and_sites()], columns=columns, **more
+    )
 
 
 def cells(path: Path) -> None:
@@ -104,7 +106,9 @@ def cells(path: Path) -> None:
     import pyarrow.parquet as pq
 
     rows = [
-        (well, site, x, y, n) for well, site in places() for n, (x, y) in enumerate(((75.0, 60.0), (92.0, 102.0)), 1)
+        (well, site, x, y, n)
+        for well, site in wells_and_sites()
+        for n, (x, y) in enumerate(((75.0, 60.0), (92.0, 102.0)), 1)
     ]
     names = ("Metadata_Well", "Metadata_Site", "Location_Center_X", "Location_Center_Y", "ObjectNumber")
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))

@@ -21,7 +21,7 @@ class Source(arrow.Source):
 def install_papyrus(site: Path, module: str = PAPYRUS, leads_to: str = "papyrus:FORMAT") -> None:
     """Install the format, with its entry point, in a folder on the module path."""
     (site / "papyrus.py").write_text(module)
-    told = site / "papyrus_format-1.0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: papyrus-format\nVersion: 1.0\n")
-    (told / "entry_points.txt").write_text(f"[omearrow_ds.formats]\npapyrus = {leads_to}\n")
+    metadata = site / "papyrus_format-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: papyrus-format\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[omearrow_ds.formats]\npapyrus = {leads_to}\n")

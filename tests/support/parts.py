@@ -23,21 +23,21 @@ def publish(folder: Path, images: Sequence[np.ndarray], sizes: Sequence[int], su
     for number, size in enumerate(sizes):
         first = starts[-1]
         starts.append(first + size)
-        made = folder / f"{number}.{suffix}"
+        part = folder / f"{number}.{suffix}"
         chosen = range(first, first + size)
         columns = {"label": list(chosen), "well": [f"A{index:02d}" for index in chosen]}
-        write_images([images[i] for i in chosen], made, image_ids=[f"id-{i}" for i in chosen], columns=columns)
-        size_bytes = sum(each.stat().st_size for each in ([made] if made.is_file() else made.rglob("*")))
-        parts.append(PublishedPart(f"{number:05d}-{hash_of(made)}.{suffix}", size, size_bytes))
-        made.rename(folder / PARTS / parts[-1].name)
-    opened = [open_source(folder / PARTS / each.name) for each in parts]
+        write_images([images[i] for i in chosen], part, image_ids=[f"id-{i}" for i in chosen], columns=columns)
+        size_bytes = sum(file.stat().st_size for file in ([part] if part.is_file() else part.rglob("*")))
+        parts.append(PublishedPart(f"{number:05d}-{hash_of(part)}.{suffix}", size, size_bytes))
+        part.rename(folder / PARTS / parts[-1].name)
+    opened = [open_source(folder / PARTS / source.name) for source in parts]
     index = Index(
         starts,
         [f"id-{i}" for i in range(starts[-1])],
-        np.concatenate([each.shapes for each in opened]),
-        [dtype for each in opened for dtype in each.dtypes],
-        pa.concat_tables([each.columns for each in opened]),
-        pa.chunked_array([chunk for each in opened for chunk in each.checksums.chunks]),
+        np.concatenate([source.shapes for source in opened]),
+        [dtype for source in opened for dtype in source.dtypes],
+        pa.concat_tables([source.columns for source in opened]),
+        pa.chunked_array([chunk for source in opened for chunk in source.checksums.chunks]),
         np.arange(starts[-1]),
     )
     digest = write_index(folder / INDEX, index)

@@ -30,8 +30,8 @@ def written_plate(
 
     form = 2 if version == "0.4" else 3
 
-    def describe(node: Any, found: Mapping[str, Any]) -> None:
-        node.attrs.update({**found} if form == 2 else {"ome": {"version": version, **found}})
+    def describe(node: Any, attributes: Mapping[str, Any]) -> None:
+        node.attrs.update({**attributes} if form == 2 else {"ome": {"version": version, **attributes}})
 
     root = zarr.create_group(path, zarr_format=form)
     named = [{"path": well, "rowIndex": 0, "columnIndex": 0} for well in wells]
@@ -50,13 +50,15 @@ def written_plate(
             describe(field, {"multiscales": [{"axes": axes, "datasets": levels}]})
             for level in range(2):
                 field.create_array(str(level), data=image[..., :: 1 + level, :: 1 + level], chunks=(1, 1, 1, 7, 8))
-            of_name = {name: of[well][number] for name, of in (label_images or {}).items()}
-            held = {name: label for name, label in of_name.items() if label is not None}
-            if not labels and not held:
+            of_name = {
+                name: label_images_of_well[well][number] for name, label_images_of_well in (label_images or {}).items()
+            }
+            field_labels = {name: label for name, label in of_name.items() if label is not None}
+            if not labels and not field_labels:
                 continue
             of_field = field.create_group("labels")
-            describe(of_field, {"labels": [*labels, *held]})
-            for name, label in held.items():
+            describe(of_field, {"labels": [*labels, *field_labels]})
+            for name, label in field_labels.items():
                 group_of_label = of_field.create_group(name)
                 spatial = [axis for axis in axes if axis["name"] != "c"]
                 of_levels = [

@@ -58,9 +58,9 @@ class Programs:
         self._ask(request)
         return Program(folder)
 
-    def _ask(self, asked: dict[str, object]) -> None:
+    def _ask(self, request: dict[str, object]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
     def prepare(self, module: str) -> None:
@@ -90,16 +90,20 @@ class Program:
     def first_line(self, timeout_s: float = 120) -> str:
         """Return the first line of the output; without one at exit or timeout, return the output."""
         end_s = time.monotonic() + timeout_s
-        while "\n" not in (said := self._said("out")) and psutil.pid_exists(self.pid) and time.monotonic() < end_s:
+        while (
+            "\n" not in (output := self._read_stream("out"))
+            and psutil.pid_exists(self.pid)
+            and time.monotonic() < end_s
+        ):
             time.sleep(0.01)
-        return said.partition("\n")[0]
+        return output.partition("\n")[0]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         """Return the exit status and output, after the program has ended."""
         status = int((self._folder / "status").read_text())
-        return subprocess.CompletedProcess([], status, self._said("out"), self._said("err"))
+        return subprocess.CompletedProcess([], status, self._read_stream("out"), self._read_stream("err"))
 
-    def _said(self, name: str) -> str:
+    def _read_stream(self, name: str) -> str:
         file = self._folder / name
         return file.read_text() if file.exists() else ""
 
@@ -122,13 +126,13 @@ def main() -> None:
     gc.freeze()  # Otherwise each program would collect the imports of this process at its end, for half a second.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while line := sys.stdin.readline():
-        asked = json.loads(line)
-        if "module" in asked:
-            importlib.import_module(asked["module"])
+        request = json.loads(line)
+        if "module" in request:
+            importlib.import_module(request["module"])
             gc.freeze()
         elif not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run(**asked)
+            _run(**request)
     os._exit(0)  # Skip the cleanup of torch and others, which takes a second.
 
 

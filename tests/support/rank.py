@@ -52,39 +52,39 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=3)
     parser.add_argument("--drop-last", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    dataset = OMEArrowDataset(given.collection, normalize=False, preload=False, axes="CYX")
-    how = {"shuffle": True, "num_workers": given.workers, "drop_last": given.drop_last}
-    loader = OMEArrowDataLoader(dataset, given.batch_size, **how)
-    if given.resume:
-        loader.load_state_dict(torch.load(given.resume, weights_only=False))
-    found, held = [], set()
+    dataset = OMEArrowDataset(options.collection, normalize=False, preload=False, axes="CYX")
+    how = {"shuffle": True, "num_workers": options.workers, "drop_last": options.drop_last}
+    loader = OMEArrowDataLoader(dataset, options.batch_size, **how)
+    if options.resume:
+        loader.load_state_dict(torch.load(options.resume, weights_only=False))
+    numbers, open_parts = [], set()
     for number, batch in enumerate(loader, 1):
-        found += [number_of(image.numpy()) for image in batch]
-        held |= _held(given.collection)
-        if number == given.batches:
+        numbers += [number_of(image.numpy()) for image in batch]
+        open_parts |= _open_part_names(options.collection)
+        if number == options.batches:
             break
     if rank == 0:
-        torch.save(loader.state_dict(), given.folder / "state")
-    said = {
+        torch.save(loader.state_dict(), options.folder / "state")
+    report = {
         "host": socket.gethostname(),
-        "found": found,
-        "held": sorted(held),
+        "found": numbers,
+        "held": sorted(open_parts),
         "ranks": torch.distributed.get_world_size(),
     }
-    (given.folder / f"{rank}.json").write_text(json.dumps(said))
+    (options.folder / f"{rank}.json").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
 
 
-def _held(collection: Path) -> set[str]:
+def _open_part_names(collection: Path) -> set[str]:
     """Return the names of the parts of a collection that this rank or one of its workers has open or mapped."""
-    found = set()
+    paths = set()
     for process in [own := psutil.Process(os.getpid()), *own.children(recursive=True)]:
-        for each in [*process.memory_maps(), *process.open_files()]:
-            found.add(each.path)
-    return {path.rpartition("/")[2] for path in found if path.startswith(f"{collection}/parts/")}
+        for opened in [*process.memory_maps(), *process.open_files()]:
+            paths.add(opened.path)
+    return {path.rpartition("/")[2] for path in paths if path.startswith(f"{collection}/parts/")}
 
 
 if __name__ == "__main__":

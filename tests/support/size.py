@@ -50,29 +50,31 @@ def find_classes(trees: Mapping[str, ast.Module]) -> list[ClassSize]:
 def all_members(classes: list[ClassSize]) -> dict[ClassSize, frozenset[str]]:
     """Return the members of each class, with those of its bases among ``classes`` whose names are unique."""
     by_name = defaultdict(list)
-    for each in classes:
-        by_name[each.name].append(each)
+    for size in classes:
+        by_name[size.name].append(size)
 
-    def members(of: ClassSize, derived: tuple[ClassSize, ...] = ()) -> frozenset[str]:
-        inherited = of.own_members
-        for base in of.bases:
-            candidates = [each for each in by_name[base] if each != of and each not in derived]
+    def members(owner: ClassSize, derived: tuple[ClassSize, ...] = ()) -> frozenset[str]:
+        inherited = owner.own_members
+        for base in owner.bases:
+            candidates = [candidate for candidate in by_name[base] if candidate != owner and candidate not in derived]
             if len(candidates) == 1:
-                inherited |= members(candidates[0], (*derived, of))
+                inherited |= members(candidates[0], (*derived, owner))
         return inherited
 
-    return {each: members(each) for each in classes}
+    return {size: members(size) for size in classes}
 
 
 def repeated_names(classes: list[ClassSize]) -> list[str]:
     """Return the names of several classes; a leading underscore does not count."""
-    counts = Counter(each.name.lstrip("_") for each in classes)
+    counts = Counter(size.name.lstrip("_") for size in classes)
     return sorted(name for name, count in counts.items() if count > 1)
 
 
 def _own_members(node: ast.ClassDef) -> set[str]:
-    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-    annotated = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+    methods = {
+        statement.name for statement in node.body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    annotated = (statement.target for statement in node.body if isinstance(statement, ast.AnnAssign))
     return methods | {target.id for target in annotated if isinstance(target, ast.Name)}
 
 

@@ -27,20 +27,20 @@ def all_read(source, images):
 
 def boxes_of(shape, drawn):
     """Return four boxes of an image: all of it, one pixel, and two random ones."""
-    found = [tuple(slice(0, size) for size in shape), tuple(slice(size - 1, size) for size in shape)]
+    boxes = [tuple(slice(0, size) for size in shape), tuple(slice(size - 1, size) for size in shape)]
     for _ in range(2):
         starts = [drawn.randrange(size) for size in shape]
         stops = [drawn.randrange(start, size) + 1 for start, size in zip(starts, shape, strict=True)]
-        found.append(tuple(map(slice, starts, stops)))
-    return found
+        boxes.append(tuple(map(slice, starts, stops)))
+    return boxes
 
 
 def windows_are_cut(source, images, seed=0):
     """Return whether regions, in any order, equal slices of the images."""
     drawn = random.Random(seed)
-    wanted = [(index, box) for index, image in enumerate(images) for box in boxes_of(image.shape, drawn)]
-    drawn.shuffle(wanted)
-    return all_same(read_boxes(source, wanted), [images[index][box] for index, box in wanted])
+    requests = [(index, box) for index, image in enumerate(images) for box in boxes_of(image.shape, drawn)]
+    drawn.shuffle(requests)
+    return all_same(read_boxes(source, requests), [images[index][box] for index, box in requests])
 
 
 def images_of(source):

@@ -74,15 +74,15 @@ def boxes(draw: st.DrawFn, shape: Sequence[int]) -> list[tuple[int, int, tuple[s
     """Chunks of an image: a grid of random cuts in Z, Y and X, then perhaps shuffled, thinned out or overlapping."""
     cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape[2:]]
     spans = [[slice(*span) for span in pairwise(cut)] for cut in cuts]
-    found = [(t, c, place) for t, c, place in product(range(shape[0]), range(shape[1]), list(product(*spans)))]
+    chunks = [(t, c, slices) for t, c, slices in product(range(shape[0]), range(shape[1]), list(product(*spans)))]
     change = draw(st.sampled_from(["none", "none", "shuffle", "gap", "overlap"]))
     if change == "shuffle":
-        found = draw(st.permutations(found))
-    if change == "gap" and len(found) > 1:
-        found.pop(draw(st.integers(0, len(found) - 1)))
+        chunks = draw(st.permutations(chunks))
+    if change == "gap" and len(chunks) > 1:
+        chunks.pop(draw(st.integers(0, len(chunks) - 1)))
     if change == "overlap":
-        found.append((0, 0, tuple(slice(0, draw(st.integers(1, size))) for size in shape[2:])))
-    return found
+        chunks.append((0, 0, tuple(slice(0, draw(st.integers(1, size))) for size in shape[2:])))
+    return chunks
 
 
 def record_of(image: Array, chunks: list[Record] | None, planes: list[Record] | None, **fields: Any) -> Record:
@@ -99,27 +99,27 @@ def record_of(image: Array, chunks: list[Record] | None, planes: list[Record] | 
     return record | fields
 
 
-def list_chunk(image: Array, t: int, c: int, place: tuple[slice, ...], number: int = 0) -> Record:
+def list_chunk(image: Array, t: int, c: int, slices: tuple[slice, ...], number: int = 0) -> Record:
     """Return one chunk as numbers; ``number`` is added, so that overlapping chunks differ."""
     del number
-    pixels = image[t, c][place]
-    return _place(t, c, place) | {"pixels": pixels.ravel()}
+    pixels = image[t, c][slices]
+    return _chunk_box(t, c, slices) | {"pixels": pixels.ravel()}
 
 
 def byte_chunk(
-    image: Array, t: int, c: int, place: tuple[slice, ...], dtype: str | None = None, compression: str | None = None
+    image: Array, t: int, c: int, slices: tuple[slice, ...], dtype: str | None = None, compression: str | None = None
 ) -> Record:
     """Return one chunk as bytes, of another dtype if asked."""
-    pixels = image[t, c][place] if dtype is None else image[t, c][place].astype(dtype)
+    pixels = image[t, c][slices] if dtype is None else image[t, c][slices].astype(dtype)
     data = pixels.tobytes()
     if compression not in (None, "", "none", "None", " NONE "):
         data = pa.Codec(compression).compress(data, asbytes=True)
-    return _place(t, c, place) | {"dtype": dtype, "compression": compression, "pixel_bytes": data}
+    return _chunk_box(t, c, slices) | {"dtype": dtype, "compression": compression, "pixel_bytes": data}
 
 
-def _place(t: int, c: int, place: tuple[slice, ...]) -> Record:
-    starts = {axis: part.start for axis, part in zip("zyx", place, strict=True)}
-    lengths = {f"shape_{axis}": part.stop - part.start for axis, part in zip("zyx", place, strict=True)}
+def _chunk_box(t: int, c: int, slices: tuple[slice, ...]) -> Record:
+    starts = {axis: part.start for axis, part in zip("zyx", slices, strict=True)}
+    lengths = {f"shape_{axis}": part.stop - part.start for axis, part in zip("zyx", slices, strict=True)}
     return {"t": t, "c": c, **starts, **lengths}
 
 
@@ -133,9 +133,9 @@ def planes_of(image: Array) -> list[Record]:
 
 def whole_chunks(image: Array, encoding: str) -> list[Record]:
     """Return one chunk for each (t, c), whole in Z, Y and X."""
-    place = tuple(slice(0, size) for size in image.shape[2:])
+    slices = tuple(slice(0, size) for size in image.shape[2:])
     make = byte_chunk if encoding == "bytes" else list_chunk
-    return [make(image, t, c, place) for t, c in product(*(range(size) for size in image.shape[:2]))]
+    return [make(image, t, c, slices) for t, c in product(*(range(size) for size in image.shape[:2]))]
 
 
 def retyped(kind: pa.DataType, names: dict[str, Any]) -> pa.DataType:

@@ -138,7 +138,7 @@ def _of_node(
     inner = (
         []
         if isinstance(node, _FUNCTIONS)
-        else [child_node for child_node in node.body if isinstance(child_node, (*_FUNCTIONS, ast.ClassDef))]
+        else [statement for statement in node.body if isinstance(statement, (*_FUNCTIONS, ast.ClassDef))]
     )
     own_lines = set(span)
     for child in inner:

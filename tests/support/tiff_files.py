@@ -90,10 +90,10 @@ def write_raw(
     if tile is None:
         rows = rows_per_strip or height
         parts = [(min(rows, height - first), width) for first in range(0, height, rows)]
-        places = {278: (rows,)}
+        size_tags = {278: (rows,)}
     else:
         parts = [tile] * (-(-height // tile[0]) * -(-width // tile[1]))
-        places = {322: (tile[1],), 323: (tile[0],)}
+        size_tags = {322: (tile[1],), 323: (tile[0],)}
     body, offsets, sizes = b"", [], []
     for part_rows, part_width in parts * (samples if planar == 2 else 1):
         num_bytes = part_rows * -(-part_width * (1 if planar == 2 else samples) * bits // 8)
@@ -104,7 +104,7 @@ def write_raw(
         body += encoded + bytes(gap_bytes)
     tags: dict[int, Sequence[int]] = {256: (width,), 257: (height,), 258: [bits] * samples, 259: (compression,)}
     tags |= {262: (2 if samples == 3 else 1,), 266: (fill_order,), 277: (samples,), 284: (planar,)}
-    tags |= {317: (predictor,), 338: (0,), 339: [sample_format] * samples, **places, **(more_tags or {})}
+    tags |= {317: (predictor,), 338: (0,), 339: [sample_format] * samples, **size_tags, **(more_tags or {})}
     tags |= {273: offsets, 279: sizes} if tile is None else {324: offsets, 325: sizes}
     if samples != 2:
         del tags[338]
@@ -151,6 +151,8 @@ def write_micro_manager(file: Path, planes: Array, index: Sequence[Sequence[int]
         pages += struct.pack("<I", offset + page_bytes if number + 1 < len(planes) else 0) + plane.tobytes()
     header = struct.pack("<2sHI", b"II", 42, first)
     header += struct.pack("<8I", 54773648, end + len(description) + len(settings), 0, 0, 0, 0, 2355492, len(summary))
-    places = [(*place, first + number * page_bytes) for number, place in enumerate(index)]
-    table = struct.pack("<II", 3453623, len(places)) + b"".join(struct.pack("<5I", *place) for place in places)
+    index_entries = [(*position, first + number * page_bytes) for number, position in enumerate(index)]
+    table = struct.pack("<II", 3453623, len(index_entries)) + b"".join(
+        struct.pack("<5I", *entry) for entry in index_entries
+    )
     file.write_bytes(header + summary + pages + description + settings + table)

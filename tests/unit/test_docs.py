@@ -64,11 +64,13 @@ def tables_of_fields(folder):
     pages.plate_of_files(folder / "plate")
     pages.cells(folder / "cells.parquet")
     cells = pq.read_table(folder / "cells.parquet").to_pandas()
-    wells, sites = zip(*pages.places(), strict=True)
+    wells, sites = zip(*pages.wells_and_sites(), strict=True)
     fields = pd.DataFrame({"ImageNumber": range(1, len(wells) + 1), "Metadata_Well": wells, "Metadata_Site": sites})
     fields["Metadata_treatment"] = fields.Metadata_Well.str[0]
     for number, name in enumerate(("DAPI", "GFP"), 1):
-        fields[f"FileName_{name}"] = [f"{well}_01_{number}_{site}_{name}_001.tif" for well, site in pages.places()]
+        fields[f"FileName_{name}"] = [
+            f"{well}_01_{number}_{site}_{name}_001.tif" for well, site in zip(wells, sites, strict=True)
+        ]
     fields.to_csv(folder / "fields.csv", index=False)
     for name in ("DAPI", "GFP"):
         fields[f"PathName_{name}"] = str(folder / "plate")
@@ -104,7 +106,7 @@ def a_plate(folder):
 
 def plate_and_profiles(folder):
     pages.plate_of_images(folder / "plate.parquet")
-    wells, sites = zip(*pages.places(), strict=True)
+    wells, sites = zip(*pages.wells_and_sites(), strict=True)
     features = {f"Cells_Feature_{number}": [0.5] * len(wells) for number in range(80)}
     features |= {"Cells_Area": range(4, 4 + len(wells)), "Cells_Eccentricity": [0.25] * len(wells)}
     pq.write_table(pa.table({"Metadata_Well": wells, "Metadata_Site": sites, **features}), folder / "profiles.parquet")
@@ -336,16 +338,16 @@ def on_a_server(folder, request):
     ],
 )
 def test_the_code_runs(section, tmp_path, monkeypatch, shell, request):
-    page, found = SECTIONS[section]
+    page, code_blocks = SECTIONS[section]
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"} | (PREPARED.get(section, lambda _: None)(folder) or {})
-    places = on_a_server(folder, request) if section in ON_A_SERVER else {}
-    for block in found:
+    addresses = on_a_server(folder, request) if section in ON_A_SERVER else {}
+    for block in code_blocks:
         code = block.code
-        for written, here in places.items():
-            code = code.replace(written, here)
+        for written, address in addresses.items():
+            code = code.replace(written, address)
         if block.language == "bash":
             shell(code, folder)
         else:

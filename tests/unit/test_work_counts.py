@@ -103,11 +103,11 @@ def operations(case, path, side):
     return reads
 
 
-def compare(case, names, found, frozen):
+def compare(case, names, counts, frozen):
     """Fail if a count differs from the table, and name the count and the remedy."""
     changed = [
         f"{case}, {name}: {'shrank' if now < then else 'grew'} from {then} to {now:g}"
-        for name, now, then in zip(names, found, frozen, strict=True)
+        for name, now, then in zip(names, counts, frozen, strict=True)
         if now != then
     ]
     advice = "mend what grew, or say in the commit why it must; put what shrank into the table, so that it stays"
@@ -156,11 +156,11 @@ def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
     reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].images.stream())))
-    pixels = [requests for requests in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", requests)]
+    pixels = [request for request in opening.requests if re.search(r"\b(pixels|pixel_bytes)\b", request)]
     assert len(pixels) == (case == VERIFIED), f"{case}: opening asks for pixels: {pixels}"
-    others = len(opening.asked) - len(pixels)
+    others = len(opening.requests) - len(pixels)
     compare(case, ["requests of opening"], [others], [OPENED.get(case, OPENED[case.split()[0]])])
-    requests = {item for item in reading.asked if item}
+    requests = {item for item in reading.requests if item}
     assert requests == ASKED.get(case, set()), f"{case}: reading asks for {requests}, not for {ASKED.get(case, set())}"
 
 
@@ -183,9 +183,9 @@ def work_beside(others, case, column, path):
     for operation in reading * 2:
         operation()
     calls, memory = list(map(calls_of, reading)), list(map(memory_of, reading))
-    assert not any("other" in requests for item in [opening, *calls] for requests in item.asked)
-    counted = [(item.own, item.store, len(item.asked)) for item in calls]
-    return counted, len(opening.asked), [(item.numpy_bytes, item.arrow_bytes // 2**18) for item in memory]
+    assert not any("other" in request for item in [opening, *calls] for request in item.requests)
+    counted = [(item.own, item.store, len(item.requests)) for item in calls]
+    return counted, len(opening.requests), [(item.numpy_bytes, item.arrow_bytes // 2**18) for item in memory]
 
 
 @pytest.mark.parametrize("case", slow_except(["lance bytes", "arrow zstd", "parquet zstd"], OF_OTHERS))
@@ -226,8 +226,10 @@ def test_torch_allocates_nothing(opened, preload):
         "a batch of torch's loader": lambda: _MapDatasetFetcher(dataset, True, default_collate, False).fetch(batch),
         "a batch of our loader": lambda: _MapDatasetFetcher(dataset, True, collate, False).fetch(batch),
     }
-    found = [torch_bytes_of(operation) for operation in operations.values()]
-    compare(f"preload={preload}", [f"bytes of torch for {name}" for name in operations], found, (0,) * len(operations))
+    allocated = [torch_bytes_of(operation) for operation in operations.values()]
+    compare(
+        f"preload={preload}", [f"bytes of torch for {name}" for name in operations], allocated, (0,) * len(operations)
+    )
 
 
 def test_a_planted_copy_is_seen(opened, monkeypatch):
@@ -244,8 +246,8 @@ def test_planted_calls_are_seen(opened, monkeypatch):
     dataset = OMEArrowDataset(opened("arrow bytes", 100))
 
     def one_by_one(self, positions, samples, threads=1):
-        for place, position in enumerate(positions):
-            samples[place] = self.sample(position)
+        for index, position in enumerate(positions):
+            samples[index] = self.sample(position)
 
     batched = calls_of(lambda: dataset.__getitems__(list(range(16))))
     monkeypatch.setattr(rows.DecodedRows, "batch", one_by_one)
@@ -260,7 +262,7 @@ def test_planted_reads_are_seen(opened, monkeypatch):
     monkeypatch.setattr(_parquet.ParquetSource, "_read_images", one_by_one)
     calls = calls_of(lambda: source.take(range(0, 32, 2)))
     assert calls.store["ParquetFile.read_row_group"] == 16
-    assert set(calls.asked) == {"ome_image.chunks"}
+    assert set(calls.requests) == {"ome_image.chunks"}
 
 
 def test_a_changed_count_says_what_to_do():
