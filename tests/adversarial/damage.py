@@ -97,47 +97,47 @@ def _child(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number and report of each mutation of one child; the last report is of an unplanned end."""
     reading, writing = Pipe(duplex=False)
-    said = Path(folder, "stderr")
-    child = start(said, CHILD, Path(folder), name, *numbers, seed, writing)
+    output = Path(folder, "stderr")
+    child = start(output, CHILD, Path(folder), name, *numbers, seed, writing)
     writing.close()
     begun: dict[str, Any] = {}
-    at = numbers[0]
+    number = numbers[0]
     try:
         with reading, os.fdopen(os.dup(reading.fileno()), "rb", buffering=0) as pipe:
             for line in _lines(pipe, limit_s):
                 if line is None:
                     child.kill()
-                    yield at, {"fault": "hang", **begun}
+                    yield number, {"fault": "hang", **begun}
                     return
                 report = json.loads(line)
                 if "seconds" in report:
-                    yield at, report
-                    at, begun = at + 1, {}
+                    yield number, report
+                    number, begun = number + 1, {}
                 elif report:
                     begun = report
         child.join(limit_s)
         status = child.exitcode
-        if at < numbers[1]:
+        if number < numbers[1]:
             if not begun:
-                raise RuntimeError(f"the child of {name} ended with {status} between mutations:\n{_tail(said)}")
-            what = signal.Signals(-status).name if status and status < 0 else f"exit status {status}"
-            yield at, {"fault": "crash", **begun, "why": what, "said": _tail(said)}
+                raise RuntimeError(f"the child of {name} ended with {status} between mutations:\n{_tail(output)}")
+            ending = signal.Signals(-status).name if status and status < 0 else f"exit status {status}"
+            yield number, {"fault": "crash", **begun, "why": ending, "said": _tail(output)}
     finally:
         child.kill()
         child.join()
 
 
-def start(said: Path, function: str, *arguments: Any) -> ForkServerProcess:
-    """Start a child that calls ``module:function`` and writes its output to the file ``said``."""
+def start(output: Path, function: str, *arguments: Any) -> ForkServerProcess:
+    """Start a child that calls ``module:function`` and writes its output to the file ``output``."""
     context: ForkServerContext = get_context("forkserver")
     context.set_forkserver_preload(["omearrow_ds.dataset.dataset", "tests.adversarial.damaged_child"])
-    child = context.Process(target=_called, args=(said, function, arguments))
+    child = context.Process(target=_called, args=(output, function, arguments))
     child.start()
     return child
 
 
-def _called(said: Path, function: str, arguments: tuple[Any, ...]) -> None:
-    with said.open("wb") as file:
+def _called(output: Path, function: str, arguments: tuple[Any, ...]) -> None:
+    with output.open("wb") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
@@ -148,7 +148,7 @@ def _called(said: Path, function: str, arguments: tuple[Any, ...]) -> None:
 
 def _lines(pipe: Any, limit_s: float) -> Iterator[bytes | None]:
     """Yield lines until one is late, then None and no more. The first line has a longer limit."""
-    held, wait_s = b"", STARTING_S
+    rest, wait_s = b"", STARTING_S
     while True:
         if not select.select([pipe], [], [], wait_s)[0]:
             yield None
@@ -157,7 +157,7 @@ def _lines(pipe: Any, limit_s: float) -> Iterator[bytes | None]:
         new = pipe.read(65536)
         if not new:
             return
-        *lines, held = (held + new).split(b"\n")
+        *lines, rest = (rest + new).split(b"\n")
         yield from lines
 
 
@@ -173,7 +173,12 @@ def table(tallies: Sequence[Tally]) -> str:
     rows = [head, ["---"] * len(head)]
     for tally in tallies:
         faults = Counter(fault["fault"] for fault in tally.faults)
-        counts = [tally.total, *(tally.outcomes[each] for each in OUTCOMES), tally.changed["pixels"], tally.caught]
+        counts = [
+            tally.total,
+            *(tally.outcomes[outcome] for outcome in OUTCOMES),
+            tally.changed["pixels"],
+            tally.caught,
+        ]
         rows.append([tally.name, *map(str, [*counts, faults["crash"], faults["hang"], faults["foreign"]])])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

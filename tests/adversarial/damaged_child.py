@@ -145,33 +145,33 @@ class Examination:
             for index in range(len(dataset)):
                 self._try(lambda index=index: self._image(changed, index, dataset[index].numpy()), "sample")
 
-    def _metadata(self, changed: set[str], index: int, found: dict[str, Any]) -> None:
+    def _metadata(self, changed: set[str], index: int, metadata: dict[str, Any]) -> None:
         if index < _COUNT:
-            self._same(changed, "metadata", found, self._truth.metadata[index])
+            self._same(changed, "metadata", metadata, self._truth.metadata[index])
 
-    def _images(self, changed: set[str], found: list[np.ndarray]) -> None:
-        for index, image in enumerate(found):
+    def _images(self, changed: set[str], images: list[np.ndarray]) -> None:
+        for index, image in enumerate(images):
             self._image(changed, index, image)
 
-    def _image(self, changed: set[str], index: int, found: np.ndarray) -> None:
-        wanted = self._truth.pixels[index] if index < _COUNT else None
-        if wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
-            changed.add("ids" if wanted is None else "shapes")
-        elif found.tobytes() != wanted.tobytes():
+    def _image(self, changed: set[str], index: int, pixels: np.ndarray) -> None:
+        expected = self._truth.pixels[index] if index < _COUNT else None
+        if expected is None or pixels.shape != expected.shape or pixels.dtype != expected.dtype:
+            changed.add("ids" if expected is None else "shapes")
+        elif pixels.tobytes() != expected.tobytes():
             changed.add("pixels")
 
-    def _same(self, changed: set[str], what: str, found: Any, wanted: Any) -> None:
-        if found != wanted:
-            changed.add(what)
+    def _same(self, changed: set[str], aspect: str, value: Any, expected: Any) -> None:
+        if value != expected:
+            changed.add(aspect)
 
-    def _try(self, operation: Callable[[], object], what: str) -> None:
+    def _try(self, operation: Callable[[], object], aspect: str) -> None:
         try:
             operation()
         except OMEArrowDSError as error:
             self.errors.append(f"{type(error).__name__}: {error}")
             if str(self._path) not in str(error):
                 self.faults.add("unnamed")
-                self.why.append(f"{what}: {type(error).__name__}: {error}")
+                self.why.append(f"{aspect}: {type(error).__name__}: {error}")
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  # that it is none of ours is what is looked for
@@ -179,7 +179,7 @@ class Examination:
             last = [
                 f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
             ]
-            self.why.append(f"{what}: {type(error).__name__}: {str(error)[:300]} {last[-6:]}")
+            self.why.append(f"{aspect}: {type(error).__name__}: {str(error)[:300]} {last[-6:]}")
 
 
 def _scanned(parts: Iterator[tuple[int, Any]]) -> list[np.ndarray]:
@@ -199,15 +199,15 @@ class Reporter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def say(self, **what: Any) -> None:
-        os.write(self._descriptor, json.dumps(what).encode() + b"\n")
+    def say(self, **report: Any) -> None:
+        os.write(self._descriptor, json.dumps(report).encode() + b"\n")
 
 
 def examine(folder: Path, number: int, master: Path, name: str, variant: Variant, truth: Truth, mutation: Mutation):
     """Return the examination of one damaged copy, its seconds and its peak bytes."""
-    place = folder / f"{number:06d}"
-    place.mkdir()
-    copy = place / master.name
+    own_folder = folder / f"{number:06d}"
+    own_folder.mkdir()
+    copy = own_folder / master.name
     shutil.copytree(master, copy) if master.is_dir() else shutil.copy(master, copy)
     mutation.apply(copy)
     denied = mutation.kind == "denied"
@@ -230,9 +230,9 @@ def examine(folder: Path, number: int, master: Path, name: str, variant: Variant
         examination.faults.add("memory")
         examination.why.append(f"{peak_bytes >> 20} MiB more than before")
     if denied:
-        for each in (copy, *copy.rglob("*")) if copy.is_dir() else (copy,):
-            each.chmod(0o700)
-    shutil.rmtree(place)
+        for path in (copy, *copy.rglob("*")) if copy.is_dir() else (copy,):
+            path.chmod(0o700)
+    shutil.rmtree(own_folder)
     gc.collect()  # Until this collection, sources that failed to open keep threads and files.
     return examination, seconds, peak_bytes
 
@@ -241,16 +241,18 @@ def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connec
     """Run mutations ``start`` to ``stop``."""
     reporter = Reporter(pipe.fileno())
     variants = variants_of(name)
-    made: dict[Variant, tuple[Path, Truth, Plan]] = {}
+    masters: dict[Variant, tuple[Path, Truth, Plan]] = {}
     work = folder / f"work-{os.getpid()}"
     work.mkdir()
     for variant in dict.fromkeys(variants[number % len(variants)] for number in range(start, stop)):
         master = work / "masters" / str(variant).replace(" ", "-") / f"images{SUFFIX[name]}"
         master.parent.mkdir(parents=True)
-        made[variant] = (master, write_master(master, name, variant), Plan(master))
-        if stop - start < _FEW and len(made) > 1:
+        masters[variant] = (master, write_master(master, name, variant), Plan(master))
+        if stop - start < _FEW and len(masters) > 1:
             continue  # A short pass examines one undamaged variant, a whole pass all.
-        examined, _, _ = examine(work, 0, master, name, variant, made[variant][1], Mutation("none", "", lambda _: None))
+        examined, _, _ = examine(
+            work, 0, master, name, variant, masters[variant][1], Mutation("none", "", lambda _: None)
+        )
         if examined.faults or examined.errors or examined.changed or examined.verify_errors:
             raise RuntimeError(f"undamaged {variant}: {vars(examined)}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -259,31 +261,33 @@ def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connec
     reporter.say()
     for number in range(start, stop):
         variant = variants[number % len(variants)]
-        master, truth, plan = made[variant]
+        master, truth, plan = masters[variant]
         mutation = chosen(plan, number, number // len(variants), seed)
-        told = {"number": number, "variant": str(variant), "kind": mutation.kind, "detail": mutation.detail}
-        reporter.say(**told)
-        found, seconds, peak_bytes = examine(work, number, master, name, variant, truth, mutation)
-        outcome = "changed" if found.changed else "error" if found.errors or found.faults else "identical"
-        caught = bool(found.changed & {"pixels", "shapes"}) and bool(found.verify_errors)
+        description = {"number": number, "variant": str(variant), "kind": mutation.kind, "detail": mutation.detail}
+        reporter.say(**description)
+        examination, seconds, peak_bytes = examine(work, number, master, name, variant, truth, mutation)
+        outcome = (
+            "changed" if examination.changed else "error" if examination.errors or examination.faults else "identical"
+        )
+        caught = bool(examination.changed & {"pixels", "shapes"}) and bool(examination.verify_errors)
         reporter.say(
-            **told,
+            **description,
             outcome=outcome,
-            changed=sorted(found.changed),
+            changed=sorted(examination.changed),
             caught=caught,
-            faults=sorted(found.faults),
-            why=found.why[:4],
+            faults=sorted(examination.faults),
+            why=examination.why[:4],
             seconds=seconds,
             peak_bytes=peak_bytes,
         )
     shutil.rmtree(work)
 
 
-def chosen(plan: Plan, number: int, place: int, seed: int) -> Mutation:
-    """Return mutation ``number``, the ``place``-th of its variant; half are structural until all were used."""
+def chosen(plan: Plan, number: int, turn: int, seed: int) -> Mutation:
+    """Return mutation ``number``, the ``turn``-th of its variant; half are structural until all were used."""
     order = np.random.default_rng(seed).permutation(len(plan.structural))
-    if place % 2 == 0 and place // 2 < len(order):
-        return plan.structural[order[place // 2]]
+    if turn % 2 == 0 and turn // 2 < len(order):
+        return plan.structural[order[turn // 2]]
     return plan.random(np.random.default_rng([seed, number]))
 
 
@@ -293,9 +297,9 @@ def read_what_may_not_be_read(path: str, name: str) -> None:
     os.chmod(path, 0)  # noqa: PTH101
     if os.geteuid() == 0:
         os.seteuid(_NOBODY)
-    for each in (name, None):
+    for format_name in (name, None):
         try:
-            open_images(path, each)
+            open_images(path, format_name)
         except OMEArrowDSError as error:
             assert path in str(error), error  # noqa: PT017
             assert "ermission denied" in str(error), error  # noqa: PT017

@@ -83,13 +83,13 @@ class Choices:
     """Choices made by bytes. When the bytes are used up, every choice is the first option."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self._offset = data, 0
 
     def number(self, stop: int) -> int:
         """Return a number from 0 to ``stop - 1``."""
         length = max(1, (stop - 1).bit_length() + 7) // 8
-        taken = self._data[self._at : self._at + length]
-        self._at += length
+        taken = self._data[self._offset : self._offset + length]
+        self._offset += length
         return int.from_bytes(taken, "little") % stop
 
     def one(self, options: Sequence[Any]) -> Any:
@@ -110,10 +110,10 @@ def fuzz_rows(choices: Choices, folder: Path) -> None:
     rows = rows.slice(choices.number(2))
     with pa.ipc.new_file(path, pa.schema({"ome_image": rows.type})) as writer:
         writer.write_batch(pa.record_batch({"ome_image": rows}))
-    wanted = [oracle(record) for record in records_of(rows)]
-    if any(isinstance(each, MemoryError) for each in wanted):
+    expected = [oracle(record) for record in records_of(rows)]
+    if any(isinstance(image, MemoryError) for image in expected):
         return  # Gaps are read as gigabytes of zeros, which is right but too slow to compare.
-    _compare(path, "arrow", wanted)
+    _compare(path, "arrow", expected)
 
 
 def _record(choices: Choices, encoding: str, number: int) -> Record:
@@ -145,29 +145,29 @@ def _mutate(choices: Choices, record: Record) -> None:
         _mutate_piece(choices, pieces, choices.number(len(pieces)))
 
 
-def _mutate_piece(choices: Choices, pieces: list[Any], place: int) -> None:
+def _mutate_piece(choices: Choices, pieces: list[Any], index: int) -> None:
     field = choices.one(_CHUNK_FIELDS)
-    piece = pieces[place]
+    piece = pieces[index]
     if field == "drop":
-        del pieces[place]
+        del pieces[index]
     elif field == "twice":
         pieces.append(piece)
     elif field == "null" or piece is None:
-        pieces[place] = None
+        pieces[index] = None
     elif field in ("dtype", "compression"):
-        pieces[place] = piece | {field: choices.one(_NAMES)}
+        pieces[index] = piece | {field: choices.one(_NAMES)}
     elif field == "pixel_bytes":
         data = piece.get(field) or b""
         cut = choices.number(len(data) + 1)
-        pieces[place] = piece | {field: choices.one((None, data[:cut], data + data[:cut], data[cut:] + b"\xff", b""))}
+        pieces[index] = piece | {field: choices.one((None, data[:cut], data + data[:cut], data[cut:] + b"\xff", b""))}
     elif field == "pixels":
         values = [] if piece.get(field) is None else list(piece[field])
         cut = choices.number(len(values) + 1)
-        pieces[place] = piece | {
+        pieces[index] = piece | {
             field: choices.one((None, values[:cut], [*values[:cut], None], values + values[:cut], []))
         }
     else:
-        pieces[place] = piece | {field: choices.one(_INTEGERS)}
+        pieces[index] = piece | {field: choices.one(_INTEGERS)}
 
 
 @cache
@@ -194,26 +194,26 @@ def fuzz_files(choices: Choices, folder: Path) -> None:
         _edit(choices, data)
     file.write_bytes(data)
     try:
-        wanted = _FOREIGN[name](file)
+        expected = _FOREIGN[name](file)
     except FOREIGN_ERRORS as error:
-        wanted = [error] * len(images)
-    _compare(file, name, wanted, images)
+        expected = [error] * len(images)
+    _compare(file, name, expected, images)
 
 
 def _edit(choices: Choices, data: bytearray) -> None:
-    at, kind = choices.number(max(1, min(len(data), 2**16))), choices.number(6)
+    offset, kind = choices.number(max(1, min(len(data), 2**16))), choices.number(6)
     if kind == 0:
-        data[at : at + 1] = bytes([choices.number(256)])
+        data[offset : offset + 1] = bytes([choices.number(256)])
     elif kind == 1:
-        data[at : at + 1] = bytes(value ^ 1 << choices.number(8) for value in data[at : at + 1])
+        data[offset : offset + 1] = bytes(value ^ 1 << choices.number(8) for value in data[offset : offset + 1])
     elif kind == 2:
-        data[at : at + 4] = (choices.one(_INTEGERS) or 2**31 - 2).to_bytes(4, "little", signed=True)
+        data[offset : offset + 4] = (choices.one(_INTEGERS) or 2**31 - 2).to_bytes(4, "little", signed=True)
     elif kind == 3:
-        data[at : at + 16] = bytes(len(data[at : at + 16]))
+        data[offset : offset + 16] = bytes(len(data[offset : offset + 16]))
     elif kind == 4:
-        del data[at + 1 :]
+        del data[offset + 1 :]
     else:
-        data[at : at + choices.number(8)] = b""
+        data[offset : offset + choices.number(8)] = b""
 
 
 def _foreign_rows(table: pa.Table) -> list[Any]:
@@ -283,8 +283,8 @@ def mutated(rng: random.Random, corpus: Sequence[bytes]) -> bytes:
     """Return random bytes, or a mutated input of the corpus."""
     data = bytearray(rng.choice(corpus) if corpus and rng.random() < 0.5 else rng.randbytes(rng.randrange(4, 64)))
     for _ in range(rng.randrange(3)):
-        at = rng.randrange(len(data) + 1)
-        data[at : at + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
+        offset = rng.randrange(len(data) + 1)
+        data[offset : offset + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
     return bytes(data[:INPUT_LIMIT_BYTES])
 
 
@@ -317,9 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     faulthandler.enable()
-    given = [bytes.fromhex(options.hex)] if options.hex else [file.read_bytes() for file in options.replay or ()]
-    if given:
-        for data in given:
+    inputs = [bytes.fromhex(options.hex)] if options.hex else [file.read_bytes() for file in options.replay or ()]
+    if inputs:
+        for data in inputs:
             one_input(data)
         return
     try:
@@ -335,16 +335,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = importlib.import_module("tests.adversarial.fuzz")
         for name in ("arrow", "parquet"):
             importlib.import_module(f"omearrow_ds.storage.formats.{name}")
-    found = Path("results/fuzz")
-    found.mkdir(parents=True, exist_ok=True)
+    folder = Path("results/fuzz")
+    folder.mkdir(parents=True, exist_ok=True)
     limits = [
         f"-max_total_time={int(options.seconds)}",
         f"-max_len={INPUT_LIMIT_BYTES}",
         f"-timeout={HANG_S}",
         "-rss_limit_mb=0",
     ]
-    places = [f"-artifact_prefix={found}/", str(found), str(CORPUS)]
-    atheris.Setup([sys.argv[0], *limits, f"-seed={options.seed % 2**31}", *places], again.one_input)
+    folders = [f"-artifact_prefix={folder}/", str(folder), str(CORPUS)]
+    atheris.Setup([sys.argv[0], *limits, f"-seed={options.seed % 2**31}", *folders], again.one_input)
     atheris.Fuzz()
 
 

@@ -30,22 +30,22 @@ def kill_runs(times: int, seed: int) -> int:
     """Kill runs alternately while they make data and while they store results; return how many were wrong."""
     if not times:
         return 0
-    found: Counter[str] = Counter()
+    findings: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
         try:
-            for said in _kill_often(Path(folder), times, random.Random(seed)):
-                found[said] += 1
+            for finding in _kill_often(Path(folder), times, random.Random(seed)):
+                findings[finding] += 1
         except AssertionError as error:
-            found[f"WRONG: {error!r}"] += 1
-    said = "; ".join(f"{what} {count}" for what, count in sorted(found.items()))
-    print(f"run      {'parquet, tiff':<13} {sum(found.values()):>4} kills: {said}", flush=True)
-    return sum(what.startswith("WRONG") for what in found)
+            findings[f"WRONG: {error!r}"] += 1
+    summary = "; ".join(f"{finding} {count}" for finding, count in sorted(findings.items()))
+    print(f"run      {'parquet, tiff':<13} {sum(findings.values()):>4} kills: {summary}", flush=True)
+    return sum(finding.startswith("WRONG") for finding in findings)
 
 
 def _kill_often(folder: Path, times: int, draw: random.Random) -> Iterator[str]:
     with _started(folder, 0) as process:
         since = {phase: _appears(folder / phase / "0", process) for phase in _PHASES}
-        assert process.wait(_LIMIT_S) == 0, _said(folder)
+        assert process.wait(_LIMIT_S) == 0, _output(folder)
         lasts_s = {phase: time.monotonic() - start for phase, start in since.items()}
     lasts_s["data"] -= lasts_s["stored"]
     _look(folder, 0)
@@ -62,7 +62,7 @@ def _kill_often(folder: Path, times: int, draw: random.Random) -> Iterator[str]:
             process.wait(_LIMIT_S)
         left = _left(folder, tries)
         with _started(folder, tries) as process:
-            assert process.wait(_LIMIT_S) == 0, _said(folder)
+            assert process.wait(_LIMIT_S) == 0, _output(folder)
         _look(folder, tries)
         kills += killed
         if killed:
@@ -74,11 +74,11 @@ def _started(folder: Path, number: int) -> subprocess.Popen:
     options += [f"--benchmark-storage=file://{folder / 'stored' / str(number)}", "--benchmark-autosave"]
     options += ["--num-images=40", "--image-shape=100x100", "--formats=parquet,tiff", "-q", "-p", "no:cacheprovider"]
     run = [sys.executable, "-m", "pytest", "benchmarks/test_track0_storage.py", *options]
-    with (folder / "said.txt").open("wb") as said:
-        return subprocess.Popen(run, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+    with (folder / "said.txt").open("wb") as log:
+        return subprocess.Popen(run, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 
-def _said(folder: Path) -> str:
+def _output(folder: Path) -> str:
     return (folder / "said.txt").read_text(errors="replace")[-2000:]
 
 
@@ -93,8 +93,8 @@ def _appears(path: Path, process: subprocess.Popen) -> float:
 
 def _left(folder: Path, number: int) -> list[Path]:
     """Return the incomplete files of a killed run."""
-    places = [f"data/{number}/*/.*.partial", f"stored/{number}/*/*.partial", "results/.*.tmp", "data/*/*/.*.use-*"]
-    return [path for place in places for path in folder.glob(place)]
+    patterns = [f"data/{number}/*/.*.partial", f"stored/{number}/*/*.partial", "results/.*.tmp", "data/*/*/.*.use-*"]
+    return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _look(folder: Path, number: int) -> None:

@@ -74,11 +74,11 @@ def write(content: str) -> Callable[[Path, str], None]:
 def whole_content(path: Path, name: str) -> str:
     """Return which content is at a path, after comparing every pixel and the column."""
     with open_images(path, name) as source:
-        found = source.take(range(len(source)))
+        stored = source.take(range(len(source)))
         (content,) = set(source.columns["content"].to_pylist())
-    wanted = images(content)
-    assert len(found) == COUNT
-    assert all(np.array_equal(each[0, 0, 0], image) for each, image in zip(found, wanted, strict=True))
+    expected = images(content)
+    assert len(stored) == COUNT
+    assert all(np.array_equal(pixels[0, 0, 0], image) for pixels, image in zip(stored, expected, strict=True))
     return content
 
 
@@ -86,10 +86,10 @@ def content_and_next_write(folder: Path, name: str) -> str:
     """Return the content, then write the old content again, which removes leftovers of the killed writer."""
     path = path_of(folder, name)
     content = whole_content(path, name)
-    left = [each for each in folder.iterdir() if ".partial-" in each.name]
+    left = [entry for entry in folder.iterdir() if ".partial-" in entry.name]
     write("old")(folder, name)
     assert whole_content(path, name) == "old"
-    strays = {each.name for each in folder.iterdir()} - {path.name, "source.arrow", "source.parquet"}
+    strays = {entry.name for entry in folder.iterdir()} - {path.name, "source.arrow", "source.parquet"}
     assert not strays, strays
     return f"{content}{', leftover' if left else ''}"
 
@@ -122,12 +122,12 @@ def do_preload(folder: Path, name: str) -> None:
 
 
 def look_at_preload(folder: Path, name: str) -> str:
-    held = folder / "held"
-    left = Counter(each.suffix for each in held.iterdir()) if held.is_dir() else Counter()
-    dataset = OMEArrowDataset(path_of(folder, name), name, cache_dir=held, normalize=False, axes="YX")
+    cache = folder / "held"
+    left = Counter(file.suffix for file in cache.iterdir()) if cache.is_dir() else Counter()
+    dataset = OMEArrowDataset(path_of(folder, name), name, cache_dir=cache, normalize=False, axes="YX")
     assert all(np.array_equal(dataset[index].numpy(), image) for index, image in enumerate(large("old")))
-    assert sorted(each.suffix for each in held.iterdir()) == [".lock", ".pixels"], list(held.iterdir())
-    shutil.rmtree(held)
+    assert sorted(file.suffix for file in cache.iterdir()) == [".lock", ".pixels"], list(cache.iterdir())
+    shutil.rmtree(cache)
     return "whole" if left[".pixels"] else "leftover" if left[".partial"] else "nothing"
 
 
@@ -140,16 +140,16 @@ def do_data(folder: Path, name: str) -> None:
 
 def look_at_data(folder: Path, name: str) -> str:
     fmt = get_format(name)
-    left = [each.name for each in folder.glob("cache/*/.*.partial")]
-    whole = [each.parent.name for each in folder.glob(f"cache/*/{name}-*/manifest.json")]
+    left = [file.name for file in folder.glob("cache/*/.*.partial")]
+    whole = [file.parent.name for file in folder.glob(f"cache/*/{name}-*/manifest.json")]
     with DataCache(folder / "cache", _WORKLOAD) as cache:
-        wanted = list(_WORKLOAD.images())
+        expected = list(_WORKLOAD.images())
         for encoding in encodings(fmt):
             with open_images(cache.path(fmt, encoding), name) as source:
-                found = source.take(range(len(source)))
-            assert all(np.array_equal(each, image) for each, image in zip(found, wanted, strict=True))
+                stored = source.take(range(len(source)))
+            assert all(np.array_equal(pixels, image) for pixels, image in zip(stored, expected, strict=True))
         assert not list(folder.glob("cache/*/.*.partial"))
-    in_use = [each.name for each in folder.glob("cache/*/.*.use-*")]
+    in_use = [file.name for file in folder.glob("cache/*/.*.use-*")]
     assert not in_use, in_use
     shutil.rmtree(folder / "cache")
     return ", ".join(([f"whole {len(whole)}"] if whole else []) + (["leftover"] if left else [])) or "nothing"
@@ -167,23 +167,25 @@ def do_parts(folder: Path, name: str) -> None:
 def look_at_parts(folder: Path, name: str) -> str:
     """Return the progress, after resuming: every image is there once, without leftovers."""
     path = folder / "images.parts"
-    there = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
-    made = len(list(path.glob("jobs/0*.json")))
-    found = "published" if "parts.json" in there else "half of the parts or more" if made >= 4 else "begun"
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    num_done = len(list(path.glob("jobs/0*.json")))
+    progress = "published" if "parts.json" in names else "half of the parts or more" if num_done >= 4 else "begun"
     hidden = folder / ".images.parts.making"
-    if "parts.json" not in there or "jobs" in there or hidden.is_dir():
-        found += ", another made" if hidden.is_dir() else ""
+    if "parts.json" not in names or "jobs" in names or hidden.is_dir():
+        progress += ", another made" if hidden.is_dir() else ""
         do_parts(folder, name)
     with open_images(path, verify=True) as source:
         order = [int(image_id[6:]) for image_id in source.image_ids]
         assert sorted(order) == list(range(COUNT)), order
-        wanted = images("new")
+        expected = images("new")
         taken = source.take(range(COUNT))
-        assert all(np.array_equal(each[0, 0, 0], wanted[at]) for each, at in zip(taken, order, strict=True))
-    left = sorted(each.name for each in path.iterdir())
+        assert all(
+            np.array_equal(pixels[0, 0, 0], expected[position]) for pixels, position in zip(taken, order, strict=True)
+        )
+    left = sorted(entry.name for entry in path.iterdir())
     assert left == ["index.parquet", "parts", "parts.json"], left
     assert len(list((path / "parts").iterdir())) == COUNT // 3
-    strays = {each.name for each in folder.iterdir()} - {
+    strays = {entry.name for entry in folder.iterdir()} - {
         path.name,
         path_of(folder, name).name,
         f"source.{_other(name)}",
@@ -191,7 +193,7 @@ def look_at_parts(folder: Path, name: str) -> str:
     assert not strays, strays
     if os.getpid() % 2:
         shutil.rmtree(path)  # Otherwise the next run would replace it.
-    return found
+    return progress
 
 
 WORKS = {
@@ -214,11 +216,11 @@ def forked(action: Callable[[], object], kill_after_s: float | None = None) -> t
         status = 1
         os.write(writing, b"!")
         try:
-            said = str(action())
+            output = str(action())
             status = 0
         except BaseException:  # noqa: BLE001  # told to the parent
-            said = traceback.format_exc()
-        os.write(writing, said.encode()[-4000:])
+            output = traceback.format_exc()
+        os.write(writing, output.encode()[-4000:])
         os._exit(status)
     os.close(writing)
     os.read(reading, 1)  # The action begins.
@@ -231,10 +233,10 @@ def forked(action: Callable[[], object], kill_after_s: float | None = None) -> t
         ended = os.waitpid(child, 0)
     took_s = time.monotonic() - start
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode()
+        output = pipe.read().decode()
     if kill_after_s is None and os.WIFSIGNALED(ended[1]):
-        said = f"took more than {_LIMIT_S} s"
-    return ended[1], said, took_s
+        output = f"took more than {_LIMIT_S} s"
+    return ended[1], output, took_s
 
 
 def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> Iterator[str]:
@@ -243,23 +245,23 @@ def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> It
     The moment is drawn from the last duration of the whole work. If the work ended before it, it is drawn again.
     """
     draw = random.Random(seed)
-    status, said, _ = forked(lambda: work.prepare(folder, name))
-    assert status == 0, said
+    status, output, _ = forked(lambda: work.prepare(folder, name))
+    assert status == 0, output
     takes_s, kills, tries = 1.0, 0, 0
     while kills < times and tries < 4 * times + 4:
         wanted_s = None if tries == 0 else draw.uniform(0, takes_s)
-        status, said, took_s = forked(lambda: work.do(folder, name), kill_after_s=wanted_s)
+        status, output, took_s = forked(lambda: work.do(folder, name), kill_after_s=wanted_s)
         killed = os.WIFSIGNALED(status)
         if not killed:
-            assert status == 0, said
+            assert status == 0, output
             takes_s = took_s
         tries, kills = tries + 1, kills + killed
-        status, said, _ = forked(lambda: work.look(folder, name))
+        status, output, _ = forked(lambda: work.look(folder, name))
         if status:
-            yield f"WRONG: {said}"
+            yield f"WRONG: {output}"
             return
         if killed:
-            yield said
+            yield output
 
 
 def race(folder: Path, name: str, rounds: int) -> str:
@@ -268,8 +270,8 @@ def race(folder: Path, name: str, rounds: int) -> str:
     Each writes ``rounds`` times. Each read must return one complete content, or raise the package's error that the
     collection was replaced.
     """
-    status, said, _ = forked(lambda: write("old")(folder, name))  # Libraries with threads must not be forked.
-    assert status == 0, said
+    status, output, _ = forked(lambda: write("old")(folder, name))  # Libraries with threads must not be forked.
+    assert status == 0, output
     path = path_of(folder, name)
     children = []
     for content in ("old", "new"):
@@ -284,20 +286,20 @@ def race(folder: Path, name: str, rounds: int) -> str:
                 traceback.print_exc()
             os._exit(status)
         children.append(child)
-    found: Counter[str] = Counter()
+    reads: Counter[str] = Counter()
     statuses: list[int] = []
     while len(statuses) < len(children):
         try:
-            found[whole_content(path, name)] += 1
+            reads[whole_content(path, name)] += 1
         except OMEArrowDSError as error:
             assert str(path) in str(error), error  # noqa: PT017
-            found[type(error).__name__] += 1
+            reads[type(error).__name__] += 1
         done = [os.waitpid(child, os.WNOHANG) for child in children[len(statuses) :][:1]]
         statuses += [status for pid, status in done if pid]
     assert statuses == [0, 0], statuses
     assert whole_content(path, name) in ("old", "new")
-    assert [each.name for each in folder.iterdir()] == [path.name], list(folder.iterdir())
-    return ", ".join(f"{what} {count}" for what, count in sorted(found.items()))
+    assert [entry.name for entry in folder.iterdir()] == [path.name], list(folder.iterdir())
+    return ", ".join(f"{outcome} {count}" for outcome, count in sorted(reads.items()))
 
 
 def run_races(names: list[str], rounds: int) -> int:
@@ -305,9 +307,9 @@ def run_races(names: list[str], rounds: int) -> int:
     wrong = 0
     for name in names:
         with tempfile.TemporaryDirectory(prefix="race-") as folder:
-            status, said, _ = forked(partial(race, Path(folder), name, rounds))
+            status, reads, _ = forked(partial(race, Path(folder), name, rounds))
         wrong += status != 0
-        print(f"race     {name:<13} {said}", flush=True)
+        print(f"race     {name:<13} {reads}", flush=True)
     return wrong
 
 
@@ -320,13 +322,13 @@ def run(works: list[str], names: list[str], kills: int, seed: int) -> int:
         for name in names:
             folder = Path(tempfile.mkdtemp(prefix="kills-"))
             try:
-                found = Counter(kill_often(WORKS[work], name, folder, times, seed))
+                findings = Counter(kill_often(WORKS[work], name, folder, times, seed))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            killed = sum(count for what, count in found.items() if not what.startswith("WRONG"))
-            wrong += sum(count for what, count in found.items() if what.startswith("WRONG"))
-            said = "; ".join(f"{what} {count}" for what, count in sorted(found.items()))
-            print(f"{work:<8} {name:<13} {killed:>4} kills: {said}", flush=True)
+            killed = sum(count for finding, count in findings.items() if not finding.startswith("WRONG"))
+            wrong += sum(count for finding, count in findings.items() if finding.startswith("WRONG"))
+            summary = "; ".join(f"{finding} {count}" for finding, count in sorted(findings.items()))
+            print(f"{work:<8} {name:<13} {killed:>4} kills: {summary}", flush=True)
     return wrong
 
 

@@ -62,13 +62,13 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 def records_of(rows: pa.Array) -> list[Record | Exception | None]:
     """Return rows as ome-arrow gets them. A row without a record is replaced by the error for it."""
-    found: list[Any] = []
+    records: list[Any] = []
     for row in rows:
         try:
-            found.append(row.as_py())
+            records.append(row.as_py())
         except ORACLE_ERRORS as error:
-            found.append(error)
-    return found
+            records.append(error)
+    return records
 
 
 def good_record(encoding: str, number: int = 0) -> Record:
@@ -134,8 +134,8 @@ def chunks_changed(change: Callable[[list[Record]], Any]) -> Callable[[Record], 
 
 def stored_as(dtype: str, compression: str | None = None, meta_type: str = "uint16") -> Callable[[Record], Record]:
     def change(record: Record) -> Record:
-        image, place = _image(record) % 100, tuple(slice(0, size) for size in SHAPE[2:])
-        chunks = [byte_chunk(image, t, c, place, dtype, compression) for t in range(2) for c in range(2)]
+        image, slices = _image(record) % 100, tuple(slice(0, size) for size in SHAPE[2:])
+        chunks = [byte_chunk(image, t, c, slices, dtype, compression) for t in range(2) for c in range(2)]
         return record | {"chunks": chunks, "pixels_meta": record["pixels_meta"] | {"type": meta_type}}
 
     return change
@@ -163,7 +163,7 @@ def struct_fields(*extra: tuple[str, pa.DataType], without: Sequence[str] = ()) 
         if pa.types.is_list(kind):
             return pa.list_(change(kind.value_type))
         return pa.struct(
-            [*(field for field in kind if field.name not in without), *(pa.field(*each) for each in extra)]
+            [*(field for field in kind if field.name not in without), *(pa.field(*arguments) for arguments in extra)]
         )
 
     return change
@@ -185,7 +185,7 @@ def wrapped_t(record: Record) -> Record:
     """Return a record whose every ``t``, times the 8 planes per t, is valid modulo 2**64."""
     image = image_of((2, 2, 4, 2, 3))
     chunks = whole_chunks(image, "list" if "pixels" in record["chunks"][0] else "bytes")
-    return record_of(image, [each | {"t": each["t"] + 2**61} for each in chunks], [])
+    return record_of(image, [chunk | {"t": chunk["t"] + 2**61} for chunk in chunks], [])
 
 
 HUGE = {"size_t": 2**31 - 1, "size_z": 2**31 - 1, "size_y": 2**31 - 1, "size_x": 2**31 - 1}
@@ -419,7 +419,7 @@ _CASES: list[tuple[Any, ...]] = [
     (
         "list of bool",
         LIST,
-        chunks_changed(lambda chunks: [each | {"pixels": [True, False] * 9} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixels": [True, False] * 9} for chunk in chunks]),
         {"pixels": always(pa.list_(pa.bool_()))},
     ),
     (
@@ -437,19 +437,19 @@ _CASES: list[tuple[Any, ...]] = [
     (
         "strings as pixels",
         LIST,
-        chunks_changed(lambda chunks: [each | {"pixels": ["7"] * 18} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixels": ["7"] * 18} for chunk in chunks]),
         {"pixels": always(pa.list_(pa.string()))},
     ),
     (
         "lists of lists as pixels",
         LIST,
-        chunks_changed(lambda chunks: [each | {"pixels": [[7] * 6] * 3} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixels": [[7] * 6] * 3} for chunk in chunks]),
         {"pixels": always(pa.list_(pa.list_(pa.uint16())))},
     ),
     (
         "a number for pixels",
         LIST,
-        chunks_changed(lambda chunks: [each | {"pixels": 7} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixels": 7} for chunk in chunks]),
         {"pixels": always(pa.uint16())},
     ),
     ("binary", BYTES, same_record, {"pixel_bytes": always(pa.binary())}),
@@ -459,13 +459,13 @@ _CASES: list[tuple[Any, ...]] = [
     (
         "bytes as a string",
         BYTES,
-        chunks_changed(lambda chunks: [each | {"pixel_bytes": "a" * 36} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixel_bytes": "a" * 36} for chunk in chunks]),
         {"pixel_bytes": always(pa.string())},
     ),
     (
         "bytes as a list",
         BYTES,
-        chunks_changed(lambda chunks: [each | {"pixel_bytes": [7] * 36} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"pixel_bytes": [7] * 36} for chunk in chunks]),
         {"pixel_bytes": always(pa.list_(pa.uint8()))},
     ),
     (
@@ -486,20 +486,20 @@ _CASES: list[tuple[Any, ...]] = [
         same_record,
         {
             "pixels_meta": lambda kind: pa.struct(
-                [each.with_type(DICTIONARY(None)) if each.name == "type" else each for each in kind]
+                [child.with_type(DICTIONARY(None)) if child.name == "type" else child for child in kind]
             )
         },
     ),
     (
         "dtype as bytes",
         BYTES,
-        chunks_changed(lambda chunks: [each | {"dtype": b"uint16"} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"dtype": b"uint16"} for chunk in chunks]),
         {"dtype": always(pa.binary())},
     ),
     (
         "compression as bytes",
         BYTES,
-        chunks_changed(lambda chunks: [each | {"compression": b"none"} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"compression": b"none"} for chunk in chunks]),
         {"compression": always(pa.binary())},
     ),
     ("dtype as a number", BYTES, first_chunk(dtype=2), {"dtype": always(pa.int8())}),
@@ -527,13 +527,13 @@ _CASES: list[tuple[Any, ...]] = [
     (
         "places as strings",
         BOTH,
-        chunks_changed(lambda chunks: [each | {"z": "0"} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"z": "0"} for chunk in chunks]),
         {"z": always(pa.string())},
     ),
     (
         "places as bools",
         BOTH,
-        chunks_changed(lambda chunks: [each | {"t": bool(each["t"])} for each in chunks]),
+        chunks_changed(lambda chunks: [chunk | {"t": bool(chunk["t"])} for chunk in chunks]),
         {"t": always(pa.bool_())},
     ),
     ("sizes as int64", BOTH, same_record, {f"size_{axis}": always(pa.int64()) for axis in "tczyx"}),
@@ -576,8 +576,8 @@ _CASES: list[tuple[Any, ...]] = [
         BOTH,
         with_planes(
             lambda planes: [
-                each | {"y": 1, "x": 1, "shape_z": 9, "shape_y": 1, "shape_x": 1, "pixel_bytes": b"12"}
-                for each in planes
+                plane | {"y": 1, "x": 1, "shape_z": 9, "shape_y": 1, "shape_x": 1, "pixel_bytes": b"12"}
+                for plane in planes
             ]
         ),
         {
@@ -632,9 +632,9 @@ _CASES: list[tuple[Any, ...]] = [
         "numbers as ids",
         BOTH,
         fields(id=7),
-        {"": lambda kind: pa.struct([each.with_type(pa.int64()) if each.name == "id" else each for each in kind])},
+        {"": lambda kind: pa.struct([child.with_type(pa.int64()) if child.name == "id" else child for child in kind])},
     ),
 ]
 
 
-CASES = [Case(*each, *([{}] if len(each) == 3 else [])) for each in _CASES]
+CASES = [Case(*arguments, *([{}] if len(arguments) == 3 else [])) for arguments in _CASES]

@@ -70,7 +70,7 @@ class Plan:
             if name or not self._folder:
                 yield Mutation("folder for a file", name, partial(_folder_for_file, name=name))
         if self._folder:
-            entries = sorted(str(each.relative_to(master)) for each in master.rglob("*"))
+            entries = sorted(str(path.relative_to(master)) for path in master.rglob("*"))
             for name in entries:
                 yield Mutation("missing", name, partial(_remove, name=name))
                 if (master / name).is_dir():
@@ -84,33 +84,33 @@ class Plan:
     def random(self, rng: Rng) -> Mutation:
         number = int(rng.choice(len(self._files), p=self._weights()))
         name, size, bounds = self._files[number], self._sizes[number], self._bounds[number]
-        at = self._place(rng, size, bounds)
+        offset = self._random_offset(rng, size, bounds)
         kind = str(rng.choice(list(_KINDS), p=list(_KINDS.values())))
-        where = f"{name} at {at} of {size}"
+        target = f"{name} at {offset} of {size}"
         if kind == "bit":
-            return Mutation("bit flip", where, partial(_flip, name, [at], [int(rng.integers(8))]))
+            return Mutation("bit flip", target, partial(_flip, name, [offset], [int(rng.integers(8))]))
         if kind == "bits":
             count = int(rng.integers(2, 9))
-            places = [self._place(rng, size, bounds) for _ in range(count)]
-            return Mutation("bit flips", where, partial(_flip, name, places, rng.integers(8, size=count).tolist()))
+            offsets = [self._random_offset(rng, size, bounds) for _ in range(count)]
+            return Mutation("bit flips", target, partial(_flip, name, offsets, rng.integers(8, size=count).tolist()))
         if kind == "integer":
-            return Mutation("integer", where, partial(_patch, name, at, _integer(rng)))
+            return Mutation("integer", target, partial(_patch, name, offset, _integer(rng)))
         if kind == "zeros":
-            start = at // _DISK_PAGE_BYTES * _DISK_PAGE_BYTES
+            start = offset // _DISK_PAGE_BYTES * _DISK_PAGE_BYTES
             length = int(rng.choice([64, 512, _DISK_PAGE_BYTES, 4 * _DISK_PAGE_BYTES]))
-            start = start if length >= _DISK_PAGE_BYTES else at
+            start = start if length >= _DISK_PAGE_BYTES else offset
             return Mutation("zero-filled page", f"{name} at {start}", partial(_patch, name, start, bytes(length)))
         if kind == "noise":
-            return Mutation("overwritten", where, partial(_patch, name, at, rng.bytes(int(rng.integers(1, 200)))))
+            return Mutation("overwritten", target, partial(_patch, name, offset, rng.bytes(int(rng.integers(1, 200)))))
         if kind == "swap":
             length = int(rng.choice([8, 64, 512, 1024, _DISK_PAGE_BYTES]))
-            other = self._place(rng, size, bounds)
-            return Mutation("swapped blocks", f"{where} with {other}", partial(_swap, name, at, other, length))
+            other = self._random_offset(rng, size, bounds)
+            return Mutation("swapped blocks", f"{target} with {other}", partial(_swap, name, offset, other, length))
         if kind == "cut":
-            return Mutation("cut", f"{name} to {at} of {size}", partial(_cut, name, at))
+            return Mutation("cut", f"{name} to {offset} of {size}", partial(_cut, name, offset))
         if kind == "shift":
             length = int(rng.integers(1, 64))
-            return Mutation("bytes lost within", where, partial(_lose, name, at, length))
+            return Mutation("bytes lost within", target, partial(_lose, name, offset, length))
         if kind == "longer":
             return Mutation("bytes at the end", name, partial(_append, name, rng.bytes(int(rng.integers(1, 5000)))))
         other = self._files[int(rng.integers(len(self._files)))]
@@ -121,11 +121,11 @@ class Plan:
         weights = np.sqrt(np.array(self._sizes, float)) + 1
         return weights / weights.sum()
 
-    def _place(self, rng: Rng, size: int, bounds: list[int]) -> int:
+    def _random_offset(self, rng: Rng, size: int, bounds: list[int]) -> int:
         """Return a random offset in a file, often near a boundary, where lengths and offsets are stored."""
         if rng.random() < 0.5 and bounds:
-            place = bounds[int(rng.integers(len(bounds)))] + int(rng.normal(0, 24))
-            return min(max(place, 0), max(size - 1, 0))
+            offset = bounds[int(rng.integers(len(bounds)))] + int(rng.normal(0, 24))
+            return min(max(offset, 0), max(size - 1, 0))
         return int(rng.integers(max(size, 1)))
 
 
@@ -134,24 +134,24 @@ def files_of(path: Path) -> Iterator[str]:
     if path.is_file():
         yield ""
     else:
-        yield from (str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+        yield from (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
 
 
 def boundaries(file: Path) -> list[int]:
     """Return offsets where the parts of a file start and end, for known formats; otherwise its first and last."""
     data = file.read_bytes()
     size = len(data)
-    found = {0, 4, 8, 12, 16, 64, size // 2, size - 64, size - 40, size - 16, size - 12, size - 8, size - 4, size}
+    offsets = {0, 4, 8, 12, 16, 64, size // 2, size - 64, size - 40, size - 16, size - 12, size - 8, size - 4, size}
     known = {b"PAR1": _of_parquet, b"ARRO": _of_arrow, b"VTXF": _of_vortex, b"II*\0": _of_tiff}.get(data[:4])
     if data[8:12] == b"DUCK":
         known = _of_duckdb
     elif file.suffix == ".lance":
         known = _of_lance
     elif file.suffix == ".manifest":
-        found.add(int.from_bytes(data[-16:-8], "little"))
+        offsets.add(int.from_bytes(data[-16:-8], "little"))
     if known is not None:
-        found |= set(known(file, data))
-    return sorted(bound for bound in found if 0 <= bound <= size)
+        offsets |= set(known(file, data))
+    return sorted(bound for bound in offsets if 0 <= bound <= size)
 
 
 def _of_parquet(file: Path, data: bytes) -> Iterator[int]:
@@ -203,8 +203,8 @@ def _of_lance(file: Path, data: bytes) -> Iterator[int]:
     starts = struct.unpack("<QQQII", data[-40:-8])
     yield from starts[:3]
     for table, count in ((starts[1], starts[4]), (starts[2], starts[3])):  # Columns, then buffers.
-        for place in range(count):
-            position, length = struct.unpack_from("<QQ", data, table + 16 * place)
+        for index in range(count):
+            position, length = struct.unpack_from("<QQ", data, table + 16 * index)
             yield from (position, position + length)
 
 
@@ -214,81 +214,81 @@ def _integer(rng: Rng) -> bytes:
     return (value % 2 ** (8 * width)).to_bytes(width, "little")
 
 
-def _at(path: Path, name: str) -> Path:
+def _path_below(path: Path, name: str) -> Path:
     return path / name if name else path
 
 
-def _flip(name: str, places: list[int], bits: list[int], path: Path) -> None:
-    data = bytearray(_at(path, name).read_bytes())
-    for place, bit in zip(places, bits, strict=True):
-        if place < len(data):
-            data[place] ^= 1 << bit
-    _at(path, name).write_bytes(data)
+def _flip(name: str, offsets: list[int], bits: list[int], path: Path) -> None:
+    data = bytearray(_path_below(path, name).read_bytes())
+    for offset, bit in zip(offsets, bits, strict=True):
+        if offset < len(data):
+            data[offset] ^= 1 << bit
+    _path_below(path, name).write_bytes(data)
 
 
-def _patch(name: str, at: int, new: bytes, path: Path) -> None:
-    data = bytearray(_at(path, name).read_bytes())
-    new = new[: max(0, len(data) - at)]
-    data[at : at + len(new)] = new
-    _at(path, name).write_bytes(data)
+def _patch(name: str, offset: int, new: bytes, path: Path) -> None:
+    data = bytearray(_path_below(path, name).read_bytes())
+    new = new[: max(0, len(data) - offset)]
+    data[offset : offset + len(new)] = new
+    _path_below(path, name).write_bytes(data)
 
 
-def _swap(name: str, at: int, other: int, length: int, path: Path) -> None:
-    first, second = sorted((at, other))
-    data = bytearray(_at(path, name).read_bytes())
+def _swap(name: str, offset: int, other: int, length: int, path: Path) -> None:
+    first, second = sorted((offset, other))
+    data = bytearray(_path_below(path, name).read_bytes())
     length = min(length, second - first, len(data) - second)
     data[first : first + length], data[second : second + length] = (
         data[second : second + length],
         data[first : first + length],
     )
-    _at(path, name).write_bytes(data)
+    _path_below(path, name).write_bytes(data)
 
 
 def _cut(name: str, length: int, path: Path) -> None:
-    os.truncate(_at(path, name), length)
+    os.truncate(_path_below(path, name), length)
 
 
-def _lose(name: str, at: int, length: int, path: Path) -> None:
-    data = _at(path, name).read_bytes()
-    _at(path, name).write_bytes(data[:at] + data[at + length :])
+def _lose(name: str, offset: int, length: int, path: Path) -> None:
+    data = _path_below(path, name).read_bytes()
+    _path_below(path, name).write_bytes(data[:offset] + data[offset + length :])
 
 
 def _append(name: str, more: bytes, path: Path) -> None:
-    with _at(path, name).open("ab") as file:
+    with _path_below(path, name).open("ab") as file:
         file.write(more)
 
 
 def _exchange(name: str, other: str, path: Path) -> None:
-    first, second = _at(path, name), _at(path, other)
-    held = first.read_bytes()
+    first, second = _path_below(path, name), _path_below(path, other)
+    content = first.read_bytes()
     first.write_bytes(second.read_bytes())
-    second.write_bytes(held)
+    second.write_bytes(content)
 
 
 def _remove(path: Path, name: str) -> None:
-    target = _at(path, name)
+    target = _path_below(path, name)
     shutil.rmtree(target) if target.is_dir() else target.unlink()
 
 
 def _deny(path: Path, name: str) -> None:
-    _at(path, name).chmod(0)
+    _path_below(path, name).chmod(0)
 
 
 def _loop(path: Path, name: str) -> None:
     _remove(path, name)
-    _at(path, name).symlink_to(_at(path, name).name)
+    _path_below(path, name).symlink_to(_path_below(path, name).name)
 
 
 def _dangle(path: Path, name: str) -> None:
     _remove(path, name)
-    _at(path, name).symlink_to("nothing-there")
+    _path_below(path, name).symlink_to("nothing-there")
 
 
 def _folder_for_file(path: Path, name: str) -> None:
     _remove(path, name)
-    _at(path, name).mkdir()
+    _path_below(path, name).mkdir()
 
 
 def _file_for_folder(path: Path, name: str) -> None:
     _remove(path, name)
-    _at(path, name).write_text(json.dumps({}))
+    _path_below(path, name).write_text(json.dumps({}))

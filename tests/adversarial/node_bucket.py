@@ -50,16 +50,16 @@ with Client(address) as client:
 
 def _table(plate: Path) -> str:
     """Return a LoadData table with the URLs of a plate's files."""
-    said = io.StringIO()
+    output = io.StringIO()
     rows = [
         {f"URL_{channel}": f"s3://plate/images/{file.name}" for channel, file in files.items()}
         | dict(zip(("Metadata_Plate", "Metadata_Well", "Metadata_Site"), name.split("_"), strict=True))
         for name, files in fields(plate).items()
     ]
-    writer = csv.DictWriter(said, rows[0])
+    writer = csv.DictWriter(output, rows[0])
     writer.writeheader()
     writer.writerows(rows)
-    return said.getvalue()
+    return output.getvalue()
 
 
 def _upload(node: Node, weed: Weed, plate: Path, folder: Path) -> None:
@@ -75,8 +75,8 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
     began_s = time.monotonic()
 
     def start(command: list[str], log: Path) -> int:
-        with (log / "keeper.log").open("w") as said:
-            return third.start(command, stdout=said, stderr=subprocess.STDOUT).pid
+        with (log / "keeper.log").open("w") as log_file:
+            return third.start(command, stdout=log_file, stderr=subprocess.STDOUT).pid
 
     with serving(folder / "server", third.address, start) as weed:
         os.environ.update({**weed.keys(), "AWS_ENDPOINT_URL": weed.url})
@@ -85,26 +85,28 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
         convert = [sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES]
         first.run(convert, timeout_s=400)  # The limit is for a busy machine; conversion takes a quarter of a minute.
         made_s = time.monotonic() - began_s
-        told = torchrun([first, second], _PARTS, folder / "run", plate, ranks=RANKS, module="tests.support.bucket_rank")
+        reports = torchrun(
+            [first, second], _PARTS, folder / "run", plate, ranks=RANKS, module="tests.support.bucket_rank"
+        )
     names, shares = set(fields(plate)), []
     for epoch in range(EPOCHS):
-        seen = Counter(name for each in told for name in each["ids"][epoch])
-        assert set(seen) == names, seen
-        assert seen.total() - len(names) < len(told), seen  # Repeats fill up the last ranks.
-    assert len({tuple(each["weights"]) for each in told}) == 1, "ranks differ in what they have learnt"
+        counts = Counter(name for report in reports for name in report["ids"][epoch])
+        assert set(counts) == names, counts
+        assert counts.total() - len(names) < len(reports), counts  # Repeats fill up the last ranks.
+    assert len({tuple(report["weights"]) for report in reports}) == 1, "ranks differ in what they have learnt"
     for host in ("node1", "node2"):
-        kept = [each["kept"] for each in told if each["host"] == host]
-        assert len(kept) == RANKS, told
-        shares.append(max(map(len, kept)))
+        part_names = [report["kept"] for report in reports if report["host"] == host]
+        assert len(part_names) == RANKS, reports
+        shares.append(max(map(len, part_names)))
     return (
-        f"{len(names)} fields converted by two hosts in {made_s:.0f} s, {EPOCHS} epochs of {len(told)} ranks on two "
+        f"{len(names)} fields converted by two hosts in {made_s:.0f} s, {EPOCHS} epochs of {len(reports)} ranks on two "
         f"hosts, which kept {' and '.join(map(str, shares))} parts, in {time.monotonic() - began_s - made_s:.0f} s"
     )
 
 
 def main(plate: str) -> int:
-    if said := missing():
-        print(said)
+    if reason := missing():
+        print(reason)
         return 1
     with tempfile.TemporaryDirectory() as folder, cluster(3) as nodes:
         print(go_through(Path(plate).absolute(), nodes, Path(folder)), flush=True)

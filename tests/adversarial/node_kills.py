@@ -78,7 +78,7 @@ def kill_worker(program: subprocess.Popen[str]) -> None:
     import psutil
 
     below = psutil.Process(program.pid).children(recursive=True)
-    worker = next((each for each in below if "spawn_main" in " ".join(each.cmdline())), None)
+    worker = next((child for child in below if "spawn_main" in " ".join(child.cmdline())), None)
     if worker is not None:
         worker.kill()
 
@@ -87,22 +87,22 @@ def once(run: Run, kind: str, form: str, drawn: random.Random) -> str:
     """Convert with one kill; return the result, or raise `AssertionError` if the parts are wrong."""
     path = run.folder / "plate.parts"
     run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
-    at = numbered.wait_for_parts(path, drawn.randrange(1, 44))
+    num_parts = numbered.wait_for_parts(path, drawn.randrange(1, 44))
     KINDS[kind](run, drawn)
-    said = run.driver.communicate(timeout=_LIMIT_S)[0]
-    found = "the same driver ended it"
+    output = run.driver.communicate(timeout=_LIMIT_S)[0]
+    result = "the same driver ended it"
     if run.driver.returncode:
-        found = "the next driver ended it"
+        result = "the next driver ended it"
         run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
         again = run.driver.communicate(timeout=_LIMIT_S)[0]
-        assert run.driver.returncode == 0, f"{said}\n{again}"
+        assert run.driver.returncode == 0, f"{output}\n{again}"
     if kind == "node":  # Its programs end with the link.
         run.nodes[1].link("up")
         run.start_again(1)
     parts = numbered.check_parts(path, COUNT)
     assert parts in ([], [2] * 48), parts
     shutil.rmtree(path)
-    return found if at < 48 else "it was over before"
+    return result if num_parts < 48 else "it was over before"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,27 +110,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    drawn, start = random.Random(given.seed), time.monotonic()
-    found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    options = parser.parse_args(arguments)
+    drawn, start = random.Random(options.seed), time.monotonic()
+    results: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder, cluster(3) as nodes:
         run = Run(nodes, Path(folder))
-        for number in range(given.kills):
+        for number in range(options.kills):
             kind = list(KINDS)[number % len(KINDS)]
-            form = given.formats[number // len(KINDS) % len(given.formats)]
+            form = options.formats[number // len(KINDS) % len(options.formats)]
             begun = time.monotonic()
             try:
-                what = once(run, kind, form, drawn)
+                result = once(run, kind, form, drawn)
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 print(f"{kind}, {form}: WRONG: {error}", flush=True)
-                found[kind]["WRONG"] += 1
+                results[kind]["WRONG"] += 1
                 break
-            found[kind][what] += 1
-            print(f"{number + 1}: {kind}, {form}: {what}, {time.monotonic() - begun:.0f} s", flush=True)
-    for kind, each in found.items():
-        print(f"{kind:<17} {each.total():>3} kills: {'; '.join(f'{what} {n}' for what, n in sorted(each.items()))}")
-    wrong = sum(each["WRONG"] for each in found.values())
-    print(f"seed {given.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
+            results[kind][result] += 1
+            print(f"{number + 1}: {kind}, {form}: {result}, {time.monotonic() - begun:.0f} s", flush=True)
+    for kind, counts in results.items():
+        listed = "; ".join(f"{result} {n}" for result, n in sorted(counts.items()))
+        print(f"{kind:<17} {counts.total():>3} kills: {listed}")
+    wrong = sum(counts["WRONG"] for counts in results.values())
+    print(f"seed {options.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -61,60 +61,60 @@ def launched(nodes: Sequence[Node], program: Sequence[object], ranks: int = 1) -
         launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         started.append(node.start([sys.executable, "-m", *launch, *program], env))
-    said = [outcome(process, _LIMIT_S) for process in started]
-    assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
+    outputs = [outcome(process, _LIMIT_S) for process in started]
+    assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(outputs)
 
 
 def runs(count: int, drawn: random.Random) -> list[Run]:
     """Return ``count`` runs; no combination repeats before all were used."""
-    found: list[Run] = []
-    while len(found) < count:
-        found += drawn.sample(_RUNS, len(_RUNS))
-    return found[:count]
+    drawn_runs: list[Run] = []
+    while len(drawn_runs) < count:
+        drawn_runs += drawn.sample(_RUNS, len(_RUNS))
+    return drawn_runs[:count]
 
 
 class Epoch:
     """An epoch that several runs share: its samples so far, and the state that the last run saved."""
 
     def __init__(self) -> None:
-        self.seen: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()
         self.state: Path | None = None
 
     def go_on(self, nodes: Sequence[Node], collection: Path, folder: Path, run: Run, drawn: random.Random) -> str:
         """Continue with one run; return the result in words, or raise `AssertionError` if it is wrong."""
-        before, ranks, batch_size = self.seen.total(), run.hosts * run.ranks, drawn.randint(1, 7)
+        before, ranks, batch_size = self.counts.total(), run.hosts * run.ranks, drawn.randint(1, 7)
         most = (COUNT - before) // (ranks * batch_size)  # Number of full batches per rank.
         stops = drawn.randint(1, most) if most > 1 and drawn.random() < 0.75 else None
         drops = stops is None and drawn.random() < 0.3
         words: list[object] = ["--workers", run.workers, "--batch-size", batch_size]
         words += [*(["--batches", stops] if stops else []), *(["--drop-last"] if drops else [])]
         words += ["--resume", self.state] if self.state else []
-        found = torchrun(nodes[: run.hosts], collection, folder, *words, ranks=run.ranks)
-        for each in found:
-            self.seen.update(each["found"])
+        reports = torchrun(nodes[: run.hosts], collection, folder, *words, ranks=run.ranks)
+        for report in reports:
+            self.counts.update(report["found"])
         self.state = folder / "state" if stops else None
-        again, missing = self.seen.total() - len(self.seen), COUNT - len(self.seen)
-        said = f"{run} from {before}, batches of {batch_size}: {again} again, {missing} missing"
+        again, missing = self.counts.total() - len(self.counts), COUNT - len(self.counts)
+        summary = f"{run} from {before}, batches of {batch_size}: {again} again, {missing} missing"
         if stops:
-            assert (again, self.seen.total()) == (0, before + stops * batch_size * ranks), said
+            assert (again, self.counts.total()) == (0, before + stops * batch_size * ranks), summary
         elif drops:
-            assert again == 0 <= missing < ranks * batch_size, said
+            assert again == 0 <= missing < ranks * batch_size, summary
         else:
-            assert missing == 0 <= again < ranks, said
-        return f"{said}{', stopped' if stops else ', the rest dropped' if drops else ''}"
+            assert missing == 0 <= again < ranks, summary
+        return f"{summary}{', stopped' if stops else ', the rest dropped' if drops else ''}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=len(_RUNS))
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    drawn, start, wrong, ended = random.Random(given.seed), time.monotonic(), 0, 0
+    options = parser.parse_args(arguments)
+    drawn, start, wrong, ended = random.Random(options.seed), time.monotonic(), 0, 0
     with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
         folder, epoch = Path(name), Epoch()
         write_images([numbered.image(number) for number in range(COUNT)], folder / "images.arrow", axes="CYX")
         convert(folder / "images.arrow", folder / "plate.parts", part_bytes=PART_BYTES)
-        for number, run in enumerate(runs(given.runs, drawn)):
+        for number, run in enumerate(runs(options.runs, drawn)):
             try:
                 print(epoch.go_on(nodes, folder / "plate.parts", folder / str(number), run, drawn), flush=True)
             except AssertionError as error:
@@ -123,7 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
             if epoch.state is None:
                 ended, epoch = ended + 1, Epoch()
     print(
-        f"seed {given.seed}, {given.runs} runs, {ended} epochs ended, {time.monotonic() - start:.0f} s, {wrong} wrong"
+        f"seed {options.seed}, {options.runs} runs, {ended} epochs ended, "
+        f"{time.monotonic() - start:.0f} s, {wrong} wrong"
     )
     return 1 if wrong else 0
 

@@ -81,14 +81,14 @@ class World:
     room: int
     share: float
 
-    def made(self, folder: Path) -> Path:
+    def publish(self, folder: Path) -> Path:
         count = self.parts * self.images
         images = (np.arange(count * np.prod(self.shape)) % 65521).astype(np.uint16)
         images = images.reshape(count, 1, self.shape[0], 1, *self.shape[1:])
         path = publish(folder / f"{self.name}.parts", list(images), [self.images] * self.parts)
         if self.permuted:
-            told = replace(Manifest.read(path), made={"layout": {"shuffle_seed": 0}})
-            (path / MANIFEST).write_text(told.as_json())
+            manifest = replace(Manifest.read(path), made={"layout": {"shuffle_seed": 0}})
+            (path / MANIFEST).write_text(manifest.as_json())
         return path
 
 
@@ -101,7 +101,7 @@ WORLDS = (
 
 class Host:
     def __init__(self, world: World, server: ObjectServer, folder: Path, programs: Programs) -> None:
-        path = world.made(server.folder)
+        path = world.publish(server.folder)
         self._programs, self.cache = programs, folder / f"cache-{world.name}"
         sizes = [part.stat().st_size for part in (path / "parts").iterdir()]
         assert world.name != "large" or min(sizes) > RANGED_BYTES
@@ -116,37 +116,37 @@ class Host:
 
     def used_bytes(self) -> int:
         """Return the size of the cache."""
-        found = 0
-        for each in self.cache.iterdir():
+        total = 0
+        for file in self.cache.iterdir():
             try:
-                found += each.stat().st_size if each.name.lstrip(".")[:1].isdigit() else 0  # Index files do not count.
+                total += file.stat().st_size if file.name.lstrip(".")[:1].isdigit() else 0  # Index files do not count.
             except FileNotFoundError:  # It was evicted meanwhile.
                 continue
-        return found
+        return total
 
     def wrong_parts(self) -> list[str]:
         """Return the names of cached files whose bytes do not match their names."""
-        whole = [each for each in self.cache.iterdir() if each.name[:1].isdigit()]
-        return [each.name for each in whole if not each.match("*.index.parquet") and hash_of(each) not in each.name]
+        whole = [file for file in self.cache.iterdir() if file.name[:1].isdigit()]
+        return [file.name for file in whole if not file.match("*.index.parquet") and hash_of(file) not in file.name]
 
 
 def kill_often(host: Host, kills: int, seed: int) -> Counter[str]:
     """Kill ``kills`` readers and workers, and return the findings, in words and numbers."""
-    drawn, found = random.Random(seed), Counter[str]()
+    drawn, findings = random.Random(seed), Counter[str]()
     readers = [(host.reader(0), 0), (host.reader(0), 0)]
     for kill in range(kills):
         which = kill % 2
-        found[_killed(*readers[which], drawn)] += 1
+        findings[_killed(*readers[which], drawn)] += 1
         if host.used_bytes() > host.limit_bytes:
-            found[f"WRONG: the cache takes {host.used_bytes():,} of {host.limit_bytes:,} bytes"] += 1
+            findings[f"WRONG: the cache takes {host.used_bytes():,} of {host.limit_bytes:,} bytes"] += 1
         workers = 2 if drawn.random() < _WITH_WORKERS else 0
         readers[which] = host.reader(workers), workers
         if kill % 10 == 9:
-            found[_ended(host.reader(0))] += 1
+            findings[_ended(host.reader(0))] += 1
     for reader, _ in readers:
-        found[_ended(reader)] += 1
-    found.update(f"WRONG: {name}" for name in host.wrong_parts())
-    return found
+        findings[_ended(reader)] += 1
+    findings.update(f"WRONG: {name}" for name in host.wrong_parts())
+    return findings
 
 
 def _killed(reader: Program, workers: int, drawn: random.Random) -> str:
@@ -156,7 +156,7 @@ def _killed(reader: Program, workers: int, drawn: random.Random) -> str:
     time.sleep(drawn.uniform(0, 0.6))
     try:
         process = psutil.Process(reader.pid)
-        children = [each for each in process.children(recursive=True) if each.ppid() != reader.pid]
+        children = [child for child in process.children(recursive=True) if child.ppid() != reader.pid]
         victim = drawn.choice(children) if workers and children else process
         os.kill(victim.pid, signal.SIGKILL)
     except (psutil.NoSuchProcess, ProcessLookupError):
@@ -183,20 +183,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    start_s, found = time.monotonic(), Counter[tuple[str, str]]()
+    options = parser.parse_args(arguments)
+    start_s, findings = time.monotonic(), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(prefix="reader-kills-") as name:
         folder = Path(name)
         (folder / "served").mkdir()
         with forked_programs(folder) as programs, serving(folder / "served") as server:
             server.latency_s = 0.02
             for world in WORLDS:
-                told = kill_often(Host(world, server, folder, programs), round(given.kills * world.share), given.seed)
-                found.update({(world.name, what): count for what, count in told.items()})
-                for what, count in sorted(told.items()):
-                    print(f"{world.name:<9}{count:>5}  {what}", flush=True)
-    wrong = sum(count for (_, what), count in found.items() if what.startswith("WRONG"))
-    print(f"seed {given.seed}, {time.monotonic() - start_s:.0f} s, {wrong} wrong")
+                world_findings = kill_often(
+                    Host(world, server, folder, programs), round(options.kills * world.share), options.seed
+                )
+                findings.update({(world.name, finding): count for finding, count in world_findings.items()})
+                for finding, count in sorted(world_findings.items()):
+                    print(f"{world.name:<9}{count:>5}  {finding}", flush=True)
+    wrong = sum(count for (_, finding), count in findings.items() if finding.startswith("WRONG"))
+    print(f"seed {options.seed}, {time.monotonic() - start_s:.0f} s, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -119,8 +119,8 @@ def test_workers_of_a_later_epoch_read_the_version_of_the_first(numbered):
     path = str(numbered("lance"))
     loader = OMEArrowDataLoader(on_demand(path), 4, num_workers=1, persistent_workers=False, timeout=60)
     for change in (lance_overwrite, lance_delete_and_append):
-        found = [pair for images, numbers in loader for pair in pairs(zip(images, numbers, strict=True))]
-        assert found == RIGHT
+        samples = [pair for images, numbers in loader for pair in pairs(zip(images, numbers, strict=True))]
+        assert samples == RIGHT
         change(path)
 
 
@@ -159,11 +159,11 @@ def test_the_same_version_of_another_lance_dataset_is_refused(numbered):
 
 def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tmp_path):
     path = str(numbered("lance"))
-    kept = tmp_path / "kept"
+    cache = tmp_path / "kept"
     dataset = on_demand(path)
     lance_overwrite(path)
-    assert pairs(preloaded(dataset, kept)) == RIGHT  # The dataset shows the old version next to the new one.
-    fresh = OMEArrowDataset(path, normalize=False, target="number", cache_dir=kept)
+    assert pairs(preloaded(dataset, cache)) == RIGHT  # The dataset shows the old version next to the new one.
+    fresh = OMEArrowDataset(path, normalize=False, target="number", cache_dir=cache)
     assert pairs(fresh) == RIGHT[::-1]
 
 
@@ -269,7 +269,7 @@ def test_a_log_that_lies_beside_is_not_written_under(numbered, tmp_path):
     log_of(other).unlink()
     with raises(PathExistsError, path=log_of(other)):
         write_images(images(), other)
-    assert {each.name for each in tmp_path.iterdir()} == {"images.duckdb", "images.duckdb.wal", "other.duckdb.wal"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"images.duckdb", "images.duckdb.wal", "other.duckdb.wal"}
     curate(path, "CHECKPOINT", merge=True)
     numbered("duckdb", OTHERS, overwrite=True)
     assert [int(image.flat[0]) for image in open_images(path).take(range(COUNT))] == list(range(100, 100 + COUNT))

@@ -143,8 +143,8 @@ def test_offsets_beyond_an_arrow_file(stored):
     path = stored("arrow", images_of(SMALL), columns={"well": ["A"] * 5})
     offsets = np.arange(6, dtype=np.int32).tobytes()
     data = path.read_bytes()
-    place = data.rindex(offsets)  # Buffer of the column, the last but one.
-    path.write_bytes(data[: place + 20] + (2**30).to_bytes(4, "little") + data[place + 24 :])
+    offset = data.rindex(offsets)  # Buffer of the column, the last but one.
+    path.write_bytes(data[: offset + 20] + (2**30).to_bytes(4, "little") + data[offset + 24 :])
     with raises(FormatError, path=path, remedy=False):
         open_images(path)
 
@@ -175,8 +175,8 @@ def test_a_column_of_other_rows_than_the_footer_says(stored, monkeypatch, column
     read = pq.ParquetFile.read
 
     def other(self, columns, **options):
-        found = read(self, columns=columns, **options)
-        return found[:4] if any(each.startswith(column) for each in columns) else found
+        table = read(self, columns=columns, **options)
+        return table[:4] if any(name.startswith(column) for name in columns) else table
 
     monkeypatch.setattr(pq.ParquetFile, "read", other)
     with raises(FormatError, path=path, mentions=(4, 5), remedy=False):

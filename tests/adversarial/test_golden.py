@@ -119,24 +119,24 @@ def test_a_table_of_other_tools_is_what_pyarrow_and_ome_arrow_read(tmp_path, nam
     for column in caught.value.columns:
         source = open_images(path, image_column=column, nulls="skip")
         records = [record for record in table[column].to_pylist() if record is not None]
-        wanted = [ome_arrow.to_numpy(record, dtype=np.dtype(record["pixels_meta"]["type"])) for record in records]
-        assert all_same(source.take(range(len(source))), wanted)
-    kept = [each for each in table.column_names if each not in caught.value.columns]
-    assert source.columns.to_pydict() == table.select(kept).take(source.rows).to_pydict()
+        expected = [ome_arrow.to_numpy(record, dtype=np.dtype(record["pixels_meta"]["type"])) for record in records]
+        assert all_same(source.take(range(len(source))), expected)
+    names = [column_name for column_name in table.column_names if column_name not in caught.value.columns]
+    assert source.columns.to_pydict() == table.select(names).take(source.rows).to_pydict()
 
 
 def test_no_golden_file_was_changed_or_removed():
     assert differences() == []
-    assert {name: len(told["files"]) for name, told in manifest().items()} == WRITTEN
-    assert all(told["made_by"]["pyarrow"] for told in manifest().values())
+    assert {name: len(entry["files"]) for name, entry in manifest().items()} == WRITTEN
+    assert all(entry["made_by"]["pyarrow"] for entry in manifest().values())
 
 
 def test_every_way_to_write_has_a_golden_file():
     """A new format, encoding or compression needs one, as the README of the golden files says."""
-    kept = Counter(path.stem for _, path in archives())
-    assert not [name for name in CASES if not kept[name]]
+    counts = Counter(path.stem for _, path in archives())
+    assert not [name for name in CASES if not counts[name]]
     if not any(fmt.missing_backend for fmt in FORMATS):
-        assert not kept.keys() - CASES.keys()
+        assert not counts.keys() - CASES.keys()
 
 
 @pytest.mark.parametrize("library", sorted(LIBRARIES))
@@ -178,8 +178,8 @@ def test_pixels_that_differ_are_refused(tmp_path):
     unpack(ARCHIVES["0.1.0-newest/arrow-bytes-none-uniform"], tmp_path)
     stored = tmp_path / case.stored
     content = bytearray(stored.read_bytes())
-    place = content.index(case.content.written[3].tobytes()) + 100
-    content[place] ^= 1
+    offset = content.index(case.content.written[3].tobytes()) + 100
+    content[offset] ^= 1
     stored.write_bytes(content)
     with pytest.raises(AssertionError):
         check(case, tmp_path)

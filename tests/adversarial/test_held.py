@@ -63,23 +63,23 @@ def wanted_of(number):
     return torch.stack(WANTED[number * SIZE : (number + 1) * SIZE])
 
 
-def same_values(found, wanted):
-    if isinstance(found, tuple):
-        return all(map(same_values, found, wanted))
-    return np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
+def same_values(actual, expected):
+    if isinstance(actual, tuple):
+        return all(map(same_values, actual, expected))
+    return np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
 
 
 def hold_and_compare(ways, rng, *, epochs):
     """Keep random parts of batches, drop some, and compare the kept ones now and then."""
-    held = []
+    parts = []
     for batches in rng.choices(ways, k=epochs):
         for number, batch in enumerate(batches()):
             names = rng.sample(sorted(HOLDS), rng.randint(0, 2))
-            held += [(name, number, HOLDS[name](batch)) for name in names]
+            parts += [(name, number, HOLDS[name](batch)) for name in names]
             del batch
-            rng.shuffle(held)
-            del held[8:]
-            changed = {name for name, number, kept in held if not same_values(kept, HOLDS[name](wanted_of(number)))}
+            rng.shuffle(parts)
+            del parts[8:]
+            changed = {name for name, number, part in parts if not same_values(part, HOLDS[name](wanted_of(number)))}
             assert not changed, f"changed while it was held: {changed}"
 
 
@@ -127,9 +127,9 @@ def negated_twice(image):
 def test_every_batch_of_an_epoch_can_be_kept(path, kind, preload):
     dataset = OMEArrowDataset(path, preload=preload)
     loader = kind(dataset, SIZE, num_workers=0)
-    for hold in HOLDS.values():
-        batches = [hold(batch) for batch in loader]
-        assert all(same_values(actual, hold(wanted_of(number))) for number, actual in enumerate(batches))
+    for take in HOLDS.values():
+        parts = [take(batch) for batch in loader]
+        assert all(same_values(part, take(wanted_of(number))) for number, part in enumerate(parts))
     weights, loss = torch.ones(1, requires_grad=True), 0
     for batch in loader:  # Only autograd's graph keeps it.
         loss = loss + (batch * weights).double().sum()
@@ -142,11 +142,11 @@ def test_threads_do_not_get_each_others_samples(path, kind):
     dataset = kind(path, preload=False, target="number")
 
     def work(seed):
-        rng, held = random.Random(seed), []
+        rng, samples = random.Random(seed), []
         for _ in range(25):
-            held += rng.sample(dataset.__getitems__(rng.choices(range(COUNT), k=SIZE)), 2)
-            del held[: rng.randint(0, 2)]
-        return all(same_values(image, WANTED[number]) for image, number in held)
+            samples += rng.sample(dataset.__getitems__(rng.choices(range(COUNT), k=SIZE)), 2)
+            del samples[: rng.randint(0, 2)]
+        return all(same_values(image, WANTED[number]) for image, number in samples)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
@@ -165,19 +165,21 @@ def test_samples_share_no_memory_with_what_is_collated_of_them(path, target):
 
     def two_views(samples):
         images = [default_collate(samples), collate(samples), default_collate(samples)]
-        images = [each if target is None else each[0] for each in images]
+        images = [collated if target is None else collated[0] for collated in images]
         images[0].mul_(0)
         images[1].add_(5)
         return images[2], [sample if target is None else sample[0] for sample in samples]
 
     for kind in (DataLoader, OMEArrowDataLoader):
-        for each in (dataset, Subset(dataset, range(COUNT))):
-            for batch, samples in kind(each, SIZE, num_workers=0, collate_fn=two_views):
+        for source in (dataset, Subset(dataset, range(COUNT))):
+            for batch, samples in kind(source, SIZE, num_workers=0, collate_fn=two_views):
                 assert torch.equal(batch, torch.stack(samples))
         for number, batch in enumerate(kind(Caching(dataset, range(COUNT)), SIZE, num_workers=0)):
-            images, kept = (batch, cached[-1]) if target is None else (batch[0], [image for image, _ in cached[-1]])
+            images, cached_images = (
+                (batch, cached[-1]) if target is None else (batch[0], [image for image, _ in cached[-1]])
+            )
             images.mul_(0)
-            assert same_values(tuple(kept), tuple(WANTED[number * SIZE : (number + 1) * SIZE]))
+            assert same_values(tuple(cached_images), tuple(WANTED[number * SIZE : (number + 1) * SIZE]))
     assert type(dataset.__getitems__([0])[0] if target is None else dataset[0][0]) is torch.Tensor
 
 
@@ -247,10 +249,10 @@ class Flipped(Subset):
 
 @pytest.mark.parametrize("kind", [DataLoader, OMEArrowDataLoader])
 def test_targets_are_right_in_every_epoch(path, kind):
-    dataset, wanted = OMEArrowDataset(path, target="boxes"), np.array(BOXES)
+    dataset, all_boxes = OMEArrowDataset(path, target="boxes"), np.array(BOXES)
     loader = kind(dataset, SIZE, collate_fn=doubled, num_workers=0)
     flipped = kind(Flipped(dataset, range(COUNT)), SIZE, num_workers=0)
     for _ in range(3):
-        assert np.array_equal(np.concatenate([np.stack(batch) for batch in loader]), wanted * 2)
-        found = np.concatenate([boxes.numpy() for _, boxes in flipped])
-        assert np.array_equal(found, np.stack([-wanted[:, 0], wanted[:, 1]], axis=1))
+        assert np.array_equal(np.concatenate([np.stack(batch) for batch in loader]), all_boxes * 2)
+        epoch_boxes = np.concatenate([boxes.numpy() for _, boxes in flipped])
+        assert np.array_equal(epoch_boxes, np.stack([-all_boxes[:, 0], all_boxes[:, 1]], axis=1))

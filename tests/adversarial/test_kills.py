@@ -83,14 +83,14 @@ def test_a_folder_that_another_writer_takes_for_a_killed_one_is_made_again(tmp_p
 
     def locking(descriptor, how):
         if moment == "before it is locked":
-            lose(next(each for each in tmp_path.iterdir() if "partial" in each.name))
+            lose(next(entry for entry in tmp_path.iterdir() if "partial" in entry.name))
         return locked(descriptor, how)
 
     monkeypatch.setattr(publish.os, "open", opening)
     monkeypatch.setattr(publish, "_lock", locking)
     write_images([image_of((4, 5))], tmp_path / "images.arrow")
     assert len(lost) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["images.arrow"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["images.arrow"]
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
@@ -100,22 +100,22 @@ def test_a_folder_is_replaced_whether_or_not_the_file_system_can_exchange(tmp_pa
     for number in range(3):
         write_images([image_of((4, 5), number=number)], tmp_path / "images.tiffs", overwrite=True)
         assert (open_images(tmp_path / "images.tiffs").read(0)[0, 0, 0] == image_of((4, 5), number=number)).all()
-    assert [each.name for each in tmp_path.iterdir()] == ["images.tiffs"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["images.tiffs"]
 
 
 def test_a_folder_at_the_path_is_there_at_every_moment(tmp_path, monkeypatch):
     """An observer between two system calls sees a killed writer leave old or new content."""
     path = tmp_path / "images.tiffs"
     write_images([image_of((4, 5))], path)
-    seen = []
+    existed = []
     for owner, name in ((Path, "rename"), (Path, "replace"), (publish.os, "link"), (publish.shutil, "rmtree")):
         real = getattr(owner, name)
         monkeypatch.setattr(
-            owner, name, lambda *args, real=real, **kw: (real(*args, **kw), seen.append(path.is_dir()))[0]
+            owner, name, lambda *args, real=real, **kw: (real(*args, **kw), existed.append(path.is_dir()))[0]
         )
     write_images([image_of((4, 5), number=1)], path, overwrite=True)
-    assert seen
-    assert all(seen)
+    assert existed
+    assert all(existed)
 
 
 def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
@@ -131,7 +131,7 @@ def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is
         assert path.read_text() == "second"
         assert live.read_text() == "first"
     assert path.read_text() == "first"
-    assert [each.name for each in tmp_path.iterdir()] == ["table.json"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table.json"]
 
 
 def test_the_lock_of_a_killed_session_on_a_piece_of_data_is_removed(tmp_path):

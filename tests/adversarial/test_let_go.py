@@ -65,28 +65,28 @@ def test_a_dataset_and_its_loader_are_gone_with_their_last_reference(stored, ali
 class Told:
     """A handle that reports its finalization."""
 
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, closers):
+        self.closers = closers
 
     def __del__(self):
-        self.told.append(os.getpid())
+        self.closers.append(os.getpid())
 
 
 @pytest.mark.parametrize("ending", [False, True])
 def test_what_a_process_inherited_is_not_let_go_of(monkeypatch, ending):
     """This includes the end of the interpreter, which clears modules before objects. Any message is an error here."""
-    told = []
-    kept, dropped, used = (ProcessLocal(lambda: Told(told)) for _ in range(3))
-    for handle in (kept, dropped, used):
+    closers = []
+    inherited_only, dropped, used = (ProcessLocal(lambda: Told(closers)) for _ in range(3))
+    for handle in (inherited_only, dropped, used):
         handle.get()
-    for inherited in (kept, used):  # A child inherits it.
+    for inherited in (inherited_only, used):  # A child inherits it.
         inherited._owner = (os.getpid() + 1, inherited._owner[1])
     used.get()
     if ending:
         for name in [name for name in vars(_handles) if not name.startswith("__")]:
             monkeypatch.setattr(_handles, name, None)
-    del kept, dropped, used, handle, inherited
-    assert told == [os.getpid()] * 2, "its own handles, but not those that it inherited"
+    del inherited_only, dropped, used, handle, inherited
+    assert closers == [os.getpid()] * 2, "its own handles, but not those that it inherited"
 
 
 FORKING = """

@@ -51,15 +51,15 @@ def preloaded(path, name=None):
     return [dataset[index] for index in range(len(dataset))]
 
 
-def agree(path, wanted, name=None, **options):
+def agree(path, expected, name=None, **options):
     """Compare every way to read a file with the oracle's images; return the rows, with errors, that only we refuse."""
     source = outcome(lambda: open_images(path, name, **options))
     if isinstance(source, Exception):
         assert path.name in str(source)
-        return {row: source for row, image in enumerate(wanted) if not isinstance(image, Exception)}
+        return {row: source for row, image in enumerate(expected) if not isinstance(image, Exception)}
     with source:
-        found = [outcome(lambda row=row: source.read(row)) for row in range(len(source))]
-        for row, (image, right) in enumerate(zip(found, wanted, strict=True)):
+        outcomes = [outcome(lambda row=row: source.read(row)) for row in range(len(source))]
+        for row, (image, right) in enumerate(zip(outcomes, expected, strict=True)):
             if isinstance(image, Exception):
                 assert re.search(rf"{path.name}: (image {row}\b|chunks|planes)", str(image)), image
                 again = outcome(lambda row=row: source.take([row, row]))
@@ -67,27 +67,29 @@ def agree(path, wanted, name=None, **options):
             else:
                 assert not isinstance(right, Exception), f"row {row}: pixels, where the oracle raises {right!r}"
                 assert same(image, right), f"row {row}: other pixels than the oracle's"
-        good = [row for row, image in enumerate(found) if not isinstance(image, Exception)]
+        good = [row for row, image in enumerate(outcomes) if not isinstance(image, Exception)]
         order = [*good[::-1], *good[:1]]
         for row, image in zip(order, source.take(order), strict=True):
-            assert same(image, wanted[row])
+            assert same(image, expected[row])
         for way in (lambda: scanned(source), lambda: preloaded(path, name)):
             images = outcome(way)
-            assert isinstance(images, Exception) == (len(good) < len(found)), images
+            assert isinstance(images, Exception) == (len(good) < len(outcomes)), images
             if isinstance(images, list):
-                assert all(map(same, images, wanted))
+                assert all(map(same, images, expected))
         assert outcome(lambda: [source.metadata(row) for row in range(len(source))])
-    return {row: error for row, error in enumerate(found) if not isinstance(wanted[row], Exception) and row not in good}
+    return {
+        row: error for row, error in enumerate(outcomes) if not isinstance(expected[row], Exception) and row not in good
+    }
 
 
 def check(path, column, case, name=None, **options):
     """Check a stored column as its own library reads it. Only documented cases may raise here but not in the oracle."""
-    wanted = [oracle(record) for record in records_of(column)]
-    refused = agree(path, wanted, name, **options)
-    assert 1 in refused or not refused or isinstance(wanted[1], Exception) or case.types
+    expected = [oracle(record) for record in records_of(column)]
+    refused = agree(path, expected, name, **options)
+    assert 1 in refused or not refused or isinstance(expected[1], Exception) or case.types
     if refused:
-        whole = len(refused) == sum(not isinstance(image, Exception) for image in wanted)
-        assert case.name in documented() or (whole and isinstance(wanted[1], Exception)), refused
+        whole = len(refused) == sum(not isinstance(image, Exception) for image in expected)
+        assert case.name in documented() or (whole and isinstance(expected[1], Exception)), refused
     return {case.name} if 1 in refused or (case.types and refused) else set()
 
 
@@ -114,14 +116,14 @@ def test_arrow_rows(tmp_path, case, encoding, both):
 
 
 def test_the_list_of_stricter_cases_is_complete(tmp_path):
-    found = set()
+    stricter = set()
     for case in CASES:
         if case.name in documented():
             for encoding in case.encodings:
                 rows = rows_of(case, encoding)
                 write_ipc(tmp_path / "images.arrow", [rows])
-                found |= check(tmp_path / "images.arrow", rows, case)
-    assert found == documented()
+                stricter |= check(tmp_path / "images.arrow", rows, case)
+    assert stricter == documented()
 
 
 def store(name, rows, path):
@@ -184,7 +186,7 @@ def test_a_pixel_leaf_that_contradicts_its_places(tmp_path, name, case, encoding
 
 @cache
 def rows_of_files_that_open(encoding):
-    held = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.arrow"
         for case in CASES:
@@ -192,8 +194,8 @@ def rows_of_files_that_open(encoding):
                 row = rows_of(case, encoding).slice(1, 1)
                 write_ipc(path, [row])
                 if not isinstance(outcome(lambda: open_images(path)), Exception):
-                    held.append(row)
-    return held
+                    rows.append(row)
+    return rows
 
 
 # Two of the four formats in each encoding; nightly runs use all formats in both.
@@ -203,14 +205,14 @@ ALL_CASES = slow_except([("parquet", "bytes"), ("lance", "list")], product(NAMES
 @pytest.mark.parametrize(("name", "encoding"), ALL_CASES)
 def test_all_cases_of_the_usual_types_in_one_file(tmp_path, name, encoding):
     """The file contains every row that does not prevent opening it."""
-    held = rows_of_files_that_open(encoding)
-    assert len(held) > 80
+    rows = rows_of_files_that_open(encoding)
+    assert len(rows) > 80
     path = tmp_path / f"all{SUFFIX[name]}"
-    column = store(name, pa.concat_arrays(held), path)
+    column = store(name, pa.concat_arrays(rows), path)
     assert column is not None
-    wanted = [oracle(record) for record in records_of(column)]
-    found = agree(path, wanted, name)
-    assert 0 < len(found) < len(held)
+    expected = [oracle(record) for record in records_of(column)]
+    refused = agree(path, expected, name)
+    assert 0 < len(refused) < len(rows)
 
 
 TYPED = [case for case in CASES if case.types]

@@ -39,8 +39,8 @@ def tmp_path():
 
 @pytest.fixture
 def nodes():
-    with cluster(2) as found:
-        yield found
+    with cluster(2) as started:
+        yield started
 
 
 HOLDS = """
@@ -59,7 +59,9 @@ def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
     length = str(10**6 + os.getpid() + 10**7 * number)  # Programs of another run sleep for another time.
 
     def running():
-        return [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", length]]
+        return [
+            process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", length]
+        ]
 
     def come_to(count):
         end_s = time.monotonic() + 10
@@ -98,9 +100,9 @@ def test_a_node_has_a_name_and_a_link_that_can_be_cut(nodes):
 def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     path = tmp_path / "images.arrow"
     write_images([numbered.image(number) for number in range(COUNT)], path, axes="CYX")
-    found = torchrun(nodes, path, tmp_path / "epoch")
-    assert [each["host"] for each in found] == ["node1", "node2"]
-    counted = Counter(number for each in found for number in each["found"])
+    reports = torchrun(nodes, path, tmp_path / "epoch")
+    assert [report["host"] for report in reports] == ["node1", "node2"]
+    counted = Counter(number for report in reports for number in report["found"])
     assert set(counted) == set(range(COUNT))
     assert counted.total() == COUNT + 1  # One repeat fills up the last rank.
 
@@ -126,11 +128,11 @@ def test_a_node_that_is_cut_off_changes_nothing(nodes, tmp_path):
     plate, path = numbered.write_plate(tmp_path / "plate", 60), tmp_path / "plate.parts"
     engine = Engine(nodes)
     driver = engine.convert(nodes[0], plate, path, PART_BYTES)
-    made = numbered.wait_for_parts(path, 5)
+    num_parts = numbered.wait_for_parts(path, 5)
     nodes[1].link("down")
-    said = driver.communicate(timeout=100)[0]
-    assert driver.returncode == 0, said
-    assert made < 60
+    output = driver.communicate(timeout=100)[0]
+    assert driver.returncode == 0, output
+    assert num_parts < 60
     assert numbered.check_parts(path, 60) == [1] * 60
 
 
@@ -154,8 +156,8 @@ def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once
 @pytest.mark.timeout(1000)  # At a load of 20 on one core it took 300 s.
 def test_a_plate_in_a_bucket_is_converted_and_trained_on_by_two_hosts(programs, nodes, nf1_folder):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
-    if said := missing():
-        pytest.skip(said)
+    if reason := missing():
+        pytest.skip(reason)
     run = "import sys; from tests.adversarial.node_bucket import main; sys.exit(main(sys.argv[1]))"
     done = programs.run(run, nf1_folder, timeout_s=950)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -173,8 +175,8 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
         for number, node in enumerate(nodes, 1)
     ]
     for task in tasks:
-        said = task.communicate(timeout=100)[0]
-        assert task.returncode == 0, said
+        output = task.communicate(timeout=100)[0]
+        assert task.returncode == 0, output
     nodes[1].run([*command, "publish", path])
     numbered.check_parts(path, 21)
     assert len(list((path / "parts").iterdir())) == 21

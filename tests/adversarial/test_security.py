@@ -200,14 +200,14 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
 # ---- no file outside is opened
 
 
-def one_tiff(folder, **said):
+def one_tiff(folder, **fields):
     folder.mkdir(exist_ok=True)
-    xml = XML.format(**({"doctype": "", "name": "n", "size_z": 1, "places": ONE_PLACE} | said))
+    xml = XML.format(**({"doctype": "", "name": "n", "size_z": 1, "places": ONE_PLACE} | fields))
     tifffile.imwrite(folder / "a.ome.tif", image_of((4, 5)), description=xml.encode(), metadata=None)
     return folder
 
 
-def place(file, identifier, z=0):
+def tiff_element(file, identifier, z=0):
     uuid = f'<UUID FileName="{file}">{identifier}</UUID>'
     return f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1">{uuid}</TiffData>'
 
@@ -218,9 +218,9 @@ def test_a_tiff_that_names_other_files_is_refused_unopened(tmp_path, monkeypatch
     """tifffile opens them anywhere, replaces missing ones by zeros, and applies their offsets to our file."""
     secret = tmp_path / "secret.tif"
     tifffile.imwrite(secret, image_of((4, 5), number=3))
-    elsewhere = place(other.format(absolute=secret), OTHER_ID, 0 if alone else 1)
-    places = elsewhere if alone else place("a.ome.tif", OWN_ID) + elsewhere
-    folder = one_tiff(tmp_path / "images", places=places, size_z=1 if alone else 2)
+    elsewhere = tiff_element(other.format(absolute=secret), OTHER_ID, 0 if alone else 1)
+    elements = elsewhere if alone else tiff_element("a.ome.tif", OWN_ID) + elsewhere
+    folder = one_tiff(tmp_path / "images", places=elements, size_z=1 if alone else 2)
     opened = []
     init = tifffile.TiffFile.__init__
     monkeypatch.setattr(
@@ -232,7 +232,7 @@ def test_a_tiff_that_names_other_files_is_refused_unopened(tmp_path, monkeypatch
 
 
 def test_a_renamed_tiff_is_still_one_file(tmp_path):
-    folder = one_tiff(tmp_path / "images", places=place("as_it_was_called.ome.tif", OWN_ID))
+    folder = one_tiff(tmp_path / "images", places=tiff_element("as_it_was_called.ome.tif", OWN_ID))
     assert np.array_equal(open_images(folder).read(0)[0, 0, 0], image_of((4, 5)))
 
 
@@ -267,7 +267,7 @@ def test_no_link_leads_out_of_a_zarr_folder(stored, tmp_path, part, listed):
     path = stored("ome_zarr", images_of(SMALL))
     if not listed:
         (path / "columns.parquet").unlink()
-    member = min(each for each in path.iterdir() if each.name.startswith("00000"))
+    member = min(member_path for member_path in path.iterdir() if member_path.name.startswith("00000"))
     replaced_by_link(next(member.glob(part)) if part else member, tmp_path / "outside")
     with raises(FormatError, path=path, mentions="symbolic", remedy=False):
         open_images(path, "ome_zarr").read(0)
@@ -288,9 +288,9 @@ def test_no_link_leads_out_of_a_tiff_folder(stored, tmp_path, listed):
     assert np.array_equal(single.read(0), images_of(SMALL)[0])
 
 
-def same_or_error(source, wanted):
+def same_or_error(source, expected):
     try:
-        return np.array_equal(source.read(0), wanted)
+        return np.array_equal(source.read(0), expected)
     except OMEArrowDSError:
         return True
 
@@ -303,12 +303,14 @@ def test_no_level_of_an_ngff_image_leads_out(stored, tmp_path, version, level):
     stored("ome_zarr", images_of(SMALL), stem="outside")
     image = tmp_path / "images.zarr" / "a.zarr"
     image.mkdir(parents=True)
-    said = {"multiscales": [{"axes": ["y", "x"], "datasets": [{"path": level.format(absolute=tmp_path / "outside")}]}]}
+    attributes = {
+        "multiscales": [{"axes": ["y", "x"], "datasets": [{"path": level.format(absolute=tmp_path / "outside")}]}]
+    }
     if version == 2:
         (image / ".zgroup").write_text('{"zarr_format": 2}')
-        (image / ".zattrs").write_text(json.dumps(said))
+        (image / ".zattrs").write_text(json.dumps(attributes))
     else:
-        group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": said | {"version": "0.5"}}}
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": attributes | {"version": "0.5"}}}
         (image / "zarr.json").write_text(json.dumps(group))
     with raises(FormatError, path=image, remedy=False):
         open_images(image.parent, "ome_zarr")
@@ -331,7 +333,7 @@ def test_no_member_of_the_sidecar_leads_out(stored, tmp_path, name, file):
 @pytest.mark.parametrize("part", ["0/zarr.json", "0/c*"])
 def test_a_pipe_in_place_of_a_file_does_not_hang(stored, part):
     path = stored("ome_zarr", images_of(SMALL))
-    file = next(min(each for each in path.iterdir() if each.name.startswith("00000")).glob(part))
+    file = next(min(member_path for member_path in path.iterdir() if member_path.name.startswith("00000")).glob(part))
     file.unlink()
     os.mkfifo(file)
     with raises(FormatError, path=file.parents[1], remedy=False):
@@ -354,8 +356,8 @@ def test_a_tiff_that_claims_to_be_huge_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["blosc", "gzip"])
-@pytest.mark.parametrize("what", ["shape", "chunk"])
-def test_a_zarr_array_that_claims_to_be_huge_is_refused(tmp_path, codec, what):
+@pytest.mark.parametrize("claim", ["shape", "chunk"])
+def test_a_zarr_array_that_claims_to_be_huge_is_refused(tmp_path, codec, claim):
     needs("ome_zarr")
     import zarr
     from zarr.codecs import BloscCodec, GzipCodec
@@ -367,7 +369,7 @@ def test_a_zarr_array_that_claims_to_be_huge_is_refused(tmp_path, codec, what):
     array[...] = 1
     described = json.loads((path / "zarr.json").read_text())
     described["chunk_grid"]["configuration"]["chunk_shape"] = [2**21, 2**21]
-    if what == "shape":
+    if claim == "shape":
         described["shape"] = [2**21, 2**21]
     (path / "zarr.json").write_text(json.dumps(described))
     with raises(MemoryLimitError, path=path, mentions=2**21, remedy=False):
@@ -410,9 +412,9 @@ for path in sys.argv[1:]:
 """
     paths = sorted(map(str, tmp_path.iterdir()))
     done = programs.run(code, *paths)
-    said = done.stdout.splitlines()
-    assert len(said) == len(paths) == 5, (done.stdout, done.stderr)
-    assert all(line.startswith("FormatError") and path in line for line, path in zip(said, paths, strict=True)), said
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(paths) == 5, (done.stdout, done.stderr)
+    assert all(line.startswith("FormatError") and path in line for line, path in zip(lines, paths, strict=True)), lines
 
 
 def test_deeply_nested_json_is_an_error(tmp_path):
@@ -448,7 +450,7 @@ def test_decoded_pixels_of_another_hand_are_not_used(stored, tmp_path, how):
     if how == "of another user" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     path, folder = stored("arrow", images_of(SMALL)), tmp_path / "held"
-    wanted = OMEArrowDataset(path, cache_dir=folder, axes="TCZYX")[0].numpy()
+    expected = OMEArrowDataset(path, cache_dir=folder, axes="TCZYX")[0].numpy()
     file = pixels_of(folder)
     forged = bytearray(file.read_bytes())
     forged[:40] = bytes(40)  # The digest at the end is valid, but does not prove its author.
@@ -462,7 +464,7 @@ def test_decoded_pixels_of_another_hand_are_not_used(stored, tmp_path, how):
     else:
         file.unlink()
         os.mkfifo(file, 0o600)
-    assert np.array_equal(OMEArrowDataset(path, cache_dir=folder, axes="TCZYX")[0].numpy(), wanted)
+    assert np.array_equal(OMEArrowDataset(path, cache_dir=folder, axes="TCZYX")[0].numpy(), expected)
     assert pixels_of(folder).stat().st_uid == os.geteuid()
     assert not pixels_of(folder).is_symlink()
 
@@ -504,7 +506,7 @@ def test_overwriting_a_link_replaces_the_link(tmp_path, name, led_to):
     assert all_same(open_images(path).take([0, 1, 2]), images_of(SMALL)[::-1])
     if led_to != "nothing":
         assert all_same(open_images(target).take([0, 1, 2]), images_of(SMALL))
-    assert {each.name for each in tmp_path.iterdir()} <= {path.name, target.name}
+    assert {entry.name for entry in tmp_path.iterdir()} <= {path.name, target.name}
 
 
 def test_what_is_being_written_is_in_a_folder_that_is_ours_alone(tmp_path):

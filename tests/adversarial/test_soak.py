@@ -35,17 +35,17 @@ HELD |= {"threads": 9, "children": 0}
 def test_a_short_pass_finds_nothing(tmp_path, capsys):
     told_to = tmp_path / "soak.json"
     status = main(["--seed", "4", "--cases", "5", "--report", str(told_to)])
-    told = json.loads(told_to.read_text())
-    assert told["errors"] == []
-    assert status == 0, told["failures"]
-    assert told["samples"] > 300
+    result = json.loads(told_to.read_text())
+    assert result["errors"] == []
+    assert status == 0, result["failures"]
+    assert result["samples"] > 300
     assert capsys.readouterr().out.endswith("passed\n")
 
 
 def test_a_case_is_always_the_same_for_a_seed():
     assert draw(3, 14) == draw(3, 14)
     assert draw(3, 14) != draw(3, 15) != draw(4, 15)
-    assert json.dumps(draw(3, 14).told(), default=repr)
+    assert json.dumps(draw(3, 14).as_dict(), default=repr)
 
 
 def test_cases_come_to_everything():
@@ -54,7 +54,7 @@ def test_cases_come_to_everything():
     for fmt in FORMATS:
         if not fmt.missing_backend:
             for encoding in ("bytes", "list") if fmt.kind == "table" else ("bytes",):
-                assert {(fmt.name, encoding, each) for each in fmt.compressions} <= stores
+                assert {(fmt.name, encoding, compression) for compression in fmt.compressions} <= stores
     assert {workers for program in programs for workers in program.loading.workers} == {0, 1, 2, "auto"}
     assert {program.view.preload for program in programs} == {True, False, "auto"}
     assert any(len(set(program.store.images.kinds)) > 1 for program in programs)
@@ -149,11 +149,11 @@ def test_hangs_and_crashes_are_errors_with_stacks_and_the_run_goes_on(command, c
     assert (error["number"], error["what"]) == (6, "ValueError: no")
     assert error["again"] == "python -m tests.adversarial.soak --seed 7 --first 6 --cases 1"
     assert soak.cases == 7
-    told = report(soak, 1.0, ended="done")
-    assert told["samples"] == 70
-    assert told["restarts"] == 2
-    assert told["failures"] == ["3 errors"]
-    assert "error in case 4: hangs" in text_of(told)
+    result = report(soak, 1.0, ended="done")
+    assert result["samples"] == 70
+    assert result["restarts"] == 2
+    assert result["failures"] == ["3 errors"]
+    assert "error in case 4: hangs" in text_of(result)
     assert "--first 2 --cases 1" in capsys.readouterr().err
 
 
@@ -167,12 +167,12 @@ def test_an_interrupted_run_reports_what_it_found(tmp_path):
         assert "seed 1" in done.stdout.readline()
         time.sleep(1)
         done.send_signal(signal.SIGINT)
-        said, _ = done.communicate(timeout=60)
+        output, _ = done.communicate(timeout=60)
     finally:
         done.kill()
         done.wait()
     assert done.returncode == 130
-    assert "interrupted after" in said
+    assert "interrupted after" in output
     assert json.loads(told_to.read_text())["ended"] == "interrupted"
 
 
@@ -180,12 +180,12 @@ def watched(values, name="private_bytes", minutes=30):
     """Return a run in which a process had these values, one after each case."""
     soak = Supervisor([], 0)
     soak.counts["samples: arrow"] = 10 * len(values)
-    places = np.linspace(0, minutes, len(values)).tolist()
-    held = {**HELD, "shm_files": 0}
+    minutes_of_cases = np.linspace(0, minutes, len(values)).tolist()
+    resources = {**HELD, "shm_files": 0}
     soak.series = [
         [
-            {"minutes": place, "samples": number, "number": number, "took_s": 0, **held, name: int(value)}
-            for number, (place, value) in enumerate(zip(places, values, strict=True))
+            {"minutes": case_minutes, "samples": number, "number": number, "took_s": 0, **resources, name: int(value)}
+            for number, (case_minutes, value) in enumerate(zip(minutes_of_cases, values, strict=True))
         ]
     ]
     return report(soak, minutes, ended="done")
@@ -195,11 +195,11 @@ def test_a_leak_is_found_and_noise_is_not():
     rng = np.random.default_rng(0)
     noise = 4e8 + 2e7 * rng.random(300)
     leak = np.linspace(0, 30 * 4 * TOLERATED_BYTES_A_MINUTE, 300)
-    told = watched(noise + leak)
-    assert told["memory"]["verdict"] == "grows"
-    found = told["memory"]["bytes_a_minute"]
-    assert found["low"] < 4 * TOLERATED_BYTES_A_MINUTE < found["high"]
-    assert "private memory grows by" in told["failures"][0]
+    result = watched(noise + leak)
+    assert result["memory"]["verdict"] == "grows"
+    interval = result["memory"]["bytes_a_minute"]
+    assert interval["low"] < 4 * TOLERATED_BYTES_A_MINUTE < interval["high"]
+    assert "private memory grows by" in result["failures"][0]
     assert watched(noise)["failures"] == []
     assert watched(noise + leak, minutes=3)["failures"] == []  # The series is too short.
     assert watched(np.full(300, 4e8))["memory"]["verdict"] == "does not grow"
@@ -210,12 +210,12 @@ def test_memory_that_is_free_is_not_held_and_what_is_in_use_is():
     before = Held.now()
     blocks = [b"x" * 65_536 for _ in range(2000)]
     pin = b"x" * 65_536  # Memory above free memory keeps an allocator from shrinking.
-    held = Held.now()
+    during = Held.now()
     del blocks
     after = Held.now()
     assert len(pin) == 65_536
     for name, slack in (("private_bytes", 30_000_000), ("allocated_bytes", 1_000_000)):
-        assert getattr(held, name) - getattr(before, name) > 2000 * 65_536 - slack
+        assert getattr(during, name) - getattr(before, name) > 2000 * 65_536 - slack
         assert getattr(after, name) - getattr(before, name) < slack
 
 
@@ -232,12 +232,12 @@ def test_what_grows_and_never_falls_back_is_found(name):
 def test_the_interval_means_what_it_says(correlation, most):
     """About 0.5 % of series without a slope may seem to rise. Correlated neighbors must not increase this."""
     rng = np.random.default_rng(2)
-    rises, places = 0, np.arange(240.0)
+    rises, positions = 0, np.arange(240.0)
     for _ in range(200):
         values = rng.normal(size=240)
-        for place in range(1, 240):
-            values[place] += correlation * values[place - 1]
-        rises += slope(places, values).low > 0
+        for index in range(1, 240):
+            values[index] += correlation * values[index - 1]
+        rises += slope(positions, values).low > 0
     assert rises / 200 <= most
 
 
@@ -246,4 +246,4 @@ def test_a_short_series_has_no_slope():
     assert slope([1.0] * 60, range(60)) is None
     assert grown([1, 2, 3]) == 0
     assert grown([5, 1, 5, 1, 9, 9, 6, 6]) == 1
-    assert slope(range(60), [2 * place for place in range(60)]).per_unit == pytest.approx(2)
+    assert slope(range(60), [2 * position for position in range(60)]).per_unit == pytest.approx(2)

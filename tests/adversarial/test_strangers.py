@@ -49,10 +49,10 @@ def test_only_files_are_opened_as_files(tmp_path, monkeypatch, name, known):
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-    for target, what in (("pipe", "a pipe"), ("socket", "a socket"), ("/dev/zero", "a device")):
+    for target, kind in (("pipe", "a pipe"), ("socket", "a socket"), ("/dev/zero", "a device")):
         path = Path(f"images{SUFFIX[name]}")
         path.symlink_to(target)
-        with raises(FormatError, path=path, mentions=what):
+        with raises(FormatError, path=path, mentions=kind):
             open_images(path, name if known else None)
         path.unlink()
 
@@ -65,7 +65,7 @@ def test_devices_have_no_format(path):
 
 def _members(path):
     """Return a file of each kind in the folder of a collection."""
-    files = sorted(each.relative_to(path) for each in path.rglob("*") if each.is_file())
+    files = sorted(file_path.relative_to(path) for file_path in path.rglob("*") if file_path.is_file())
     return {(len(file.parts), file.suffix): file for file in reversed(files)}.values()
 
 

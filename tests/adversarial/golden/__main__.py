@@ -61,8 +61,8 @@ def write(folder: Path, only: str) -> int:
             case.write(stored)
             pack(stored, folder / f"{name}.zip")
         print(f"written    {name}")
-    told = json.dumps(_versions(), indent=1)
-    (folder / "made_by.json").write_text(told + "\n", encoding="utf-8")
+    versions = json.dumps(_versions(), indent=1)
+    (folder / "made_by.json").write_text(versions + "\n", encoding="utf-8")
     return 0
 
 
@@ -90,29 +90,29 @@ def read_all(folder: Path) -> int:
 
 def add(folder: Path = GOLDEN) -> int:
     """Add new archives to the manifest; those in the manifest must be unchanged."""
-    wrong = [each for each in differences(folder) if not each.endswith("not in the manifest")]
+    wrong = [difference for difference in differences(folder) if not difference.endswith("not in the manifest")]
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    told = manifest(folder)
+    entries = manifest(folder)
     for name, path in archives(folder):
         made_by = path.parent / "made_by.json"
-        entry = told.setdefault(name, {"files": {}, "made_by": {}})
+        entry = entries.setdefault(name, {"files": {}, "made_by": {}})
         if not entry["made_by"]:
             entry["made_by"] = json.loads(made_by.read_text(encoding="utf-8"))
         entry["files"].setdefault(path.name, sha256(path))
-    save_manifest(told, folder)
+    save_manifest(entries, folder)
     return 0
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in (*_PACKAGES, *_TOOLS):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 if __name__ == "__main__":

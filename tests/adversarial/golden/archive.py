@@ -19,11 +19,11 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def cases() -> dict[str, Case]:
     """Return every case by name."""
-    found: dict[str, Case] = {}
+    by_name: dict[str, Case] = {}
     for case in (*own_cases(), *foreign_cases(), *tool_cases()):
-        assert case.name not in found, case.name
-        found[case.name] = case
-    return found
+        assert case.name not in by_name, case.name
+        by_name[case.name] = case
+    return by_name
 
 
 def pack(stored: Path, archive: Path) -> None:
@@ -54,22 +54,22 @@ def sha256(path: Path) -> str:
 def manifest(folder: Path = GOLDEN) -> dict[str, dict[str, Any]]:
     """Return per set its writer (``made_by``) and the hash of each archive (``files``)."""
     path = folder / "manifest.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return entries
 
 
-def save_manifest(told: dict[str, dict[str, Any]], folder: Path = GOLDEN) -> None:
-    text = json.dumps(told, indent=1, sort_keys=True, ensure_ascii=False)
+def save_manifest(entries: dict[str, dict[str, Any]], folder: Path = GOLDEN) -> None:
+    text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
 
 def differences(folder: Path = GOLDEN) -> list[str]:
     """Return the differences between the manifest and the archives; the list may be empty."""
-    wanted = {
-        f"{name}/{file}": digest for name, told in manifest(folder).items() for file, digest in told["files"].items()
+    listed = {
+        f"{name}/{file}": digest for name, entry in manifest(folder).items() for file, digest in entry["files"].items()
     }
-    found = {f"{name}/{path.name}": sha256(path) for name, path in archives(folder)}
-    gone = [f"{file} is gone" for file in sorted(wanted.keys() - found.keys())]
-    new = [f"{file} is not in the manifest" for file in sorted(found.keys() - wanted.keys())]
-    changed = [f"{file} was changed" for file in sorted(wanted.keys() & found.keys()) if wanted[file] != found[file]]
+    stored = {f"{name}/{path.name}": sha256(path) for name, path in archives(folder)}
+    gone = [f"{file} is gone" for file in sorted(listed.keys() - stored.keys())]
+    new = [f"{file} is not in the manifest" for file in sorted(stored.keys() - listed.keys())]
+    changed = [f"{file} was changed" for file in sorted(listed.keys() & stored.keys()) if listed[file] != stored[file]]
     return gone + new + changed

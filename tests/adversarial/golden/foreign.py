@@ -91,10 +91,10 @@ def _record(image: Array, encoding: str, image_id: str) -> dict[str, Any]:
     chunks = []
     for t, c in product(range(image.shape[0]), range(image.shape[1])):
         pixels = image[t, c]
-        held = {"pixels": pixels.ravel()}
+        stored = {"pixels": pixels.ravel()}
         if encoding == "bytes":
-            held = {"dtype": image.dtype.name, "compression": None, "pixel_bytes": pixels.tobytes()}
-        chunks.append({"t": t, "c": c, **box, **held})
+            stored = {"dtype": image.dtype.name, "compression": None, "pixel_bytes": pixels.tobytes()}
+        chunks.append({"t": t, "c": c, **box, **stored})
     meta = {"type": image.dtype.name, "dimension_order": "XYZCT", "channels": [], **sizes}
     return {"type": "ome.arrow", "version": "0.1.0", "id": image_id, "pixels_meta": meta, "chunks": chunks}
 
@@ -144,8 +144,8 @@ def _zarr_array(zarr_format: int, dtype: str, path: Path, content: Content) -> N
 
     pixels = content.written[0].astype(dtype)
     path.mkdir()
-    where = path / "image"
-    array = zarr.create_array(where, shape=pixels.shape, dtype=dtype, chunks=(5, 4), zarr_format=zarr_format)
+    image_path = path / "image"
+    array = zarr.create_array(image_path, shape=pixels.shape, dtype=dtype, chunks=(5, 4), zarr_format=zarr_format)
     array[...] = pixels
 
 

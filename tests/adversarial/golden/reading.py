@@ -50,13 +50,13 @@ def _check_described(source: ImageSource, content: Content, *, every_column: boo
     columns = source.columns if every_column else source.columns.select(list(content.columns))
     assert columns.schema.types == content.table.schema.types
     assert columns.to_pydict() == content.table.to_pydict()
-    for index, wanted in enumerate(content.metadata):
-        found = source.metadata(index)
-        assert _picked(found, wanted) == wanted
+    for index, expected in enumerate(content.metadata):
+        metadata = source.metadata(index)
+        assert _picked(metadata, expected) == expected
 
 
-def _picked(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in wanted}
+def _picked(metadata: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in expected}
 
 
 def _check_pixels(source: ImageSource, images: list[Array]) -> None:
@@ -75,7 +75,7 @@ def _check_pixels(source: ImageSource, images: list[Array]) -> None:
         _check_same(results, image)
 
 
-def _check_same(found: Array, wanted: Array) -> None:
-    assert found.shape == wanted.shape
-    assert found.dtype == wanted.dtype
-    assert found.tobytes() == wanted.tobytes()
+def _check_same(actual: Array, expected: Array) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert actual.tobytes() == expected.tobytes()

@@ -70,10 +70,10 @@ def _by_ome_zarr(version: str, path: Path, content: Content) -> None:
     fmt = {"0.4": FormatV04, "0.5": FormatV05}[version]()
     root = zarr.create_group(path, zarr_format=fmt.zarr_format)
     wells = list(dict.fromkeys(f"{row}/{column}" for row, column, _ in _FIELDS))
-    rows, columns = (list(dict.fromkeys(field[place] for field in _FIELDS)) for place in (0, 1))
+    rows, columns = (list(dict.fromkeys(field[axis] for field in _FIELDS)) for axis in (0, 1))
     write_plate_metadata(root, rows, columns, wells, fmt=fmt)
     for well in wells:
-        images = [field for *place, field in _FIELDS if "/".join(place) == well]
+        images = [field for *well_parts, field in _FIELDS if "/".join(well_parts) == well]
         write_well_metadata(root.require_group(well), images, fmt=fmt)
     options = {"chunks": (1, 1, 1, 5, 6)}
     for field, image in zip(_FIELDS, content.written, strict=True):
@@ -98,8 +98,8 @@ def _profiles(folder: Path, content: Content) -> Any:
     import pandas as pd
     import tifffile
 
-    for place in ("images", "masks"):
-        (folder / place).mkdir()
+    for folder_name in ("images", "masks"):
+        (folder / folder_name).mkdir()
     height, width = content.kinds[0][0]
     rows = []
     for number, (name, image) in enumerate(zip(_FILES, content.written, strict=True)):
@@ -109,8 +109,8 @@ def _profiles(folder: Path, content: Content) -> Any:
             mask[3:9, 4 : 12 + number] = 1
             tifffile.imwrite(folder / "masks" / f"{name}.tiff", mask)
         box = {"Minimum_X": 0, "Minimum_Y": 0, "Maximum_X": width, "Maximum_Y": height}
-        place = {f"AreaShape_BoundingBox{corner}": value for corner, value in box.items()}
-        rows.append({"Metadata_Well": "A01", "ImageNumber": number, "FileName_DNA": f"{name}.tiff", **place})
+        box_columns = {f"AreaShape_BoundingBox{corner}": value for corner, value in box.items()}
+        rows.append({"Metadata_Well": "A01", "ImageNumber": number, "FileName_DNA": f"{name}.tiff", **box_columns})
     return pd.DataFrame(rows)
 
 

@@ -25,11 +25,11 @@ def main() -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # More workers than cores.
     warnings.filterwarnings("ignore", ".*pixels have at most 12 bits", UserWarning)
-    with os.fdopen(pipe, "w", buffering=1) as said:
+    with os.fdopen(pipe, "w", buffering=1) as stream:
         number = first
         while True:
-            say(said, {"begun": number})
-            say(said, one(seed, number, formats))
+            say(stream, {"begun": number})
+            say(stream, one(seed, number, formats))
             number += 1
 
 
@@ -43,14 +43,14 @@ def one(seed: int, number: int, formats: tuple[str, ...]) -> dict[str, Any]:
         try:
             run(case, Path(folder), counts)
         except Exception:  # noqa: BLE001  # whatever it is, it is a finding
-            error = {"case": case.told(), "traceback": traceback.format_exc()}
+            error = {"case": case.as_dict(), "traceback": traceback.format_exc()}
     took_s = time.monotonic() - begun_s
-    return {"ended": number, "took_s": took_s, "counts": counts, "error": error, "held": Held.now().told()}
+    return {"ended": number, "took_s": took_s, "counts": counts, "error": error, "held": Held.now().as_dict()}
 
 
-def say(said: Any, what: dict[str, Any]) -> None:
+def say(stream: Any, report: dict[str, Any]) -> None:
     """Write one line."""
-    said.write(json.dumps(what, default=repr) + "\n")
+    stream.write(json.dumps(report, default=repr) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
 class _Hold:
     """A kept object, how it is kept, its digest and its size."""
 
-    what: str
-    held: Any
+    description: str
+    content: Any
     digest: bytes
     size_bytes: int
 
@@ -83,9 +83,9 @@ class Holds:
         self._holds: deque[_Hold] = deque()
         self._most_bytes = _MOST_BYTES
 
-    def given(self, what: Any, origin: str) -> None:
+    def use(self, sample: Any, origin: str) -> None:
         """Use a sample as a program may: write to it, keep some of it, or drop a kept part."""
-        parts = list(parts_of(what))
+        parts = list(parts_of(sample))
         if self._rng.random() < 0.2:
             self._write_over(parts)
         if parts and self._rng.random() < 0.5:
@@ -99,7 +99,7 @@ class Holds:
     def compare(self) -> None:
         """Check that no kept object has changed."""
         for hold in self._holds:
-            assert _digest(hold.held) == hold.digest, f"what was held has changed: {hold.what}"
+            assert _digest(hold.content) == hold.digest, f"what was held has changed: {hold.description}"
         self._counts["held and compared again"] += len(self._holds)
 
     def compare_last(self) -> None:
@@ -113,11 +113,11 @@ class Holds:
     def _keep(self, part: Any, origin: str) -> None:
         if isinstance(part, torch.Tensor):
             size_bytes = part.untyped_storage().nbytes()
-            how, held = self._held_tensor(part)
+            how, content = self._held_tensor(part)
         else:
             size_bytes = _owner_bytes(part)
-            how, held = self._held_array(part)
-        self._holds.append(_Hold(f"{how} of {origin}, {size_bytes} bytes", held, _digest(held), size_bytes))
+            how, content = self._held_array(part)
+        self._holds.append(_Hold(f"{how} of {origin}, {size_bytes} bytes", content, _digest(content), size_bytes))
         self._most_bytes = max(self._most_bytes, 4 * size_bytes)
         while len(self._holds) > _MOST_HELD or sum(hold.size_bytes for hold in self._holds) > self._most_bytes:
             self._holds.popleft()
@@ -126,8 +126,8 @@ class Holds:
         if tensor.is_floating_point() and self._rng.random() < 0.1:
             return "a graph", _Graph(tensor)
         if tensor.ndim == 0 or self._rng.random() < 0.4:
-            how, held = self._held_array(tensor.numpy())
-            return f"{how} of numpy", held
+            how, content = self._held_array(tensor.numpy())
+            return f"{how} of numpy", content
         how = self._rng.choice(list(OF_TENSORS))
         return how, OF_TENSORS[how](tensor)
 
@@ -135,8 +135,8 @@ class Holds:
         if array.ndim == 0:
             return "the array", array
         # Read-only arrays have no capsule, nor have views of decompressed pages, which a scan within the package gives.
-        told = array.flags.writeable and all(stride % array.itemsize == 0 for stride in array.strides)
-        how = self._rng.choice([how for how in OF_ARRAYS if told or how != "by dlpack"])
+        has_capsule = array.flags.writeable and all(stride % array.itemsize == 0 for stride in array.strides)
+        how = self._rng.choice([how for how in OF_ARRAYS if has_capsule or how != "by dlpack"])
         return how, OF_ARRAYS[how](array)
 
     def _write_over(self, parts: list[Any]) -> None:
@@ -147,20 +147,20 @@ class Holds:
                 self._counts["written over"] += 1
 
 
-def parts_of(given: Any) -> Iterator[Any]:
+def parts_of(sample: Any) -> Iterator[Any]:
     """Return all non-empty tensors and arrays of a sample."""
-    if isinstance(given, torch.Tensor):
-        if given.numel():
-            yield given
-    elif isinstance(given, np.ndarray):
-        if given.size:
-            yield given
-    elif isinstance(given, dict):
-        for each in given.values():
-            yield from parts_of(each)
-    elif isinstance(given, list | tuple):
-        for each in given:
-            yield from parts_of(each)
+    if isinstance(sample, torch.Tensor):
+        if sample.numel():
+            yield sample
+    elif isinstance(sample, np.ndarray):
+        if sample.size:
+            yield sample
+    elif isinstance(sample, dict):
+        for value in sample.values():
+            yield from parts_of(value)
+    elif isinstance(sample, list | tuple):
+        for item in sample:
+            yield from parts_of(item)
 
 
 def _owner_bytes(array: Array) -> int:
@@ -169,8 +169,8 @@ def _owner_bytes(array: Array) -> int:
     return int(array.nbytes)
 
 
-def _digest(held: Any) -> bytes:
+def _digest(content: Any) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for each in held if isinstance(held, list) else [held]:
-        digest.update(np.ascontiguousarray(np.asarray(each)).reshape(-1).view(np.uint8))
+    for array in content if isinstance(content, list) else [content]:
+        digest.update(np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8))
     return digest.digest()

@@ -40,23 +40,23 @@ def columns_of(collection: Collection) -> pa.Table | None:
 
 def metadata_of(collection: Collection) -> list[dict[str, Any] | None]:
     """Return metadata per image: all fields for some, a name for others."""
-    told = METADATA | {"channels": []}
-    return [told if number % 3 == 0 else {"name": f"n{number}"} for number in range(len(collection.kinds))]
+    all_fields = METADATA | {"channels": []}
+    return [all_fields if number % 3 == 0 else {"name": f"n{number}"} for number in range(len(collection.kinds))]
 
 
 def sample_of(image: Array, view: View) -> Array:
     """Return the image of a sample, cut by plain NumPy."""
     pixels = image
-    for place, axis in enumerate(AXES):
+    for axis_index, axis in enumerate(AXES):
         pick = view.select.get(axis, slice(None))
-        chosen = np.arange(pixels.shape[place])[pick]
-        pixels = pixels.take(np.atleast_1d(chosen), axis=place)
+        chosen = np.arange(pixels.shape[axis_index])[pick]
+        pixels = pixels.take(np.atleast_1d(chosen), axis=axis_index)
     if view.crop_size is not None:
         top, left = ((size - side) // 2 for size, side in zip(pixels.shape[3:], view.crop_size, strict=True))
         pixels = pixels[..., top : top + view.crop_size[0], left : left + view.crop_size[1]]
-    kept = [axis for axis in AXES if axis in view.axes]
+    shown_axes = [axis for axis in AXES if axis in view.axes]
     pixels = pixels.reshape([size for axis, size in zip(AXES, pixels.shape, strict=True) if axis in view.axes])
-    pixels = pixels.transpose([kept.index(axis) for axis in view.axes])
+    pixels = pixels.transpose([shown_axes.index(axis) for axis in view.axes])
     if view.normalize:
         largest = np.float32(np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else np.float32(1)
         pixels = pixels.astype(np.float32) / largest
@@ -94,10 +94,10 @@ def check_foreign(program: Program, path: Path, images: list[Array]) -> int:
     rng = random.Random(program.seed)
     fmt = get_format(program.store.format)
     indices = sorted(rng.sample(range(len(images)), min(3, len(images))))
-    found = (
+    others = (
         _files(fmt.name, path, indices, images) if fmt.kind == "directory" else _rows(fmt.name, path, indices, images)
     )
-    for index, pixels in zip(indices, found, strict=True):
+    for index, pixels in zip(indices, others, strict=True):
         assert same(pixels, images[index]), f"{fmt.name}: image {index}, read by another reader, differs"
     return len(indices)
 
@@ -113,7 +113,7 @@ def _files(name: str, path: Path, indices: list[int], images: list[Array]) -> It
         return
     import zarr
 
-    groups = sorted(each for each in path.iterdir() if each.is_dir())
+    groups = sorted(group for group in path.iterdir() if group.is_dir())
     for index in indices:
         array: Any = zarr.open_group(groups[index], mode="r")["0"]
         yield np.asarray(array[...])

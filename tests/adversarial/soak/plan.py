@@ -108,13 +108,13 @@ class Case:
     programs: tuple[Program, ...]
     small_too: bool
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the case as plain values, with each run of equal images written once."""
-        told = asdict(self)
-        for program in told["programs"]:
+        values = asdict(self)
+        for program in values["programs"]:
             for images in (program["store"]["images"], program["store"]["replacement"]):
-                images["kinds"] = _told(images["kinds"])
-        return told
+                images["kinds"] = _kinds_in_short(images["kinds"])
+        return values
 
 
 def draw(seed: int, number: int, *, formats: tuple[str, ...] = ()) -> Case:
@@ -180,7 +180,7 @@ def _of_huge_batches(rng: random.Random, store: Store) -> Store:
 
 
 def _view(rng: random.Random, store: Store) -> View:
-    least = [min(shape[place] for shape, _ in _all_kinds(store)) for place in range(len(AXES))]
+    least = [min(shape[axis_index] for shape, _ in _all_kinds(store)) for axis_index in range(len(AXES))]
     sizes = dict(zip(AXES, least, strict=True))
     axes = rng.choice(("TCZYX", "CYX", "CYX", "CZYX", "YX", "YXC", "TYX"))
     select = {axis: rng.randrange(sizes[axis]) for axis in AXES if axis not in axes}
@@ -249,7 +249,7 @@ def _all_kinds(store: Store) -> tuple[Kind, ...]:
     return store.images.kinds + store.replacement.kinds
 
 
-def _told(kinds: tuple[Kind, ...]) -> list[str]:
+def _kinds_in_short(kinds: tuple[Kind, ...]) -> list[str]:
     runs: list[tuple[Kind, int]] = []
     for kind in kinds:
         if runs and runs[-1][0] == kind:

@@ -115,7 +115,7 @@ class _Running:
         self.cache_dir = folder / "cache"
         self.content = self.store.images
         self.keys = keys_of(self.content, self.view)
-        self.kept: list[Any] = []  # Abandoned epochs that stay alive to the end.
+        self.left_epochs: list[Any] = []  # Abandoned epochs that stay alive to the end.
 
     def steps(self) -> Iterator[None]:
         """Run all acts of the program, yielding where another program may run."""
@@ -153,14 +153,14 @@ class _Running:
 
     def _write(self, content: Collection, *, overwrite: bool) -> None:
         layout: dict[str, Any] = {"encoding": self.store.encoding, "compression": self.store.compression}
-        given: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
+        contents: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
         path, name = self.path, self.store.format
         if self.store.through is None:
             layout["rows_per_group"] = self.store.rows_per_group
-            write_images(images_of(content), path, name, overwrite=overwrite, **layout, **given)
+            write_images(images_of(content), path, name, overwrite=overwrite, **layout, **contents)
             return
         between = path.with_name(f"between{SUFFIX[self.store.through]}")
-        write_images(images_of(content), between, self.store.through, overwrite=overwrite, **given)
+        write_images(images_of(content), between, self.store.through, overwrite=overwrite, **contents)
         convert(between, path, name, overwrite=overwrite, **layout)
 
     def _add_version(self, content: Collection) -> None:
@@ -169,8 +169,8 @@ class _Running:
 
         other = self.path.with_name("version.lance")
         layout: dict[str, Any] = {"encoding": self.store.encoding, "compression": self.store.compression}
-        given: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
-        write_images(images_of(content), other, "lance", overwrite=True, **layout, **given)
+        contents: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
+        write_images(images_of(content), other, "lance", overwrite=True, **layout, **contents)
         lance.write_dataset(lance.dataset(str(other)).to_table(), str(self.path), mode="overwrite")
         self.counts["versions added in place"] += 1
 
@@ -179,7 +179,7 @@ class _Running:
 
     def _dataset(self) -> Any:
         view = self.view
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "preload": view.preload,
             "axes": view.axes,
             "select": view.select or None,
@@ -190,51 +190,51 @@ class _Running:
             "cache_dir": self.cache_dir if view.cache_dir else None,
         }
         if view.as_numpy:
-            return OMEArrowDatasetNumpy(self.path, self.store.format, **given)
+            return OMEArrowDatasetNumpy(self.path, self.store.format, **options)
         transform = {None: None, "flip": flip, "scaled": Scaled(0.5), "noisy": noisy}[view.transform]
-        return OMEArrowDataset(self.path, self.store.format, transform=transform, **given)
+        return OMEArrowDataset(self.path, self.store.format, transform=transform, **options)
 
     def _loader(self, dataset: Any, turn: int = 0) -> Any:
         loading = self.loading
         generator = torch.Generator().manual_seed(loading.seed) if loading.shuffle else None
-        given: dict[str, Any] = {"shuffle": loading.shuffle, "generator": generator}
+        options: dict[str, Any] = {"shuffle": loading.shuffle, "generator": generator}
         if loading.batch_size is not None:
-            given["drop_last"] = loading.drop_last
+            options["drop_last"] = loading.drop_last
         if loading.listed and loading.batch_size is not None:
-            given["collate_fn"] = list
+            options["collate_fn"] = list
         workers = loading.workers[turn]
         if workers not in (0, "auto"):
-            given["timeout"] = _WORKER_TIMEOUT_S
+            options["timeout"] = _WORKER_TIMEOUT_S
         make = DataLoader if loading.torchs_own else OMEArrowDataLoader
-        return make(dataset, loading.batch_size, num_workers=workers, **given)
+        return make(dataset, loading.batch_size, num_workers=workers, **options)
 
     # Acts.
 
     def _epoch(self, dataset: Any) -> Iterator[None]:
         loader = self._loader(dataset, self.rng.randrange(2))
         for _ in range(self.rng.choice((1, 1, 2))):
-            found: list[Key] = []
+            keys: list[Key] = []
             for batch in loader:
-                found += self._keys_in(batch)
+                keys += self._keys_in(batch)
                 yield
-            self._check_epoch(found)
+            self._check_epoch(keys)
 
     def _leave(self, dataset: Any) -> Iterator[None]:
         loader = self._loader(dataset)
         batches = iter(loader)
-        found: list[Key] = []
+        keys: list[Key] = []
         for _ in range(self.rng.randint(0, len(loader))):
-            found += self._keys_in(next(batches))
+            keys += self._keys_in(next(batches))
             yield
-        self._check_among(found)
+        self._check_among(keys)
         if self.rng.random() < 0.5:
-            self.kept.append(batches)
+            self.left_epochs.append(batches)
 
     def _two_epochs(self, dataset: Any) -> Iterator[None]:
         """Interleave two iterators over one loader."""
         loader = self._loader(dataset)
-        found: tuple[list[Key], list[Key]] = ([], [])
-        both = [(iter(loader), found[0]), (iter(loader), found[1])]
+        keys_of_epochs: tuple[list[Key], list[Key]] = ([], [])
+        both = [(iter(loader), keys_of_epochs[0]), (iter(loader), keys_of_epochs[1])]
         while both:
             batches, keys = turn = self.rng.choice(both)
             batch = next(batches, None)
@@ -243,7 +243,7 @@ class _Running:
             else:
                 keys += self._keys_in(batch)
             yield
-        for keys in found:
+        for keys in keys_of_epochs:
             self._check_epoch(keys)
 
     def _resume(self, dataset: Any) -> Iterator[None]:
@@ -251,9 +251,9 @@ class _Running:
             return
         loader = self._loader(dataset)
         batches = iter(loader)
-        seen: list[Key] = []
+        keys_before: list[Key] = []
         for _ in range(self.rng.randint(0, max(0, len(loader) - 1))):
-            seen += self._keys_in(next(batches))
+            keys_before += self._keys_in(next(batches))
             yield
         saved = io.BytesIO()
         torch.save(loader.state_dict(), saved)
@@ -271,18 +271,18 @@ class _Running:
             left += self._keys_in(batch)
         assert noise == noise_left, "a resumed epoch draws other numbers"
         assert resumed == left, "a resumed epoch has other samples than were left, or in another order"
-        self._check_epoch(seen + left)
+        self._check_epoch(keys_before + left)
 
     def _index(self, dataset: Any) -> None:
         count = len(self.keys)
         assert len(dataset) == count
         indices = [self.rng.randrange(-count, count) for _ in range(12)]
-        found = [self._given(dataset[index]) for index in indices]
+        keys = [self._use(dataset[index]) for index in indices]
         samples = dataset.__getitems__(indices)
-        found += [self._key_of(sample) for sample in samples]
-        self.holds.given(samples, f"a list of {self.program.name}")
-        assert found == [self.keys[index] for index in indices] * 2, "samples by index differ"
-        self._checked(len(found))
+        keys += [self._key_of(sample) for sample in samples]
+        self.holds.use(samples, f"a list of {self.program.name}")
+        assert keys == [self.keys[index] for index in indices] * 2, "samples by index differ"
+        self._checked(len(keys))
 
     def _pickled(self, dataset: Any) -> Iterator[None]:
         copy = pickle.loads(pickle.dumps(dataset))
@@ -296,10 +296,10 @@ class _Running:
             assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in images]
             indices = [self.rng.randrange(len(images)) for _ in range(10)]
             taken, read = source.take(indices), source.read(indices[0])
-            for index, found in zip(indices, taken, strict=True):
-                assert same(found, images[index]), f"image {index} of a take differs"
+            for index, pixels in zip(indices, taken, strict=True):
+                assert same(pixels, images[index]), f"image {index} of a take differs"
             assert same(read, images[indices[0]])
-            self.holds.given([*taken, read], f"images of {self.program.name}")
+            self.holds.use([*taken, read], f"images of {self.program.name}")
             self._check_described(source, indices[0])
         self._checked(len(indices) + 1)
 
@@ -315,7 +315,7 @@ class _Running:
             results = [image for _, part in source.images.stream() for image in part]
             assert len(results) == len(images)
             assert all(map(same, results, images)), "an image of a scan differs"
-            self.holds.given(results, f"a scan of {self.program.name}")
+            self.holds.use(results, f"a scan of {self.program.name}")
         self._checked(len(images))
 
     # Replaced by a writer. Open sources return the old images, or raise an error of the package.
@@ -323,20 +323,20 @@ class _Running:
     def _unpickled_late(self, pickled: bytes) -> None:
         try:
             late = pickle.loads(pickled)
-            found = [self._given(late[index]) for index in range(len(late))]
+            keys = [self._use(late[index]) for index in range(len(late))]
         except OMEArrowDSError:
             self.counts["refused after a replacement"] += 1
         else:
-            assert found == self.keys, "what was unpickled late is not the collection that was opened"
-            self._checked(len(found))
+            assert keys == self.keys, "what was unpickled late is not the collection that was opened"
+            self._checked(len(keys))
 
     def _after_replacement(self, dataset: Any) -> Iterator[None]:
         before = Counter(self.keys)
         try:
             for batch in self._loader(dataset):
-                found = Counter(self._keys_in(batch))
-                assert not found - before, "a sample is not of the collection that was opened"
-                self._checked(found.total())
+                counted = Counter(self._keys_in(batch))
+                assert not counted - before, "a sample is not of the collection that was opened"
+                self._checked(counted.total())
                 yield
         except OMEArrowDSError:
             assert not dataset.preloaded, "what is preloaded needs no file"
@@ -361,7 +361,7 @@ class _Running:
             while writer.is_alive():
                 try:
                     opened = self._dataset()
-                    keys = [self._given(opened[index]) for index in range(len(opened))]
+                    keys = [self._use(opened[index]) for index in range(len(opened))]
                     assert tuple(keys) in either, "neither the old nor the new collection"
                     self._checked(len(keys))
                 except OMEArrowDSError:
@@ -381,31 +381,31 @@ class _Running:
 
     # Samples.
 
-    def _check_epoch(self, found: list[Key]) -> None:
+    def _check_epoch(self, keys: list[Key]) -> None:
         size, count = self.loading.batch_size, len(self.keys)
         short = size is not None and self.loading.drop_last
-        assert len(found) == (count // (size or 1) * (size or 1) if short else count), "an epoch of another length"
-        self._check_among(found)
+        assert len(keys) == (count // (size or 1) * (size or 1) if short else count), "an epoch of another length"
+        self._check_among(keys)
 
-    def _check_among(self, found: list[Key]) -> None:
+    def _check_among(self, keys: list[Key]) -> None:
         if self.loading.shuffle:
-            assert not Counter(found) - Counter(self.keys), "a sample is wrong, or came twice"
+            assert not Counter(keys) - Counter(self.keys), "a sample is wrong, or came twice"
         else:
-            assert found == self.keys[: len(found)], "a sample is wrong, or at another place"
-        self._checked(len(found))
+            assert keys == self.keys[: len(keys)], "a sample is wrong, or at another place"
+        self._checked(len(keys))
 
     def _keys_in(self, batch: Any) -> list[Key]:
         """Return the keys of a batch, and keep some of it."""
         keys = self._keys_of(batch)
         sizes = [part.nbytes for part in parts_of(batch)]
         self.counts["batches over 32 MiB"] += max(sizes, default=0) > _LARGE_BYTES
-        self.holds.given(batch, f"a batch of {self.program.name}")
+        self.holds.use(batch, f"a batch of {self.program.name}")
         return keys
 
-    def _given(self, sample: Any) -> Key:
+    def _use(self, sample: Any) -> Key:
         """Return the key of a sample, and keep some of it."""
         key = self._key_of(sample)
-        self.holds.given(sample, f"a sample of {self.program.name}")
+        self.holds.use(sample, f"a sample of {self.program.name}")
         return key
 
     def _keys_of(self, batch: Any) -> list[Key]:
@@ -416,8 +416,8 @@ class _Running:
         images, targets = batch if self.view.target else (batch, None)
         if isinstance(images, dict):
             images = images["image"]
-        told = [None] * len(images) if targets is None else list(targets)
-        return [self._key(image, target) for image, target in zip(images, told, strict=True)]
+        known = [None] * len(images) if targets is None else list(targets)
+        return [self._key(image, target) for image, target in zip(images, known, strict=True)]
 
     def _key_of(self, sample: Any) -> Key:
         image, target = sample if self.view.target else (sample, None)
@@ -434,6 +434,6 @@ class _Running:
     def _checked(self, count: int) -> None:
         self.counts[f"samples: {self.program.name}"] += count
 
-    def _count(self, what: str, count: int) -> None:
-        self.counts[what] += count
+    def _count(self, name: str, count: int) -> None:
+        self.counts[name] += count
         self._checked(count)

@@ -48,25 +48,27 @@ def _named(soak: Supervisor, prefix: str) -> dict[str, int]:
 
 
 def _memory(judged: list[dict[str, Any]]) -> dict[str, Any]:
-    held = [entry["private_bytes"] for entry in judged]
-    a_minute = slope([entry["minutes"] for entry in judged], held)
-    per_thousand = slope([entry["samples"] / 1000 for entry in judged], held)
+    private_bytes = [entry["private_bytes"] for entry in judged]
+    a_minute = slope([entry["minutes"] for entry in judged], private_bytes)
+    per_thousand = slope([entry["samples"] / 1000 for entry in judged], private_bytes)
     span = judged[-1]["minutes"] - judged[0]["minutes"] if judged else 0.0
     return {
         "private_bytes": _described(judged, "private_bytes"),
         "judged_minutes": round(span, 2),
-        "bytes_a_minute": None if a_minute is None else a_minute.told(),
-        "bytes_per_1000_samples": None if per_thousand is None else per_thousand.told(),
+        "bytes_a_minute": None if a_minute is None else a_minute.as_dict(),
+        "bytes_per_1000_samples": None if per_thousand is None else per_thousand.as_dict(),
         "verdict": _verdict(a_minute, span),
     }
 
 
-def _verdict(found: Slope | None, span: float) -> str:
-    if found is None or span < _LEAST_MINUTES:
+def _verdict(growth: Slope | None, span: float) -> str:
+    if growth is None or span < _LEAST_MINUTES:
         return f"not judged: fewer than {_LEAST_MINUTES:.0f} minutes after warm-up"
-    if found.low > TOLERATED_BYTES_A_MINUTE:
+    if growth.low > TOLERATED_BYTES_A_MINUTE:
         return "grows"
-    return "may grow" if found.low > 0 else "does not grow" if found.high < TOLERATED_BYTES_A_MINUTE else "not resolved"
+    return (
+        "may grow" if growth.low > 0 else "does not grow" if growth.high < TOLERATED_BYTES_A_MINUTE else "not resolved"
+    )
 
 
 def _described(judged: list[dict[str, Any]], name: str) -> dict[str, int] | None:
@@ -95,28 +97,29 @@ def _thinned(series: list[dict[str, Any]], most: int = 400) -> list[dict[str, An
 
 
 def _machine() -> dict[str, str]:
-    found = {"system": platform.platform(), "python": platform.python_version()}
-    return found | {package: version(package) for package in _PACKAGES}
+    properties = {"system": platform.platform(), "python": platform.python_version()}
+    return properties | {package: version(package) for package in _PACKAGES}
 
 
-def text_of(told: dict[str, Any]) -> str:
+def text_of(result: dict[str, Any]) -> str:
     """Return a report as text for a terminal."""
     lines = [
-        f"soak run, seed {told['seed']}: {told['ended']} after {told['minutes']} minutes",
-        f"  {told['samples']:,} samples checked in {told['cases']:,} cases; {len(told['errors'])} errors",
+        f"soak run, seed {result['seed']}: {result['ended']} after {result['minutes']} minutes",
+        f"  {result['samples']:,} samples checked in {result['cases']:,} cases; {len(result['errors'])} errors",
     ]
-    lines += [f"    {name:<22}{count:>10,}" for name, count in told["samples by format"].items()]
-    lines += [f"  {name}: {count:,}" for name, count in (*told["acts"].items(), *told["other"].items())]
-    lines += [f"  private memory: {told['memory']['verdict']}"]
+    lines += [f"    {name:<22}{count:>10,}" for name, count in result["samples by format"].items()]
+    lines += [f"  {name}: {count:,}" for name, count in (*result["acts"].items(), *result["other"].items())]
+    lines += [f"  private memory: {result['memory']['verdict']}"]
     for name, unit in (("bytes_a_minute", "a minute"), ("bytes_per_1000_samples", "per 1,000 samples")):
-        found = told["memory"][name]
-        if found is not None:
+        growth = result["memory"][name]
+        if growth is not None:
             lines.append(
-                f"    {found['per_unit']:,.0f} bytes {unit}, 99 % interval {found['low']:,.0f} to {found['high']:,.0f}"
+                f"    {growth['per_unit']:,.0f} bytes {unit}, "
+                f"99 % interval {growth['low']:,.0f} to {growth['high']:,.0f}"
             )
-    for name, values in {"private_bytes": told["memory"]["private_bytes"], **told["resources"]}.items():
+    for name, values in {"private_bytes": result["memory"]["private_bytes"], **result["resources"]}.items():
         if values is not None:
-            lines.append(f"  {name}: " + ", ".join(f"{what} {value:,}" for what, value in values.items()))
-    lines += [f"  error in case {error['number']}: {error['what']}; {error['again']}" for error in told["errors"]]
-    lines += [f"FAILED: {failure}" for failure in told["failures"]] or ["passed"]
+            lines.append(f"  {name}: " + ", ".join(f"{statistic} {value:,}" for statistic, value in values.items()))
+    lines += [f"  error in case {error['number']}: {error['what']}; {error['again']}" for error in result["errors"]]
+    lines += [f"FAILED: {failure}" for failure in result["failures"]] or ["passed"]
     return "\n".join(lines)

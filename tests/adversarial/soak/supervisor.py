@@ -77,15 +77,15 @@ class Supervisor:
             )
             os.close(writing)
             try:
-                with os.fdopen(reading, "rb", buffering=0) as said:
-                    return self._listen(child, said, printed, first, until_s, last)
+                with os.fdopen(reading, "rb", buffering=0) as pipe:
+                    return self._listen(child, pipe, printed, first, until_s, last)
             finally:
                 _end(child)
 
     def _listen(
         self,
         child: subprocess.Popen[bytes],
-        said: Any,
+        pipe: Any,
         printed: Any,
         first: int,
         until_s: float | None,
@@ -93,11 +93,11 @@ class Supervisor:
     ) -> int:
         number, begun_s, rest = first, time.monotonic(), b""
         while True:
-            if not wait([said], timeout=max(0.0, begun_s + self.limit_s - time.monotonic())):
+            if not wait([pipe], timeout=max(0.0, begun_s + self.limit_s - time.monotonic())):
                 _dump_stacks(child)
                 self._failed(number, f"hangs: it took more than {self.limit_s:.0f} s", printed)
                 return number + 1
-            data = said.read(65_536)
+            data = pipe.read(65_536)
             if not data:
                 status = child.wait()
                 how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
@@ -105,34 +105,34 @@ class Supervisor:
                 return number + 1
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                told = json.loads(line)
-                if "begun" in told:
-                    number, begun_s = told["begun"], time.monotonic()
+                report = json.loads(line)
+                if "begun" in report:
+                    number, begun_s = report["begun"], time.monotonic()
                 else:
-                    self._ended(told)
+                    self._ended(report)
                     number += 1
                     if self._over(number, until_s, last):
                         return number
 
-    def _ended(self, told: dict[str, Any]) -> None:
+    def _ended(self, report: dict[str, Any]) -> None:
         self.cases += 1
-        self.counts.update(told["counts"])
+        self.counts.update(report["counts"])
         minutes = (time.monotonic() - self.begun_s) / 60
-        entry = {"minutes": minutes, "samples": self.samples, "number": told["ended"], "took_s": told["took_s"]}
-        self.series[-1].append({**entry, **told["held"]})
-        if told["error"] is not None:
-            what = told["error"]["traceback"].strip().split("\n")[-1]
-            self._add_error(told["ended"], what, **told["error"])
+        entry = {"minutes": minutes, "samples": self.samples, "number": report["ended"], "took_s": report["took_s"]}
+        self.series[-1].append({**entry, **report["held"]})
+        if report["error"] is not None:
+            summary = report["error"]["traceback"].strip().split("\n")[-1]
+            self._add_error(report["ended"], summary, **report["error"])
 
-    def _failed(self, number: int, what: str, printed: Any) -> None:
+    def _failed(self, number: int, summary: str, printed: Any) -> None:
         printed.seek(0)
         lines = printed.read().decode(errors="replace").splitlines()
-        self._add_error(number, what, printed=lines[-_LINES_KEPT:])
+        self._add_error(number, summary, printed=lines[-_LINES_KEPT:])
 
-    def _add_error(self, number: int, what: str, **more: Any) -> None:
+    def _add_error(self, number: int, summary: str, **more: Any) -> None:
         again = f"python -m tests.adversarial.soak --seed {self.seed} --first {number} --cases 1"
-        self.errors.append({"number": number, "what": what, "again": again, **more})
-        print(f"case {number}: {what}\n    {again}", file=sys.stderr, flush=True)
+        self.errors.append({"number": number, "what": summary, "again": again, **more})
+        print(f"case {number}: {summary}\n    {again}", file=sys.stderr, flush=True)
 
 
 def _dump_stacks(child: subprocess.Popen[bytes]) -> None:

@@ -65,7 +65,7 @@ class Held:
             shm_files=sum(1 for _ in _SHARED.iterdir()),
         )
 
-    def told(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
@@ -82,8 +82,8 @@ def _allocated_after_trim() -> int:
         return 0
     libc.malloc_trim(0)
     libc.mallinfo2.restype = _Malloc
-    found = libc.mallinfo2()
-    return int(found.uordblks + found.hblkhd)
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _memory(pid: int) -> tuple[int, int]:
@@ -105,11 +105,11 @@ class Slope:
     high: float
     blocks: int
 
-    def told(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
 
-def slope(places: Sequence[float], values: Sequence[float]) -> Slope | None:
+def slope(positions: Sequence[float], values: Sequence[float]) -> Slope | None:
     """Fit a line to a series, or return None if it is too short.
 
     The line is fitted to the medians of up to 30 blocks of equal size, which ignore peaks within a case. Residuals of
@@ -119,7 +119,7 @@ def slope(places: Sequence[float], values: Sequence[float]) -> Slope | None:
     count = min(_BLOCKS, len(values) // 2)
     if count < _LEAST_BLOCKS:
         return None
-    x = np.array([statistics.median(part) for part in np.array_split(np.asarray(places, float), count)])
+    x = np.array([statistics.median(part) for part in np.array_split(np.asarray(positions, float), count)])
     y = np.array([statistics.median(part) for part in np.array_split(np.asarray(values, float), count)])
     x = x - x.mean()
     spread = float(x @ x)
