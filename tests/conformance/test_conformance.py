@@ -45,7 +45,10 @@ from tests.support.strategies import (
 
 formats = pytest.mark.parametrize("name", NAMES)
 encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
-PAIRS = [pytest.param(each.values, id="-".join(each.values), marks=each.marks) for each in ENCODED_OR_LONG]
+PAIRS = [
+    pytest.param(parameters.values, id="-".join(parameters.values), marks=parameters.marks)
+    for parameters in ENCODED_OR_LONG
+]
 # Each format is read and written twice, because all pairs would repeat the same readers and writers.
 CONVERSIONS = [
     pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.slow)
@@ -93,7 +96,7 @@ def _of_columns(name, path, images):
 
 def test_pickles_open_in_another_process(programs, tmp_path):
     images = images_of([((1, 1, 1, 3, 4), "uint16")] * 3)
-    pickled, wanted = [], []
+    pickled, expected = [], []
     for name in NAMES:
         path = tmp_path / f"images{SUFFIX[name]}"
         try:
@@ -106,20 +109,20 @@ def test_pickles_open_in_another_process(programs, tmp_path):
         opened = [(source, images)]
         if name in TABLES:
             opened.append(_of_columns(name, tmp_path / f"columns{SUFFIX[name]}", images))
-        pickled += [pickle.dumps(each) for each, _ in opened]
-        wanted += [joined for _, joined in opened]
-    given, found = tmp_path / "pickled", tmp_path / "found"
-    given.write_bytes(pickle.dumps(pickled))
-    done = programs.run(READING, given, found)
+        pickled += [pickle.dumps(pickled_source) for pickled_source, _ in opened]
+        expected += [joined for _, joined in opened]
+    pickle_file, results_file = tmp_path / "pickled", tmp_path / "found"
+    pickle_file.write_bytes(pickle.dumps(pickled))
+    done = programs.run(READING, pickle_file, results_file)
     assert done.returncode == 0, done.stderr
-    for results, images in zip(pickle.loads(found.read_bytes()), wanted, strict=True):
+    for results, images in zip(pickle.loads(results_file.read_bytes()), expected, strict=True):
         assert all_same(results, [images[2], images[0]])
 
 
 def misaligned(array):
     """Return an array of equal values whose buffers are at odd addresses, as is possible in a mapped file."""
-    buffers = [None if each is None else pa.py_buffer(b"?" + each.to_pybytes())[1:] for each in array.buffers()]
-    assert any(each.address % 2 for each in buffers if each is not None)
+    buffers = [None if buffer is None else pa.py_buffer(b"?" + buffer.to_pybytes())[1:] for buffer in array.buffers()]
+    assert any(buffer.address % 2 for buffer in buffers if buffer is not None)
     return pa.Array.from_buffers(array.type, len(array), buffers)
 
 
@@ -150,11 +153,11 @@ def test_no_text_is_lost_or_changed(stored, name):
     ]
     columns = {"text": TEXTS}
     source = open_images(stored(name, [image_of((2, 3))] * len(TEXTS), metadata=described, columns=columns))
-    for index, given in enumerate(described):
-        found = source.metadata(index)
-        (channel,) = found["channels"]
-        kept = {key: channel[key] for key in given["channels"][0]}
-        assert {key: found[key] for key in given} | {"channels": [kept]} == given
+    for index, metadata in enumerate(described):
+        stored_metadata = source.metadata(index)
+        (channel,) = stored_metadata["channels"]
+        channel_fields = {key: channel[key] for key in metadata["channels"][0]}
+        assert {key: stored_metadata[key] for key in metadata} | {"channels": [channel_fields]} == metadata
     assert source.columns.to_pydict() == columns
 
 
@@ -176,8 +179,8 @@ ODD_METADATA = [
 @formats
 def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
     source = open_images(stored(name, [image_of((2, 3))] * len(ODD_METADATA), metadata=ODD_METADATA))
-    found = [source.metadata(index) for index in range(len(source))]
-    assert found == [normalize_metadata(given, 1, "") for given in ODD_METADATA]
+    stored_metadata = [source.metadata(index) for index in range(len(source))]
+    assert stored_metadata == [normalize_metadata(metadata, 1, "") for metadata in ODD_METADATA]
 
 
 @pytest.mark.parametrize(("src", "dst"), CONVERSIONS)
@@ -229,13 +232,13 @@ REFUSED_COLUMNS = {
 def test_no_column_name_gets_in_the_way(stored, name):
     """One table has all columns. A format must reject unsupported names with an error."""
     images = images_of([((1, 1, 1, 2, 3), "uint16")] * 3)
-    columns = {each: [f"{each} {row}" for row in range(3)] for each in ODD_COLUMNS}
+    columns = {column_name: [f"{column_name} {row}" for row in range(3)] for column_name in ODD_COLUMNS}
     refused, path = [], None
     while path is None:
         try:
             path = stored(name, images, columns=columns)
         except MetadataError as error:
-            refused.append(next(each for each in columns if repr(each) in str(error)))
+            refused.append(next(column_name for column_name in columns if repr(column_name) in str(error)))
             del columns[refused[-1]]
     source = open_images(path)
     assert source.columns.to_pydict() == columns
@@ -286,7 +289,7 @@ def test_zarr_reads_valid_ngff(stored):
 
     images = images_of([((2, 2, 4, 5, 6), dtype) for dtype in DTYPES])
     path = stored("ome_zarr", images, metadata=[METADATA] * len(images))
-    groups = sorted(each for each in path.iterdir() if each.is_dir())
+    groups = sorted(group_path for group_path in path.iterdir() if group_path.is_dir())
     for folder, image in zip(groups, images, strict=True):
         group = zarr.open_group(folder, mode="r")
         assert group.metadata.zarr_format == 3

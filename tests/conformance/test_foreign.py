@@ -68,10 +68,10 @@ def test_ome_arrows_parquet(tmp_path, build, export, reader):
     assert same(source.read(0), oracle(scalar))
     assert same(source.read(0), image_of(SHAPE))
     assert list(source.image_ids) == ["an id"]
-    found = source.metadata(0)
-    assert found["name"] == "a name"
-    assert found["physical_size_x"] == 0.5
-    assert [channel["name"] for channel in found["channels"]] == ["C0", "C1"]
+    metadata = source.metadata(0)
+    assert metadata["name"] == "a name"
+    assert metadata["physical_size_x"] == 0.5
+    assert [channel["name"] for channel in metadata["channels"]] == ["C0", "C1"]
 
 
 @pytest.mark.parametrize("build", [{}, {"chunk_shape": (2, 7, 11)}, {"build_chunks": False}], ids=str)
@@ -240,7 +240,7 @@ def test_plain_tiffs_come_in_natural_order(tmp_path):
     assert sorted(ids) == sorted(name.rsplit(".", 1)[0] for name in names)
     assert ids.index("a1") < ids.index("a2") < ids.index("a10")
     assert [int(image.max()) for image in source.take(range(6))] == [
-        [name.rsplit(".", 1)[0] for name in names].index(each) for each in ids
+        [name.rsplit(".", 1)[0] for name in names].index(image_id) for image_id in ids
     ]
     assert source.columns.num_columns == 0
     assert open_images(tmp_path / "a2.tif").read(0).max() == 1
@@ -272,10 +272,12 @@ def test_plain_zarr_arrays(tmp_path, zarr_format, shape):
         )
         array[...] = image
     source = open_images(tmp_path)
-    wanted = [image.astype(image.dtype.newbyteorder("=")).reshape((1,) * (5 - len(shape)) + shape) for image in images]
-    assert all_same(source.take(range(3)), wanted)
-    assert same(open_images(tmp_path / "1").read(0), wanted[1])
-    assert windows_are_cut(source, wanted)
+    expected = [
+        image.astype(image.dtype.newbyteorder("=")).reshape((1,) * (5 - len(shape)) + shape) for image in images
+    ]
+    assert all_same(source.take(range(3)), expected)
+    assert same(open_images(tmp_path / "1").read(0), expected[1])
+    assert windows_are_cut(source, expected)
 
 
 @pytest.mark.parametrize(("version", "zarr_format"), [("0.4", 2), ("0.5", 3)])
