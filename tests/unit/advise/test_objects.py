@@ -63,14 +63,14 @@ def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
 
 def test_its_workers_are_profiled_too(path):
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=False)
-    found = profile_dataset(dataset, batch_size=2, num_workers=1, seconds=0.05, trials=False)
-    assert (found.num_workers, found.images) == (1, 4)
+    profiled = profile_dataset(dataset, batch_size=2, num_workers=1, seconds=0.05, trials=False)
+    assert (profiled.num_workers, profiled.images) == (1, 4)
 
 
 def test_of_a_path_by_its_options(path):
     options = {"objects": path.with_name("cells.parquet"), "num_workers": 0, "seconds": 0.05, "trials": False}
-    found = profile_dataset(path, crop_size=(6, 4), masks=path.with_name("m.arrow"), batch_size=2, **options)
-    assert (found.images, found.sample_shape) == (4, (2, 6, 4))
+    profiled = profile_dataset(path, crop_size=(6, 4), masks=path.with_name("m.arrow"), batch_size=2, **options)
+    assert (profiled.images, profiled.sample_shape) == (4, (2, 6, 4))
     boxes = CELLS.append_column("y1", pa.array([2, 9, 14, 16])).append_column("x1", pa.array([18] * 4))
     ragged = {**options, "objects": boxes, "box": ("centroid_y", "y1", "centroid_x", "x1")}
     with raises(AxesError, option="crop_size", path=path, mentions=("resize=", "pad_to=")):
@@ -84,14 +84,14 @@ def test_masks_are_held_as_the_images_are(path):
     options = {"objects": CELLS, "crop_size": (6, 4), "mask_background": True}
     labelled = CELLS.set_column(3, "label_value", pa.array([1, 3, 1, 3]))
     dataset = OMEArrowDataset(path, **{**options, "objects": labelled}, masks=path.with_name("m.arrow"), preload=False)
-    held = preloaded(on_demand(dataset))
-    assert held.preloaded
-    assert held._mask_collection.cache is not None
-    assert on_demand(held)._mask_collection.cache is None
+    preloaded_crops = preloaded(on_demand(dataset))
+    assert preloaded_crops.preloaded
+    assert preloaded_crops._mask_collection.cache is not None
+    assert on_demand(preloaded_crops)._mask_collection.cache is None
     assert dataset.preload_bytes == sum(image.nbytes for image in IMAGES) + 3 * 16 * 18
-    for other in (held, on_demand(held)):
-        for (image, mask), (wanted, of_mask) in zip(other, dataset, strict=False):
-            assert (image == wanted).all()
+    for other in (preloaded_crops, on_demand(preloaded_crops)):
+        for (image, mask), (expected_image, of_mask) in zip(other, dataset, strict=False):
+            assert (image == expected_image).all()
             assert (mask == of_mask).all()
 
 
@@ -110,7 +110,7 @@ def test_crops_are_shown_by_their_channels_also_at_an_edge(path):
     assert "4 crops of 3 images" in text
     assert "a:1" in text
     by_path = show(path, objects=CELLS, crop_size=(6, 4), by="treatment", sample=4)
-    assert [each["image_id"] for each in by_path.images] == ["a:1", "a:3", "c:2", "c:4"]
+    assert [shown_image["image_id"] for shown_image in by_path.images] == ["a:1", "a:3", "c:2", "c:4"]
     assert by_path.png == show(OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4)), by="treatment", sample=4).png
     with raises(ArgumentError, option="objects", remedy=False):
         show(dataset, objects=CELLS)
@@ -127,8 +127,8 @@ def test_looking_at_random_crops_draws_nothing_for_training(path):
 
 def test_statistics_are_of_the_fields_that_have_objects(path):
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4))
-    found = stats(dataset).table.to_pylist()
-    for channel, row in enumerate(found):
+    rows = stats(dataset).table.to_pylist()
+    for channel, row in enumerate(rows):
         pixels = np.stack([IMAGES[0], IMAGES[2]])[:, :, channel]
         assert (row["images"], row["pixels"]) == (2, pixels.size)
         assert row["mean"] == pytest.approx(pixels.mean())
@@ -140,17 +140,17 @@ def test_statistics_are_of_the_fields_that_have_objects(path):
 
 def test_the_commands(path):
     def run(*arguments):
-        done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+        done = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="omearrow-ds")
         assert done.exit_code == 0, done.output
         return done.stdout
 
     cells, out = path.with_name("cells.parquet"), path.with_name("cells.png")
     options = ("--objects", cells, "--crop", "6x4", "--pad", "edge")
     masks = ("--masks", path.with_name("m.arrow"), "--workers", 0, "--seconds", 0.05, "--no-trials", "--batch-size", 2)
-    found = json.loads(run("profile", path, *options, *masks, "--json"))
-    assert (found["images"], found["sample_shape"]) == (4, [2, 6, 4])
-    found = json.loads(run("show", path, *options, "--center", "centroid_y,centroid_x", "--out", out, "--json"))
-    assert (found["total"], len(found["images"])) == (4, 4)
+    profiled = json.loads(run("profile", path, *options, *masks, "--json"))
+    assert (profiled["images"], profiled["sample_shape"]) == (4, [2, 6, 4])
+    shown_crops = json.loads(run("show", path, *options, "--center", "centroid_y,centroid_x", "--out", out, "--json"))
+    assert (shown_crops["total"], len(shown_crops["images"])) == (4, 4)
 
 
 def test_crops_of_a_small_sample_take_turns_like_crops_of_many_fields():
@@ -187,11 +187,11 @@ def test_recommend_of_boxes_and_what_cannot_be(path):
     pq.write_table(boxes, path.with_name("boxes.parquet"))
     options = ("--objects", path.with_name("boxes.parquet"), "--box", "centroid_y,y1,centroid_x,x1", "--json")
     more = ("--seconds", 1, "--formats", "arrow", "--batch-size", 2)
-    done = CliRunner().invoke(main, [str(each) for each in ("recommend", path, *options, *more)])
+    done = CliRunner().invoke(main, [str(word) for word in ("recommend", path, *options, *more)])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["recommended"]["python"]
-    assert f"objects='{path.with_name('boxes.parquet')}', box=['centroid_y', 'y1', 'centroid_x', 'x1']" in told
-    assert "collate_fn=list" in told
+    python_code = json.loads(done.stdout)["recommended"]["python"]
+    assert f"objects='{path.with_name('boxes.parquet')}', box=['centroid_y', 'y1', 'centroid_x', 'x1']" in python_code
+    assert "collate_fn=list" in python_code
     for options, option, facts in [
         ({"pad": "edge"}, "pad", "objects="),
         ({"objects": CELLS}, "crop_size", ("box=", "resize=")),

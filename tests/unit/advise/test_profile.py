@@ -158,7 +158,7 @@ def mostly(judged, tries=5):
     return any((right := right + judged()) == 2 for _ in range(tries))
 
 
-def kept():
+def wrapped_functions():
     """Return every function that `profile` may wrap."""
     for module in TIMED_MODULES:
         importlib.import_module(module)
@@ -167,7 +167,7 @@ def kept():
 
 
 def all_the_same(before):
-    return all(now is then for now, then in zip(kept(), before, strict=True))
+    return all(now is then for now, then in zip(wrapped_functions(), before, strict=True))
 
 
 # Planted work
@@ -178,8 +178,8 @@ def all_the_same(before):
 @WORKERS
 def test_a_slow_transform_is_what_binds(path, workers):
     def judged():
-        found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK)
-        return found.verdict.bound == "transform" and found.verdict.kind == "data-bound"
+        profiled = profile_dataset(path, transform=slow, num_workers=workers, **QUICK)
+        return profiled.verdict.bound == "transform" and profiled.verdict.kind == "data-bound"
 
     assert mostly(judged)
 
@@ -202,8 +202,8 @@ def test_a_slow_store_is_what_binds(path, workers):
 @pytest.mark.usefixtures("whole_turns")
 def test_a_large_model_is_what_binds(path, workers, model):
     def judged():
-        found = profile_dataset(path, model=model, preload=True, optimizer="none", num_workers=workers, **QUICK)
-        return found.verdict.kind == "compute-bound" and found.verdict.first is None
+        profiled = profile_dataset(path, model=model, preload=True, optimizer="none", num_workers=workers, **QUICK)
+        return profiled.verdict.kind == "compute-bound" and profiled.verdict.first is None
 
     assert mostly(judged)
 
@@ -250,18 +250,18 @@ def test_stages_are_all_the_wall_time(path, workers):
 
 
 def test_stages_of_workers_are_counted_in_the_workers(path):
-    found = profile_dataset(path, transform=slow, num_workers=2, **QUICK).breakdown
-    transform = found["transform"]
-    assert transform.calls == found.samples
-    assert transform.worker_s >= 0.99 * SLEEP_S * found.samples
+    breakdown = profile_dataset(path, transform=slow, num_workers=2, **QUICK).breakdown
+    transform = breakdown["transform"]
+    assert transform.calls == breakdown.samples
+    assert transform.worker_s >= 0.99 * SLEEP_S * breakdown.samples
     assert transform.program_s == 0
-    assert 0 < transform.total_s <= found.wait_s
-    pids = {worker.pid for worker in found.workers}
+    assert 0 < transform.total_s <= breakdown.wait_s
+    pids = {worker.pid for worker in breakdown.workers}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    assert sum(worker.busy_s for worker in found.workers) >= transform.worker_s
-    assert found["hand-over"].program_s > 0
-    assert found["hand-over"].worker_s > 0
+    assert sum(worker.busy_s for worker in breakdown.workers) >= transform.worker_s
+    assert breakdown["hand-over"].program_s > 0
+    assert breakdown["hand-over"].worker_s > 0
 
 
 @pytest.mark.slow
@@ -345,9 +345,9 @@ def test_a_subclass_that_makes_samples_of_its_own(path):
         def __getitem__(self, index):
             return super().__getitem__(index) * 2
 
-    found = profile_dataset(Own(path, preload=False, transform=slow), num_workers=0, **QUICK)
-    assert found.breakdown["transform"].calls == found.breakdown.samples
-    assert found.verdict.bound == "transform"
+    profiled = profile_dataset(Own(path, preload=False, transform=slow), num_workers=0, **QUICK)
+    assert profiled.breakdown["transform"].calls == profiled.breakdown.samples
+    assert profiled.verdict.bound == "transform"
 
 
 # State that is restored
@@ -355,7 +355,7 @@ def test_a_subclass_that_makes_samples_of_its_own(path):
 
 @WORKERS
 def test_everything_is_as_it_was(path, workers):
-    before, model = kept(), Sleeping()
+    before, model = wrapped_functions(), Sleeping()
     dataset = OMEArrowDataset(path, preload=False, transform=slow)
     state = {name: id(value) for name, value in vars(dataset).items()}
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -369,7 +369,7 @@ def test_everything_is_as_it_was(path, workers):
 
 @WORKERS
 def test_everything_is_as_it_was_after_an_error(path, workers):
-    before = kept()
+    before = wrapped_functions()
     with pytest.raises(KeyError, match="planted"):
         profile_dataset(path, transform=failing, num_workers=workers, **QUICK)
     assert all_the_same(before)
@@ -396,7 +396,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
 def test_not_profiling_costs_nothing(path, monkeypatch):
     monkeypatch.setattr(byte_source, "STATUS_NS", 10**15)  # Stat the file once, not periodically.
     monkeypatch.setattr(stacks, "_QUERY_NS", 10**15)  # As for waits of reads.
-    dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
+    dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), wrapped_functions()
     operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
     for operation in operations:
         operation()
@@ -429,7 +429,7 @@ def test_stage_functions_exist(module):
 
 def test_stage_functions_cover_all_of_making_samples():
     assert {"omearrow_ds.codec.decode", "omearrow_ds.kernels.gather"} < set(OWN_MODULES)
-    kept()
+    wrapped_functions()
     stages = {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
     assert {stage for *_, stage in stage_functions()} == stages
 
@@ -463,25 +463,25 @@ def test_other_settings_are_really_tried(tmp_path):
 
 
 def test_a_preloaded_dataset_is_held_against_access_on_demand(path):
-    found = profile_dataset(OMEArrowDataset(path, transform=slow), batch_size=BATCH, seconds=0.2, num_workers=0)
-    assert found.preloaded
-    assert [way.name for way in found.preloading] == ["on demand", "preload", "cache_dir"]
-    assert "preload" not in {trial.name for trial in found.trials}
-    assert found.preloading[1].held_bytes == found.decoded_bytes
+    profiled = profile_dataset(OMEArrowDataset(path, transform=slow), batch_size=BATCH, seconds=0.2, num_workers=0)
+    assert profiled.preloaded
+    assert [way.name for way in profiled.preloading] == ["on demand", "preload", "cache_dir"]
+    assert "preload" not in {trial.name for trial in profiled.trials}
+    assert profiled.preloading[1].held_bytes == profiled.decoded_bytes
 
 
 def test_preloading_that_takes_too_long_is_estimated(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.unit.advise.test_profile.SLEEP_S", 0.01)
     file = tmp_path / "images.arrow"
     write_images(images(300, side=8), file)
-    found = profile_dataset(slow_store(file), batch_size=BATCH, seconds=0.1, num_workers=0)
-    ways = {way.name: way for way in found.preloading}
+    profiled = profile_dataset(slow_store(file), batch_size=BATCH, seconds=0.1, num_workers=0)
+    ways = {way.name: way for way in profiled.preloading}
     assert "not tried" in ways["cache_dir"].note
     assert "first" in ways["preload"].note
     assert ways["preload"].setup_s > 0
     assert ways["preload"].gain > 10
-    assert found.verdict.first == "preload"
-    assert found.verdict.bound == "read"
+    assert profiled.verdict.first == "preload"
+    assert profiled.verdict.bound == "read"
 
 
 def test_preloading_that_does_not_fit(path, monkeypatch):
@@ -506,11 +506,11 @@ def test_one_image_and_an_epoch_shorter_than_a_batch(tmp_path):
     for count in (1, 3):
         file = tmp_path / f"{count}.arrow"
         write_images(images(count), file)
-        found = profile_dataset(file, batch_size=16, epochs=2, num_workers=0)
-        assert found.breakdown.samples == 2 * count
-        assert found.breakdown.batches == 2
-        assert "batch" not in {trial.name for trial in found.trials}
-        assert f"{count:,} sample" in found.as_text()
+        profiled = profile_dataset(file, batch_size=16, epochs=2, num_workers=0)
+        assert profiled.breakdown.samples == 2 * count
+        assert profiled.breakdown.batches == 2
+        assert "batch" not in {trial.name for trial in profiled.trials}
+        assert f"{count:,} sample" in profiled.as_text()
 
 
 def test_no_images(tmp_path):
@@ -537,8 +537,10 @@ def test_images_that_make_no_batches(tmp_path):
 def test_targets_and_numpy_datasets(tmp_path):
     file = tmp_path / "images.parquet"
     write_images(images(12), file, columns={"label": list(range(12))})
-    found = profile_dataset(file, target="label", model=Sleeping(), batch_size=4, epochs=1, trials=False, num_workers=0)
-    assert found.breakdown["collate"].calls > 0
+    profiled = profile_dataset(
+        file, target="label", model=Sleeping(), batch_size=4, epochs=1, trials=False, num_workers=0
+    )
+    assert profiled.breakdown["collate"].calls > 0
     numpy = profile_dataset(OMEArrowDatasetNumpy(file), batch_size=4, epochs=1, trials=False, num_workers=0)
     assert numpy.breakdown.samples == 12
     assert numpy.preloaded
@@ -586,9 +588,9 @@ def test_models_are_given_in_three_ways(path):
         "tests.unit.advise.test_profile:Sleeping",
         lambda shape: nn.LazyLinear(shape[-1]),
     ):
-        found = profile_dataset(path, model=model, optimizer="adam", **options)
-        assert found.breakdown["forward"].calls == 3
-        assert found.model
+        profiled = profile_dataset(path, model=model, optimizer="adam", **options)
+        assert profiled.breakdown["forward"].calls == 3
+        assert profiled.model
     frozen = Sleeping().requires_grad_(False)
     assert profile_dataset(path, model=frozen, **options).breakdown["backward"].calls == 0
     forward = profile_dataset(path, model=Sleeping(), optimizer="none", **options).breakdown
@@ -607,29 +609,29 @@ def test_a_recording_at_another_speed_has_a_remark(path):
 
 
 def test_the_result_is_rows_for_machines(path):
-    found = profile_dataset(path, model=Sleeping(), num_workers=2, batch_size=BATCH, seconds=0.1)
-    assert isinstance(found, Profile)
-    machine = found.as_dict()
+    profiled = profile_dataset(path, model=Sleeping(), num_workers=2, batch_size=BATCH, seconds=0.1)
+    assert isinstance(profiled, Profile)
+    machine = profiled.as_dict()
     assert json.loads(json.dumps(machine, allow_nan=False)) == machine
     for rows in ("stages", "trials", "preloading"):
         assert all(not isinstance(value, dict | list) for row in machine[rows] for value in row.values())
     assert sum(row["total_s"] for row in machine["stages"]) == pytest.approx(machine["wall_s"])
     assert {row["stage"] for row in machine["stages"]} >= {"read", "decode", "transform", "forward", "other", "clocks"}
-    assert machine["verdict"] == asdict(found.verdict)
+    assert machine["verdict"] == asdict(profiled.verdict)
     assert len(machine["workers"]) == 2
-    assert str(found) == found.as_text()
+    assert str(profiled) == profiled.as_text()
     with pytest.raises(AttributeError):
-        found.images = 3
+        profiled.images = 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 @WORKERS
 def test_a_device_is_waited_for(path, workers):
-    found = profile_dataset(path, model=Large, device="cuda", num_workers=workers, **QUICK)
-    stages = found.breakdown
+    profiled = profile_dataset(path, model=Large, device="cuda", num_workers=workers, **QUICK)
+    stages = profiled.breakdown
     assert all(stages[name].total_s > 0 for name in ("transfer", "forward", "backward", "optimizer step"))
-    assert sum(each.total_s for each in stages.stages) == pytest.approx(stages.wall_s)
-    assert found.verdict.kind in ("compute-bound", "balanced", "data-bound")
+    assert sum(stage.total_s for stage in stages.stages) == pytest.approx(stages.wall_s)
+    assert profiled.verdict.kind in ("compute-bound", "balanced", "data-bound")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -639,8 +641,8 @@ def test_no_device(path):
 
 
 def test_a_stage_on_another_device_is_a_stage(path):
-    found = profile_dataset(path, device="meta", num_workers=0, epochs=1, trials=False, batch_size=32).breakdown
-    assert found["transfer"].calls == 3
+    breakdown = profile_dataset(path, device="meta", num_workers=0, epochs=1, trials=False, batch_size=32).breakdown
+    assert breakdown["transfer"].calls == 3
 
 
 @pytest.mark.usefixtures("whole_turns")
@@ -653,5 +655,5 @@ def test_profiling_takes_about_as_long_as_asked(path):
 @ALONE
 def test_clocks_take_little(path):
     dataset = OMEArrowDataset(path, preload=False, transform=slow)
-    found = [profile_dataset(dataset, num_workers=0, **QUICK).breakdown["clocks"].share for _ in range(3)]
-    assert median(found) < 0.03
+    shares = [profile_dataset(dataset, num_workers=0, **QUICK).breakdown["clocks"].share for _ in range(3)]
+    assert median(shares) < 0.03

@@ -210,17 +210,19 @@ ROWS = st.lists(
 @given(ROWS, st.randoms())
 def test_a_choice_is_possible_near_the_best_and_the_simplest_of_those(rows, random):
     chosen = choose(rows)
-    possible = [each for each in rows if each.why_not is None]
+    possible = [candidate for candidate in rows if candidate.why_not is None]
     assert (chosen is None) == (not possible)
     if chosen is None:
         return
-    least_s = min(each.total_s for each in possible)
+    least_s = min(candidate.total_s for candidate in possible)
     assert chosen.why_not is None
     assert chosen.total_s <= least_s * 1.08 * (1 + 1e-9)
-    tied = [each for each in possible if each.total_s <= least_s * 1.03]
-    assert chosen.plan.layout.as_it_is or not any(each.plan.layout.as_it_is for each in tied)
+    tied = [candidate for candidate in possible if candidate.total_s <= least_s * 1.03]
+    assert chosen.plan.layout.as_it_is or not any(candidate.plan.layout.as_it_is for candidate in tied)
     order = ranked(rows)
-    assert [each.why_not is None for each in order] == sorted((each.why_not is None for each in rows), reverse=True)
+    assert [candidate.why_not is None for candidate in order] == sorted(
+        (candidate.why_not is None for candidate in rows), reverse=True
+    )
     shuffled = random.sample(rows, len(rows))
     again = choose(shuffled)
     assert (again.total_s, again.plan.layout.as_it_is) == (chosen.total_s, chosen.plan.layout.as_it_is) or (
@@ -279,14 +281,14 @@ def test_it_says_how_sure_it_is():
 
 
 def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
-    def found(workers, ratio, batch_size=16):
+    def timed(workers, ratio, batch_size=16):
         return LoaderTiming(Settings(workers, batch_size, 2 if workers else None), ratio, 0.1, 3, ratio)
 
-    assert trials.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
-    assert trials.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
+    assert trials.best([timed(0, 1.0), timed(0, 0.5, 64), timed(1, 0.95)]).settings.num_workers == 0
+    assert trials.best([timed(0, 1.0), timed(1, 0.6), timed(2, 0.4), timed(4, 0.39)]).settings.num_workers == 2
     # They start in 0.1 s, and save a fifth of the work.
-    assert trials.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
-    assert trials.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
+    assert trials.best([timed(0, 1.0), timed(2, 0.8)], work_s=0.4).settings.num_workers == 0
+    assert trials.best([timed(0, 1.0), timed(2, 0.8)], work_s=0.6).settings.num_workers == 2
     assert {item.num_workers for item in trials.grid(16, 6)} == {0, 1, 2, 4, 6}
     assert {item.num_workers for item in trials.grid(16, 1)} == {0}
     settings = Settings(2, 16, 4, "spawn")
@@ -297,17 +299,17 @@ def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
 
 
 def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first():
-    found = layouts(None, TIFF)
-    assert found[0] == AS_IT_IS
-    firsts = found[1 : 1 + len(FORMATS)]
-    assert [each.format for each in firsts] == list(FORMATS)
-    assert all(each.is_default for each in firsts)
+    tried = layouts(None, TIFF)
+    assert tried[0] == AS_IT_IS
+    firsts = tried[1 : 1 + len(FORMATS)]
+    assert [layout.format for layout in firsts] == list(FORMATS)
+    assert all(layout.is_default for layout in firsts)
     for fmt in FORMATS:
-        assert {each.compression for each in found if each.format is fmt and not each.as_it_is} == {
+        assert {layout.compression for layout in tried if layout.format is fmt and not layout.as_it_is} == {
             *fmt.compressions,
             *(["chunk-zstd"] if fmt.kind == "table" else []),
         }
-    assert [each.format.name for each in found if each.encoding == "list"] == TABLES
+    assert [layout.format.name for layout in tried if layout.encoding == "list"] == TABLES
     with raises(FormatError, mentions="'no_such'", remedy=False):
         layouts(["no_such"], TIFF)
 
@@ -524,9 +526,9 @@ def test_disk_beyond_the_budget_is_not_recommended(folder, work, planted):
     batch_s |= {"tiff": 5.0}
     options = {"formats": ("arrow",), "work_dir": work, "clock": clock, "seconds": 100, "memory_bytes": 0}
     assert recommend(folder, epochs=1000, **options).chosen.plan.layout.format is ARROW
-    kept = recommend(folder, epochs=1000, budget_bytes=5000, **options)
-    assert kept.chosen.plan.layout.as_it_is
-    assert {each.why_not is None for each in kept.rows if not each.plan.layout.as_it_is} == {False}
+    cheap = recommend(folder, epochs=1000, budget_bytes=5000, **options)
+    assert cheap.chosen.plan.layout.as_it_is
+    assert {candidate.why_not is None for candidate in cheap.rows if not candidate.plan.layout.as_it_is} == {False}
     with raises(ArgumentError, mentions="5,000", remedy=False):
         recommend(folder, tile=8, budget_bytes=5000, **options)
 
@@ -548,12 +550,12 @@ def test_images_of_differing_shape_dtype_and_axes_are_measured(tmp_path, work):
     images = [numbered(1, shape, dtype)[0] for shape, dtype in RAGGED] * 3
     write_images(images, tmp_path / "ragged.parquet")
     options = {"work_dir": work, "seconds": 3, "epochs": 3, "access": "sequential"}
-    found = recommend(tmp_path / "ragged.parquet", formats=("arrow",), **options)
-    assert found.looked.images == 15
-    if found.command:
-        convert(*shlex.split(found.command)[2:4])
+    advice = recommend(tmp_path / "ragged.parquet", formats=("arrow",), **options)
+    assert advice.looked.images == 15
+    if advice.command:
+        convert(*shlex.split(advice.command)[2:4])
     names = {}
-    exec(found.python, names)
+    exec(advice.python, names)
     shapes = [tuple(image.shape) for batch in names["loader"] for image in batch]
     assert shapes == [image.shape for image in images]
 
@@ -561,10 +563,10 @@ def test_images_of_differing_shape_dtype_and_axes_are_measured(tmp_path, work):
 def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "lance" else find(name, *rest))
-    found = recommend(folder, formats=("lance", "arrow"), work_dir=work, seconds=2)
-    (lance,) = (each for each in found.rows if each.plan.layout.format.name == "lance")
+    advice = recommend(folder, formats=("lance", "arrow"), work_dir=work, seconds=2)
+    (lance,) = (candidate for candidate in advice.rows if candidate.plan.layout.format.name == "lance")
     assert "pip install 'omearrow-ds[lance]'" in lance.why_not
-    assert lance.why_not in found.as_text()
+    assert lance.why_not in advice.as_text()
 
 
 def test_recommend_refuses_tiles_when_no_format_can_be_measured(folder, work, monkeypatch):
@@ -736,7 +738,11 @@ def test_ctrl_c_removes_the_private_folder(programs, folder, work):
     while not inside and psutil.pid_exists(program.pid):
         time.sleep(0.05)
         # `os.walk` ignores folders that vanish during the walk.
-        inside = [entry for entry in work.iterdir() if any("images." in str(step) for step in os.walk(entry))]
+        inside = [
+            folder_of_run
+            for folder_of_run in work.iterdir()
+            if any("images." in str(walked) for walked in os.walk(folder_of_run))
+        ]
     if inside:
         assert stat.S_IMODE(inside[0].stat().st_mode) == 0o700
         os.kill(program.pid, signal.SIGINT)

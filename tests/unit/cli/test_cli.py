@@ -52,7 +52,7 @@ CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for 
 
 def run(*arguments, code=0):
     """Run a command; an error is one line on stderr with empty stdout."""
-    done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="omearrow-ds")
     assert done.exit_code == code, (done.output, done.exception)
     assert "Traceback" not in done.output
     if code == 1:
@@ -147,9 +147,9 @@ def test_info_of_arrow_files_of_others(tmp_path, stored):
         with pa.ipc.new_file(path, table.schema, options=options) as writer:
             for start in range(0, 20, 5):
                 writer.write_table(table.slice(start, 5))
-        found = info(path)
-        assert found["compression"] == (compression or "none")
-        assert found["chunking"] == "4 record batches of 5 images"
+        described = info(path)
+        assert described["compression"] == (compression or "none")
+        assert described["chunking"] == "4 record batches of 5 images"
 
 
 def test_info_of_lance_after_an_append(stored):
@@ -199,10 +199,10 @@ def test_info_of_ome_zarr_04(tmp_path):
 
 
 def test_info_of_images_that_differ(stored):
-    found = info(stored("parquet", images_of(RAGGED)))
-    assert found["channels"] is None
-    assert sorted(tuple(each["shape"]) for each in found["shapes"]) == sorted(shape for shape, _ in RAGGED)
-    assert found["dtypes"] == [{"dtype": "uint16", "images": 3}, {"dtype": "uint8", "images": 2}]
+    described = info(stored("parquet", images_of(RAGGED)))
+    assert described["channels"] is None
+    assert sorted(tuple(entry["shape"]) for entry in described["shapes"]) == sorted(shape for shape, _ in RAGGED)
+    assert described["dtypes"] == [{"dtype": "uint16", "images": 3}, {"dtype": "uint8", "images": 2}]
 
 
 @formats
@@ -236,14 +236,14 @@ def test_convert_keeps_everything_and_says_what_it_wrote(stored, tmp_path, name)
 
 def test_convert_takes_encoding_compression_and_rows_per_group(stored, tmp_path):
     dst = tmp_path / "to.parquet"
-    shown = run(
+    converted = run(
         "convert", stored("arrow", SMOOTH), dst, "--encoding", "list", "--compression", "zstd", "--rows-per-group", 6
     )
-    assert shown.stderr == ""
-    assert shown.stdout.startswith(f"{dst}: 20 images, ")
-    found = info(dst)
-    assert (found["encoding"], found["compression"]) == ("list", "zstd")
-    assert found["chunking"] == "4 row groups of 2 to 6 images"
+    assert converted.stderr == ""
+    assert converted.stdout.startswith(f"{dst}: 20 images, ")
+    described = info(dst)
+    assert (described["encoding"], described["compression"]) == ("list", "zstd")
+    assert described["chunking"] == "4 row groups of 2 to 6 images"
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".tiffs"])
@@ -396,7 +396,7 @@ def test_what_a_function_of_the_users_raises_is_named(capsys):
 
 
 def test_remedies_name_flags_and_paths_stay_as_they_are(capsys):
-    def shown(error):
+    def message_of(error):
         with pytest.raises(failures.Failure) as caught, failures.naming(**flags):
             raise error
         return caught.value.message
@@ -404,12 +404,12 @@ def test_remedies_name_flags_and_paths_stay_as_they_are(capsys):
     flags = {"format": "--src-format", "overwrite": "--overwrite", "level": "--level", "crop_size": "--crop"}
     flags["target_endpoint"] = "--target-endpoint"
     remedy = "pass format=; or (format='tiff', overwrite=True.), target_storage=Storage(endpoint=), or lane=3"
-    assert shown(FormatError("no", path="/a/format=tiff/x", remedy=remedy)) == (
+    assert message_of(FormatError("no", path="/a/format=tiff/x", remedy=remedy)) == (
         "/a/format=tiff/x: no; pass --src-format; or (--src-format 'tiff', --overwrite.), --target-endpoint, or lane=3"
     )
-    assert shown(ArgumentError(option="level", value=-1, allowed="0")) == "--level -1: expected 0"
-    assert shown(ArgumentError("no", option="crop_size", value=(2, 3))) == "--crop 2x3: no"
-    assert shown(ArgumentError("no", option="lane", value="a=b")) == "lane='a=b': no"
+    assert message_of(ArgumentError(option="level", value=-1, allowed="0")) == "--level -1: expected 0"
+    assert message_of(ArgumentError("no", option="crop_size", value=(2, 3))) == "--crop 2x3: no"
+    assert message_of(ArgumentError("no", option="lane", value="a=b")) == "lane='a=b': no"
 
 
 def test_numbers_as_people_read_them():
@@ -496,7 +496,7 @@ def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(programs, stor
     done = program.wait()
     assert (done.returncode, done.stdout) == (SIGNALS[number], "writing\n")
     assert done.stderr == "stopped; nothing was left half-written\n"
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([src.name, dst.name])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([src.name, dst.name])
     with open_images(dst) as source:
         assert all_same(source.take(range(3)), SMOOTH[:3])
 

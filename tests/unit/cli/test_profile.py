@@ -79,14 +79,14 @@ def test_it_tells_machines(path):
     options += ["--optimizer", "adam", "--select", "C=0", "--select", "Z=0", "--crop", "4", "--preload", "yes"]
     done = run(path, *QUICK, *options, "--json", "--no-shuffle", "--axes", "YX")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["sample_shape"] == [4, 4]
-    assert found["preloaded"] is True
-    assert found["model"] == "own_functions:model"
-    assert found["trials"] == []
-    calls = {row["stage"]: row["calls"] for row in found["stages"]}
-    assert calls["transform"] == found["samples"]
-    assert calls["forward"] == calls["optimizer step"] == found["batches"]
+    result = json.loads(done.stdout)
+    assert result["sample_shape"] == [4, 4]
+    assert result["preloaded"] is True
+    assert result["model"] == "own_functions:model"
+    assert result["trials"] == []
+    calls = {row["stage"]: row["calls"] for row in result["stages"]}
+    assert calls["transform"] == result["samples"]
+    assert calls["forward"] == calls["optimizer step"] == result["batches"]
 
 
 @pytest.mark.parametrize(

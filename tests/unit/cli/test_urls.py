@@ -61,8 +61,8 @@ def server(tmp_path):
     columns = {"well": [f"A{index // 4}" for index in range(12)]}
     write_images(IMAGES, tmp_path / "plate.arrow", metadata=[METADATA] * 12, columns=columns)
     convert(tmp_path / "plate.arrow", folder / "plate.parts", part_bytes=3 * IMAGES[0].nbytes)
-    with serving(tmp_path / "served") as found:
-        yield found
+    with serving(tmp_path / "served") as served:
+        yield served
 
 
 @pytest.fixture
@@ -84,17 +84,17 @@ def asked_for_parts(server):
 
 
 def test_info_says_what_it_says_of_the_folder_and_fetches_no_part(server, url, tmp_path):
-    found = json.loads(run("info", url, "--json").stdout)
+    described = json.loads(run("info", url, "--json").stdout)
     assert sum(server.requests.values()) <= 3
     assert not asked_for_parts(server)
     assert not (tmp_path / "home").exists()
     local = json.loads(run("info", server.folder / "bucket" / "plate.parts", "--json").stdout)
-    assert found.pop("path") == url
+    assert described.pop("path") == url
     for of_disk_and_moment in ("path", "allocated_bytes", "available_bytes", "pixel_range"):
-        local.pop(of_disk_and_moment), found.pop(of_disk_and_moment, None)
-    assert found == local
-    assert found["channels"] == ["DNA & <ER>", "Mito"]
-    assert found["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
+        local.pop(of_disk_and_moment), described.pop(of_disk_and_moment, None)
+    assert described == local
+    assert described["channels"] == ["DNA & <ER>", "Mito"]
+    assert described["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
     assert "4 parts, the first:" in run("info", url).stdout
 
 
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
 def test_no_command_has_another_option_of_these_names():
     for name in main.list_commands(click.Context(main)):
         command = main.get_command(click.Context(main), name)
-        for option in (each for each in command.params if isinstance(each, click.Option)):
+        for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
             if {"--profile", "--endpoint", "--region", "--anonymous"} & set(option.opts):
                 assert option.opts == [f"--{option.name}"]
                 assert "Do not sign requests" in option.help or option.name != "anonymous"
@@ -221,9 +221,9 @@ def test_options_of_another_server_have_a_prefix():
         click.echo(repr((storage, target_storage)))
 
     words = ["--anonymous", "--target-endpoint", "http://b:1", "--target-profile", "lab"]
-    said = CliRunner().invoke(copy, words).stdout
-    assert said == f"({Storage(anonymous=True)!r}, {Storage(endpoint='http://b:1', profile='lab')!r})\n"
-    assert said == "(Storage(anonymous=True), Storage(endpoint='http://b:1', profile='lab'))\n"
+    output = CliRunner().invoke(copy, words).stdout
+    assert output == f"({Storage(anonymous=True)!r}, {Storage(endpoint='http://b:1', profile='lab')!r})\n"
+    assert output == "(Storage(anonymous=True), Storage(endpoint='http://b:1', profile='lab'))\n"
     wrong = CliRunner().invoke(copy, ["--target-endpoint", "b:1"])
     assert (wrong.exit_code, wrong.stderr.split(": expected")[0]) == (1, "error: --target-endpoint")
     assert isinstance(wrong.exception, SystemExit | failures.Failure)
@@ -370,7 +370,7 @@ def test_cache_can_be_cleared_beside_a_reader(server, url, tmp_path):
         assert reader.stdout.readline() == "held\n"
         with open_images(url, part_cache=folder, part_cache_bytes=2**24) as source:
             source.take(range(12))
-        names = {each["name"] for each in listed(folder, "--clear")["parts"]}
+        names = {part["name"] for part in listed(folder, "--clear")["parts"]}
         index = next(name for name in names if "index" in name)
         assert names == {index, parts_of(server)[0].name}
         reader.stdin.close()
@@ -382,10 +382,10 @@ def test_cache_can_be_cleared_beside_a_reader(server, url, tmp_path):
 
 def test_cache_is_the_default_one_if_none_is_named(server, url, tmp_path):
     run("stats", url)
-    found = json.loads(run("cache", "--json").stdout)
-    assert found["path"] == str(tmp_path / "home" / "omearrow_ds" / "parts")
-    assert len(found["parts"]) == len(parts_of(server)) + 1
-    assert Path(found["path"]).stat().st_mode & 0o077 == 0
+    listing = json.loads(run("cache", "--json").stdout)
+    assert listing["path"] == str(tmp_path / "home" / "omearrow_ds" / "parts")
+    assert len(listing["parts"]) == len(parts_of(server)) + 1
+    assert Path(listing["path"]).stat().st_mode & 0o077 == 0
 
 
 def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, tmp_path):
@@ -410,9 +410,9 @@ def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, 
 def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_UNHEARD_S", {"refused": 0.2})
     reach = ["--target-endpoint", "http://127.0.0.1:9", "--target-anonymous"]
-    said = run("convert", tmp_path / "plate.arrow", "s3://other/b.parts", *reach, code=1).stderr
-    assert "http://127.0.0.1:9 cannot be reached" in said
-    assert "pass --target-endpoint, or set AWS_ENDPOINT_URL" in said
+    errors = run("convert", tmp_path / "plate.arrow", "s3://other/b.parts", *reach, code=1).stderr
+    assert "http://127.0.0.1:9 cannot be reached" in errors
+    assert "pass --target-endpoint, or set AWS_ENDPOINT_URL" in errors
 
 
 def test_the_command_printed_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
@@ -442,8 +442,10 @@ def test_convert_warns_when_file_names_suggest_channels_and_pattern_is_missing(t
 
 
 def test_one_file_at_a_url_is_told_to_be_copied_as_one(tmp_path, server):
-    said = run("crops", tmp_path / "plate.arrow", "s3://b/cells.csv", tmp_path / "c.arrow", "--crop", 4, code=1).stderr
-    assert "(aws s3 cp s3://b/cells.csv ...)" in said
+    errors = run(
+        "crops", tmp_path / "plate.arrow", "s3://b/cells.csv", tmp_path / "c.arrow", "--crop", 4, code=1
+    ).stderr
+    assert "(aws s3 cp s3://b/cells.csv ...)" in errors
 
 
 def test_masks_at_a_url_are_reached_as_the_images_are(server):
