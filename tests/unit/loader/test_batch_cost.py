@@ -192,10 +192,10 @@ def test_a_generator_of_ones_own_goes_to_workers(path):
     """Each worker gets a copy of the state: torch would share a tensor that is freed before the worker has it."""
     own = torch.Generator().manual_seed(4)
     dataset = OMEArrowDataset(path, transform=lambda image: torch.rand((), generator=own))
-    wanted = torch.rand(COUNT, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(torch.cat(list(OMEArrowDataLoader(dataset, 4, num_workers=1, timeout=60))), wanted)
+    expected = torch.rand(COUNT, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(torch.cat(list(OMEArrowDataLoader(dataset, 4, num_workers=1, timeout=60))), expected)
     assert own.initial_seed() == 4
-    assert torch.equal(torch.rand(1, generator=own), wanted[:1])
+    assert torch.equal(torch.rand(1, generator=own), expected[:1])
 
 
 def test_a_daemonic_process_has_no_workers(path, tried, monkeypatch):

@@ -23,7 +23,7 @@ def drawn(batches):
     return [np.asarray(numbers).tolist() for _, numbers in batches]
 
 
-def made(dataset, kind, workers, seed=11, **kwargs):
+def make_loader(dataset, kind, workers, seed=11, **kwargs):
     generator = torch.Generator().manual_seed(seed)
     sources = {
         "shuffle": lambda: {"shuffle": True, "generator": generator, "batch_size": 4},
@@ -53,7 +53,7 @@ def saved(state):
 @given(kind=st.sampled_from(KINDS), epochs=st.integers(0, 2), taken=st.integers(0, 12))
 def test_loader_continues_as_uninterrupted_when_state_is_loaded(numbers, kind, epochs, taken):
     torch.manual_seed(1)
-    loader = made(numbers, kind, 0)
+    loader = make_loader(numbers, kind, 0)
     for _ in range(epochs):
         list(loader)
     batches = iter(loader)
@@ -62,7 +62,7 @@ def test_loader_continues_as_uninterrupted_when_state_is_loaded(numbers, kind, e
     state = saved(loader.state_dict())
     left, following, third = drawn(batches), drawn(loader), drawn(loader)
     torch.manual_seed(99)
-    again = made(numbers, kind, 0, seed=99)
+    again = make_loader(numbers, kind, 0, seed=99)
     again.load_state_dict(state)
     assert again.state_dict()["batches"] == state["batches"] == (taken if left else 0)
     assert again.state_dict()["epoch"] == state["epoch"] == epochs + (not left)
@@ -79,22 +79,22 @@ def test_loader_continues_as_uninterrupted_when_state_is_loaded(numbers, kind, e
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_an_epoch_is_resumed_whatever_the_workers(numbers, workers):
     first, second = workers
-    loader = made(numbers, "shuffle", first)
+    loader = make_loader(numbers, "shuffle", first)
     list(loader)
     batches = iter(loader)
-    seen = [next(batches)[1].tolist() for _ in range(3)]
+    delivered = [next(batches)[1].tolist() for _ in range(3)]
     state = saved(loader.state_dict())  # Workers are ahead of the delivered batches.
     assert state["batches"] == 3
     left = drawn(batches)
-    assert sorted(itertools.chain(*seen, *left)) == [*range(COUNT)]
-    again = made(numbers, "shuffle", second, seed=0)
+    assert sorted(itertools.chain(*delivered, *left)) == [*range(COUNT)]
+    again = make_loader(numbers, "shuffle", second, seed=0)
     again.load_state_dict(state)
     assert drawn(again) == left
     assert drawn(again) == drawn(loader)
 
 
 def test_leaving_an_epoch_begins_the_next(numbers):
-    loader = made(numbers, "shuffle", 0)
+    loader = make_loader(numbers, "shuffle", 0)
     next(iter(loader))
     assert len(drawn(loader)) == len(loader) == 6
     assert loader.state_dict()["batches"] == 0
@@ -103,9 +103,9 @@ def test_leaving_an_epoch_begins_the_next(numbers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [1, 5])
 def test_the_order_after_an_epoch_left_early_is_that_after_a_whole_one(numbers, workers, taken):
-    whole = made(numbers, "shuffle", 0)
+    whole = make_loader(numbers, "shuffle", 0)
     first, second = drawn(whole), drawn(whole)
-    loader = made(numbers, "shuffle", workers)
+    loader = make_loader(numbers, "shuffle", workers)
     batches = iter(loader)
     begun = [next(batches)[1].tolist() for _ in range(taken)]
     again = copy.deepcopy(loader)
@@ -116,7 +116,7 @@ def test_the_order_after_an_epoch_left_early_is_that_after_a_whole_one(numbers, 
 
 
 def test_a_state_of_another_loader_is_refused(numbers):
-    state = made(numbers, "shuffle", 0).state_dict()
+    state = make_loader(numbers, "shuffle", 0).state_dict()
     with raises(ArgumentError, mentions=("samples", 23, 5)):
         OMEArrowDataLoader(Subset(numbers, range(5)), 4, shuffle=True).load_state_dict(state)
     with raises(ArgumentError, mentions=("batch_size", 4, 8)):

@@ -26,11 +26,11 @@ def direct(dataset, batches):
     return [torch.stack([dataset[index] for index in batch]) for batch in batches]
 
 
-def equal(found, wanted):
-    found = list(found)
-    return len(found) == len(wanted) and all(
-        type(each) is torch.Tensor and same(each.numpy(), other.numpy())
-        for each, other in zip(found, wanted, strict=True)
+def equal(batches, expected):
+    batches = list(batches)
+    return len(batches) == len(expected) and all(
+        type(batch) is torch.Tensor and same(batch.numpy(), other.numpy())
+        for batch, other in zip(batches, expected, strict=True)
     )
 
 
@@ -90,7 +90,7 @@ def shortened(batch):
 def test_a_collate_function_gets_a_list_of_tensors(stored, preload, kind):
     dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
     a, b, c = (dataset[index] for index in range(3))
-    for collate, wanted in [
+    for collate, expected in [
         (doubled, [a * 2, b * 2, c * 2]),
         (changed, [a, b * 0, c]),
         (reordered, [a, c, b]),
@@ -98,22 +98,22 @@ def test_a_collate_function_gets_a_list_of_tensors(stored, preload, kind):
         (lambda batch: default_collate(batch[:2]), [a, b]),
         (lambda batch: default_collate([sample + 1 for sample in batch]), [a + 1, b + 1, c + 1]),
         (
-            lambda batch: torch.stack(sorted(batch, key=lambda each: -float(each.sum()))),
-            sorted((a, b, c), key=lambda each: -float(each.sum())),
+            lambda batch: torch.stack(sorted(batch, key=lambda sample: -float(sample.sum()))),
+            sorted((a, b, c), key=lambda sample: -float(sample.sum())),
         ),
     ]:
         loader = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=collate, num_workers=0)
-        assert equal(loader, [torch.stack(wanted)])
+        assert equal(loader, [torch.stack(expected)])
     (batch,) = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=list, num_workers=0)
-    assert [type(each + 0) for each in batch] == [torch.Tensor] * 3
+    assert [type(sample + 0) for sample in batch] == [torch.Tensor] * 3
 
 
 def test_samples_cross_processes_one_by_one(stored):
     dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
     loader = OMEArrowDataLoader(dataset, batch_size=4, collate_fn=list, num_workers=1, timeout=60)
-    found = [sample for batch in loader for sample in batch]
-    assert all(same(sample.numpy(), dataset[index].numpy()) for index, sample in enumerate(found))
-    assert len(found) == len(dataset)
+    samples = [sample for batch in loader for sample in batch]
+    assert all(same(sample.numpy(), dataset[index].numpy()) for index, sample in enumerate(samples))
+    assert len(samples) == len(dataset)
 
 
 @preloads
@@ -121,7 +121,7 @@ def test_samples_cross_processes_one_by_one(stored):
 def test_targets_collate(stored, preload, kind):
     columns = {"label": range(7), "score": np.arange(7) / 4, "well": list("abcdefg"), "features": [[1.0, 2.0]] * 7}
     path = stored("parquet", images_of(UNIFORM), columns=columns)
-    for target, wanted in [
+    for target, expected in [
         ("label", torch.tensor([3, 4, 5])),
         ("score", torch.tensor([0.75, 1.0, 1.25], dtype=torch.float64)),
         ("features", torch.tensor([[1.0, 2.0]] * 3, dtype=torch.float64)),
@@ -130,12 +130,12 @@ def test_targets_collate(stored, preload, kind):
         dataset = OMEArrowDataset(path, preload=preload, target=target)
         images, targets = list(kind(dataset, batch_size=3, num_workers=0))[1]
         assert same(images.numpy(), np.stack([dataset[index][0] for index in (3, 4, 5)]))
-        assert torch.equal(targets, wanted)
-        assert targets.dtype == wanted.dtype
-    for encode_targets, wanted in ((True, [0, 1, 2]), (False, ["a", "b", "c"])):
+        assert torch.equal(targets, expected)
+        assert targets.dtype == expected.dtype
+    for encode_targets, expected in ((True, [0, 1, 2]), (False, ["a", "b", "c"])):
         dataset = OMEArrowDataset(path, preload=preload, target="well", encode_targets=encode_targets)
         _, wells = next(iter(kind(dataset, batch_size=3, num_workers=0)))
-        assert list(wells) == wanted
+        assert list(wells) == expected
 
 
 @preloads
@@ -167,8 +167,8 @@ def test_transforms_may_change_the_shape(stored, preload):
 @preloads
 def test_ragged_images_load_one_by_one(stored, preload):
     dataset = OMEArrowDataset(stored("parquet", images_of(RAGGED)), preload=preload, axes="TCZYX")
-    found = list(OMEArrowDataLoader(dataset, num_workers=0))
-    assert equal(found, [dataset[index][None] for index in range(len(dataset))])
+    batches = list(OMEArrowDataLoader(dataset, num_workers=0))
+    assert equal(batches, [dataset[index][None] for index in range(len(dataset))])
     with raises(AxesError, option="collate", mentions=("(1, 1, 1, 5, 7)", "(1, 3, 1, 4, 6)")):
         list(OMEArrowDataLoader(dataset, batch_size=2, num_workers=0))
 
@@ -280,8 +280,8 @@ def on_host(clock, number):
 def test_a_batch_waits_for_its_own_copy_alone(clock):
     """The streams only record their order, so no GPU is needed."""
     batches = ((number, (on_host(clock, number), "a label")) for number in range(4))
-    for number, (place, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
-        assert (place, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
+    for number, (index, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
+        assert (index, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
         clock.do(f"step {number}", clock.using)
         assert {f"copy {number}", *(f"step {earlier}" for earlier in range(number))} <= clock.before[f"step {number}"]
         assert f"copy {number + 1}" not in clock.before[f"step {number}"]
@@ -304,15 +304,15 @@ def test_copies_go_on_after_an_error(clock):
                 raise ValueError("odd")
             return item, on_host(clock, item)
 
-    found, batches = [], on_device(Batches(), torch.device("cuda"))
+    outcomes, batches = [], on_device(Batches(), torch.device("cuda"))
     for _ in range(6):
         try:
-            found.append(next(batches)[1].tolist()[0])
+            outcomes.append(next(batches)[1].tolist()[0])
         except ValueError:
-            found.append("error")
+            outcomes.append("error")
         except StopIteration:
-            found.append("end")
-    assert found == [0, "error", 1, 3, "end", "end"]
+            outcomes.append("end")
+    assert outcomes == [0, "error", 1, 3, "end", "end"]
 
 
 @pytest.fixture
@@ -351,13 +351,13 @@ class NumberedArrays(OMEArrowDatasetNumpy):
 
 @pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
 def test_datasets_around_ours_get_samples(dataset, kind):
-    wanted = torch.stack([dataset[0], dataset[1], dataset[2]])
+    expected = torch.stack([dataset[0], dataset[1], dataset[2]])
     path = dataset.path
-    for made in (Wrapper(dataset), Numbered(path), NumberedArrays(path)):
-        images, numbers = next(iter(kind(made, 3, num_workers=0)))
-        assert torch.equal(images, wanted)
+    for wrapped in (Wrapper(dataset), Numbered(path), NumberedArrays(path)):
+        images, numbers = next(iter(kind(wrapped, 3, num_workers=0)))
+        assert torch.equal(images, expected)
         assert numbers.tolist() == [0, 1, 2]
-    assert torch.equal(next(iter(kind(Zeroed(path), 3, num_workers=0))), wanted * 0)
+    assert torch.equal(next(iter(kind(Zeroed(path), 3, num_workers=0))), expected * 0)
 
 
 def unsqueezed(samples):
@@ -385,8 +385,8 @@ def copied(samples):
 @pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
 @pytest.mark.parametrize("collate", [unsqueezed, transposed, replaced, copied])
 def test_samples_changed_in_place_stay_changed(dataset, kind, collate):
-    found = next(iter(kind(dataset, 3, num_workers=0, collate_fn=collate)))
-    assert torch.equal(found, collate([dataset[0], dataset[1], dataset[2]]))
+    batch = next(iter(kind(dataset, 3, num_workers=0, collate_fn=collate)))
+    assert torch.equal(batch, collate([dataset[0], dataset[1], dataset[2]]))
 
 
 def test_a_collate_function_sees_plain_tensors(dataset):
@@ -398,26 +398,26 @@ def test_a_collate_function_sees_plain_tensors(dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_can_be_nested(dataset, workers):
     loader = OMEArrowDataLoader(dataset, 3, num_workers=workers, timeout=60 if workers else 0)
-    wanted = list(loader)
+    batches = list(loader)
     assert [torch.equal(a, b) for a, b in zip(loader, loader, strict=True)] == [True] * 3
-    assert [torch.equal(a, wanted[place]) for place, a in enumerate(loader) for _ in loader] == [True] * 9
+    assert [torch.equal(a, batches[index]) for index, a in enumerate(loader) for _ in loader] == [True] * 9
     first = iter(loader)
     next(first)
-    assert all(map(torch.equal, list(iter(loader)), wanted))
-    assert torch.equal(next(first), wanted[1])
+    assert all(map(torch.equal, list(iter(loader)), batches))
+    assert torch.equal(next(first), batches[1])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_that_ended_gives_no_batch_of_the_next(dataset, workers):
     loader = OMEArrowDataLoader(dataset, 3, num_workers=workers, timeout=60 if workers else 0)
     ended = iter(loader)
-    wanted = list(ended)
+    expected = list(ended)
     assert list(ended) == []
     assert loader.state_dict()["epoch"] == 1
     going_on = iter(loader)
     batches = [next(going_on), *ended, *going_on, *ended]
     assert len(batches) == 3
-    assert all(map(torch.equal, batches, wanted))
+    assert all(map(torch.equal, batches, expected))
     assert loader.state_dict()["epoch"] == 2
 
 
@@ -437,9 +437,9 @@ class Beginning(SequentialSampler):
 def test_two_threads_can_begin_epochs_at_once(dataset):
     sampler = Beginning(dataset)
     loader = OMEArrowDataLoader(dataset, 3, sampler=sampler, num_workers=1, timeout=20)
-    wanted = list(loader)
+    expected = list(loader)
     sampler.loader = loader
-    both = zip(iter(loader), sampler.other.result(60), wanted, strict=True)
+    both = zip(iter(loader), sampler.other.result(60), expected, strict=True)
     assert [torch.equal(mine, batch) and torch.equal(other, batch) for mine, other, batch in both] == [True] * 3
 
 

@@ -34,12 +34,12 @@ def device(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("transfer"), {}
+    folder, paths = tmp_path_factory.mktemp("transfer"), {}
     for dtype in ("uint8", "uint16", "int8", "int16", "uint32", "float32"):
-        found[dtype] = folder / f"{dtype}.arrow"
+        paths[dtype] = folder / f"{dtype}.arrow"
         images = [image_of(SHAPE, dtype, number) for number in range(COUNT)]
-        write_images(images, found[dtype], columns={"number": [*range(COUNT)]})
-    return found
+        write_images(images, paths[dtype], columns={"number": [*range(COUNT)]})
+    return paths
 
 
 def parts_of(batch):
@@ -144,17 +144,17 @@ def test_transfer_is_raw_for_objects_and_masks(device, stores):
 def test_buffers_are_pinned_unless_the_program_says_otherwise(device, stores, pin_memory):
     if pin_memory and device.type == "cpu":
         pytest.skip("torch locks no pages without a CUDA device")
-    given = {} if pin_memory is None else {"pin_memory": pin_memory}
-    loader, mine = delivered(OMEArrowDataset(stores["uint16"]), device, **given)
+    options = {} if pin_memory is None else {"pin_memory": pin_memory}
+    loader, mine = delivered(OMEArrowDataset(stores["uint16"]), device, **options)
     assert loader.settings["transfer"].value == ("raw-pinned" if pin_memory is None else "raw")
     assert loader.pin_memory is bool(pin_memory)
     equal(mine, delivered(OMEArrowDataset(stores["uint16"]), None)[1])
 
 
 def test_workers_hand_stored_pixels_over(device, stores):
-    given = {"pin_memory": False} if device.type == "cpu" else {}
+    options = {"pin_memory": False} if device.type == "cpu" else {}
     dataset = OMEArrowDataset(stores["uint16"], preload=False)
-    loader, mine = delivered(dataset, device, num_workers=1, shuffle=True, **given)
+    loader, mine = delivered(dataset, device, num_workers=1, shuffle=True, **options)
     assert loader.settings["transfer"].value == "raw"
     equal(mine, delivered(dataset, None, shuffle=True)[1])
     loader._iterator = None
@@ -168,7 +168,7 @@ def test_a_loader_that_has_sent_pixels_is_pickled_and_resumed(device, stores):
     epoch = iter(first)
     next(epoch)
     second.load_state_dict(first.state_dict())
-    equal([parts_of(each.cpu()) for each in epoch], [parts_of(each.cpu()) for each in second])
+    equal([parts_of(batch.cpu()) for batch in epoch], [parts_of(batch.cpu()) for batch in second])
 
 
 class Event:
@@ -272,5 +272,7 @@ def test_copies_overlap_with_work(tmp_path):
         elif "gemm" in name or "cutlass" in name or "nvjet" in name:
             spans["work"].append(span)
     assert (len(spans["copy"]), len(spans["work"])) == (4, 32)
-    beside = [copy for copy in spans["copy"] if any(max(copy[0], of[0]) < min(copy[1], of[1]) for of in spans["work"])]
+    beside = [
+        copy for copy in spans["copy"] if any(max(copy[0], work[0]) < min(copy[1], work[1]) for work in spans["work"])
+    ]
     assert len(beside) >= 2, spans

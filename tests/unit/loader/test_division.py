@@ -118,13 +118,13 @@ def test_loader_refuses_a_batch_sampler_that_divides_shares(numbers, as_rank):
 def test_sampler_of_a_window_is_divided_when_a_wrapper_divides_it(numbers, as_rank):
     """The order depends on each process's generator, and the loader is made before the process group."""
     early = OMEArrowDataLoader(numbers, 4, shuffle_fields=5, num_workers=0)
-    seen = []
+    drawn_numbers = []
     for rank in range(2):
         torch.manual_seed(rank)
         as_rank(rank, 2)
         wrapper = Wrapper(early.sampler, num_replicas=2, rank=rank)
-        seen += [
+        drawn_numbers += [
             number for _, batch in OMEArrowDataLoader(numbers, 4, sampler=wrapper, num_workers=0) for number in batch
         ]
-    assert sorted({int(number) for number in seen}) == [*range(23)]
-    assert len(seen) == 24
+    assert sorted({int(number) for number in drawn_numbers}) == [*range(23)]
+    assert len(drawn_numbers) == 24

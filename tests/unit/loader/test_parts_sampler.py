@@ -32,13 +32,13 @@ def in_parts(sizes, fields=None):
 
 
 def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consumed=0):
-    found = []
+    samplers_of_ranks = []
     for rank in range(hosts * per_host):
         sampler = PartsSampler(dataset, plan, Ranks(rank, hosts * per_host, hosts), drop_last=drop_last)
         sampler.set_epoch(epoch)
         sampler.consumed = consumed
-        found.append(sampler)
-    return found
+        samplers_of_ranks.append(sampler)
+    return samplers_of_ranks
 
 
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=12).filter(any)
@@ -53,9 +53,9 @@ HOSTS = st.sampled_from([(hosts, per_host) for hosts in (1, 2) for per_host in (
 def test_all_ranks_have_every_sample_once_and_as_many(sizes, plan, hosts, drop_last, epoch):
     plan = plan._replace(nodes=hosts[0] * plan.nodes)
     ranks = hosts[0] * hosts[1]
-    found = [list(each) for each in samplers(in_parts(sizes), plan, *hosts, drop_last=drop_last, epoch=epoch)]
-    counted = Counter(sample for share in found for sample in share)
-    assert len({len(share) for share in found}) == 1
+    shares = [list(sampler) for sampler in samplers(in_parts(sizes), plan, *hosts, drop_last=drop_last, epoch=epoch)]
+    counted = Counter(sample for share in shares for sample in share)
+    assert len({len(share) for share in shares}) == 1
     if drop_last:
         assert max(counted.values(), default=1) == 1
         assert sum(sizes) - counted.total() == sum(sizes) % ranks
@@ -72,15 +72,15 @@ RUNS = st.lists(st.tuples(HOSTS, st.integers(1, 3), st.integers(0, 3)), min_size
 def test_taken_up_by_other_ranks_each_sample_comes_once(sizes, plan, runs, data):
     plan, total = plan._replace(nodes=2 * plan.nodes), sum(sizes)
     order = list(samplers(in_parts(sizes), plan, 1, 1)[0])
-    consumed, seen = 0, []
+    consumed, taken_before = 0, []
     for (hosts, per_host), batch_size, batches in runs:
-        shares = [list(each) for each in samplers(in_parts(sizes), plan, hosts, per_host, consumed=consumed)]
+        shares = [list(sampler) for sampler in samplers(in_parts(sizes), plan, hosts, per_host, consumed=consumed)]
         taken = [sample for share in shares for sample in share[: batches * batch_size]]
         consumed = min(consumed + hosts * per_host * batches * batch_size, total)
-        seen += taken
-        assert sorted(set(seen)) == sorted(order[:consumed])  # A prefix of the order of a single rank.
+        taken_before += taken
+        assert sorted(set(taken_before)) == sorted(order[:consumed])  # A prefix of the order of a single rank.
     hosts, per_host = data.draw(HOSTS)
-    rest = [list(each) for each in samplers(in_parts(sizes), plan, hosts, per_host, consumed=consumed)]
+    rest = [list(sampler) for sampler in samplers(in_parts(sizes), plan, hosts, per_host, consumed=consumed)]
     assert len(set(map(len, rest))) == 1
     left = Counter(sample for share in rest for sample in share)
     assert set(order[consumed:]) <= set(left)
@@ -195,13 +195,13 @@ def labels(loader):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_of_ranks_go_on_from_the_state_of_any(path, as_rank, workers):
     dataset = OMEArrowDataset(path, target="label", preload=False)
-    states, seen = [], []
+    states, labels_before = [], []
     for rank in range(4):
         as_rank(rank, 4, 2)
         loader = OMEArrowDataLoader(dataset, 2, shuffle=True, num_workers=workers if rank < 1 else 0)
         list(loader)
         batches = iter(loader)
-        seen += next(batches)[1].tolist()
+        labels_before += next(batches)[1].tolist()
         states.append(loader.state_dict())
         del batches
     assert all(state == states[0] for state in states)
@@ -218,8 +218,8 @@ def test_loaders_of_ranks_go_on_from_the_state_of_any(path, as_rank, workers):
             rest += [label for batch in labels(loader) for label in batch]
             assert loader.state_dict() == {**states[0], "epoch": 2, "consumed": 0}
             after += [label for batch in labels(loader) for label in batch]
-        assert set(seen) | set(rest) == set(range(23))
-        assert len(seen) + len(rest) == 23 + -15 % ranks
+        assert set(labels_before) | set(rest) == set(range(23))
+        assert len(labels_before) + len(rest) == 23 + -15 % ranks
         assert sorted(set(after)) == list(range(23))
     as_rank(0, 3, 1)
     with raises(ArgumentError, mentions=("2 hosts", 3)):
@@ -229,18 +229,18 @@ def test_loaders_of_ranks_go_on_from_the_state_of_any(path, as_rank, workers):
 def test_what_is_drawn_goes_on_too(path):
     dataset = OMEArrowDataset(path, transform=lambda image: torch.rand(()), preload=False)
 
-    def made(workers=0, seed=5):
+    def make_loader(workers=0, seed=5):
         generator = torch.Generator().manual_seed(seed)
         return OMEArrowDataLoader(dataset, 4, shuffle=True, num_workers=workers, generator=generator)
 
-    first = [each.tolist() for each in made()]
-    assert first == [each.tolist() for each in made(2)]
-    assert first != [each.tolist() for each in made(seed=6)]
-    loader, other = made(), made()
+    first = [drawn_batch.tolist() for drawn_batch in make_loader()]
+    assert first == [drawn_batch.tolist() for drawn_batch in make_loader(2)]
+    assert first != [drawn_batch.tolist() for drawn_batch in make_loader(seed=6)]
+    loader, other = make_loader(), make_loader()
     batches = iter(loader)
     next(batches), next(batches)
     other.load_state_dict(loader.state_dict())
-    assert [each.tolist() for each in other] == first[2:]
+    assert [drawn_batch.tolist() for drawn_batch in other] == first[2:]
 
 
 def test_views_crops_and_orders_without_chance(path, as_rank):

@@ -97,34 +97,34 @@ def shares(count, **kwargs):
 
 
 def test_each_rank_has_the_share_of_a_distributed_sampler(ranks):
-    wanted = shares(len(ranks), shuffle=False)(0)
-    assert [rank["in order"] for rank in ranks] == [[share, share] for share in wanted]
-    assert {rank["length"] for rank in ranks} == {-(-len(wanted[0]) // 2)}
+    expected = shares(len(ranks), shuffle=False)(0)
+    assert [rank["in order"] for rank in ranks] == [[share, share] for share in expected]
+    assert {rank["length"] for rank in ranks} == {-(-len(expected[0]) // 2)}
     assert all(f"rank {n} of {len(ranks)} ranks" in rank["why"] for n, rank in enumerate(ranks))
 
 
 def test_together_they_have_all_and_the_padding_is_the_first(ranks):
     for kind in ("in order", "shuffled"):
         for epoch in range(2):
-            each = [rank[kind][epoch] for rank in ranks]
-            assert len(set(map(len, each))) == 1
-            together = sorted(sample for share in each for sample in share)
+            orders = [rank[kind][epoch] for rank in ranks]
+            assert len(set(map(len, orders))) == 1
+            together = sorted(sample for share in orders for sample in share)
             assert set(together) == set(range(COUNT))
             assert len(together) == -(-COUNT // len(ranks)) * len(ranks)
-            assert len(set(map(tuple, each))) == len(ranks)
+            assert len(set(map(tuple, orders))) == len(ranks)
 
 
 def test_the_order_changes_with_the_epoch(ranks):
-    wanted = shares(len(ranks), shuffle=True)
+    expected = shares(len(ranks), shuffle=True)
     for number, rank in enumerate(ranks):
-        assert rank["shuffled"] == [wanted(epoch)[number] for epoch in range(3)]
-        assert rank["epoch 1"] == [wanted(1)[number]] * 2  # The epoch that was set.
+        assert rank["shuffled"] == [expected(epoch)[number] for epoch in range(3)]
+        assert rank["epoch 1"] == [expected(1)[number]] * 2  # The epoch that was set.
 
 
 def test_a_tail_is_dropped_on_request_and_the_generator_seeds_the_order(ranks):
-    wanted = shares(len(ranks), shuffle=True, seed=8, drop_last=True)(0)
-    assert [rank["dropped"] for rank in ranks] == wanted
-    assert len({sample for share in wanted for sample in share}) == COUNT // len(ranks) * len(ranks)
+    expected = shares(len(ranks), shuffle=True, seed=8, drop_last=True)(0)
+    assert [rank["dropped"] for rank in ranks] == expected
+    assert len({sample for share in expected for sample in share}) == COUNT // len(ranks) * len(ranks)
 
 
 def test_a_sampler_of_ones_own_is_left_alone(ranks):

@@ -55,11 +55,11 @@ MADE = {
 
 def batches_of(loader):
     """Return the drawn numbers of each batch by its sample numbers."""
-    found = {}
+    drawn_by_numbers = {}
     for batch in loader:
         drawn, numbers = batch if isinstance(batch[1], torch.Tensor) else batch[1]
-        found[tuple(numbers.tolist())] = drawn.flatten().tolist()
-    return found
+        drawn_by_numbers[tuple(numbers.tolist())] = drawn.flatten().tolist()
+    return drawn_by_numbers
 
 
 def epochs_of(kind, path, workers, count=2, *, own=False, **kwargs):
@@ -96,31 +96,31 @@ def test_nor_on_how_many_and_in_what_order(path, monkeypatch, own, way):
 
 def test_the_order_is_drawn_when_an_epoch_is_begun(path):
     """The draw must not wait for the first batch, as the program may draw in between."""
-    found = []
+    orders = []
     for workers in (0, 1):
         torch.manual_seed(3)
         batches = iter(OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, num_workers=workers))
         torch.rand(workers + 1)
-        found.append(batches_of(batches))
-    assert found[0] == found[1]
+        orders.append(batches_of(batches))
+    assert orders[0] == orders[1]
 
 
 @settings(deadline=None, max_examples=30)
 @given(taken=st.integers(0, 4), epochs=st.integers(0, 2), own=st.booleans())
 def test_a_resumed_epoch_draws_what_was_left(path, taken, epochs, own):
-    def made(seed):
-        given = {"generator": torch.Generator().manual_seed(seed)} if own else {}
+    def make_loader(seed):
+        options = {"generator": torch.Generator().manual_seed(seed)} if own else {}
         torch.manual_seed(seed)
-        return OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, num_workers=0, **given)
+        return OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, num_workers=0, **options)
 
-    loader = made(1)
+    loader = make_loader(1)
     for _ in range(epochs):
         list(loader)
     batches = iter(loader)
     batches_of(itertools.islice(batches, taken))
     state = loader.state_dict()
     left, following, third = batches_of(batches), batches_of(loader), batches_of(loader)
-    again = made(2)
+    again = make_loader(2)
     again.load_state_dict(state)
     if left:
         assert batches_of(again) == left
@@ -134,10 +134,10 @@ def test_the_programs_generators_are_left_alone(path, workers):
     np.random.seed(1)
     np.random.randn()  # `randn` makes pairs: the second half is next.
     before = states()
-    given = {"generator": torch.Generator().manual_seed(1), "num_workers": workers}
-    for _ in OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, **given):
+    options = {"generator": torch.Generator().manual_seed(1), "num_workers": workers}
+    for _ in OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, **options):
         assert states() == before
-    loader = OMEArrowDataLoader(OMEArrowDataset(path, transform=failing), 4, **given)
+    loader = OMEArrowDataLoader(OMEArrowDataset(path, transform=failing), 4, **options)
     with pytest.raises(ValueError, match="odd"):
         list(loader)
     assert states() == before
@@ -225,24 +225,24 @@ def test_out_of_order_nothing_is_lost_or_repeated(path, tmp_path, workers):
     """A slow worker makes the first batch the last."""
     gate = tmp_path / "gate"
 
-    def made(workers, seed, **kwargs):
-        given = {"generator": torch.Generator().manual_seed(seed), "collate_fn": functools.partial(gated, gate)}
+    def make_loader(workers, seed, **kwargs):
+        options = {"generator": torch.Generator().manual_seed(seed), "collate_fn": functools.partial(gated, gate)}
         dataset = OMEArrowDataset(path, target="number")
-        return OMEArrowDataLoader(dataset, 2, num_workers=workers, **given, **kwargs)
+        return OMEArrowDataLoader(dataset, 2, num_workers=workers, **options, **kwargs)
 
-    loader = made(2, 1, in_order=False, timeout=60)
+    loader = make_loader(2, 1, in_order=False, timeout=60)
     batches = iter(loader)
-    seen = batches_of(itertools.islice(batches, 3))
+    delivered = batches_of(itertools.islice(batches, 3))
     state = loader.state_dict()
-    assert (0, 1) not in seen
+    assert (0, 1) not in delivered
     assert (state["batches"], len(state["ahead"])) == (0, 3)
     gate.touch()
     left = batches_of(batches)
-    again = made(workers, 2, **({"in_order": False, "timeout": 60} if workers else {}))
+    again = make_loader(workers, 2, **({"in_order": False, "timeout": 60} if workers else {}))
     again.load_state_dict(state)
     assert again.state_dict()["ahead"] == state["ahead"]
     assert batches_of(again) == left
-    assert seen | left == batches_of(made(0, 1))
+    assert delivered | left == batches_of(make_loader(0, 1))
 
 
 def gated(gate, samples):

@@ -80,8 +80,13 @@ def test_what_handing_over_costs_is_counted(batch_s, batch_bytes, cores, workers
 
 
 def test_what_only_workers_need_is_put_aside_without_them(numbers):
-    given = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "spawn", "timeout": 9}
-    loader = OMEArrowDataLoader(numbers, 4, **given)
+    worker_options = {
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "multiprocessing_context": "spawn",
+        "timeout": 9,
+    }
+    loader = OMEArrowDataLoader(numbers, 4, **worker_options)
     assert len(list(loader)) == 6
     assert loader.settings["prefetch_factor"] == (None, "no workers")
     with pytest.raises(ValueError, match="prefetch_factor"):
@@ -128,9 +133,9 @@ def test_a_device_that_is_not_there_is_refused_at_once(numbers):
 def test_batches_arrive_on_cuda(numbers, workers):
     loader = OMEArrowDataLoader(numbers, 4, num_workers=workers, device="cuda")
     assert loader.pin_memory
-    for (images, labels), (wanted, numbered) in zip(loader, DataLoader(numbers, 4), strict=True):
+    for (images, labels), (expected, numbered) in zip(loader, DataLoader(numbers, 4), strict=True):
         assert images.device.type == labels.device.type == "cuda"
-        assert torch.equal(images.cpu(), wanted)
+        assert torch.equal(images.cpu(), expected)
         assert torch.equal(labels.cpu(), numbered)
 
 
@@ -158,10 +163,10 @@ def test_wrappers_can_make_the_loader_again(numbers):
 
 
 def test_parts_of_a_preloaded_dataset_get_no_workers(numbers):
-    held, read = numbers, OMEArrowDataset(numbers.path, preload=False)
-    assert OMEArrowDataLoader(Subset(held, [0, 1])).num_workers == 0
-    assert OMEArrowDataLoader(ConcatDataset([held, Subset(held, [0])])).num_workers == 0
-    assert "a batch of" in OMEArrowDataLoader(ConcatDataset([held, read])).settings["num_workers"].why
+    in_memory, read = numbers, OMEArrowDataset(numbers.path, preload=False)
+    assert OMEArrowDataLoader(Subset(in_memory, [0, 1])).num_workers == 0
+    assert OMEArrowDataLoader(ConcatDataset([in_memory, Subset(in_memory, [0])])).num_workers == 0
+    assert "a batch of" in OMEArrowDataLoader(ConcatDataset([in_memory, read])).settings["num_workers"].why
 
 
 class Prepared(Dataset):

@@ -51,15 +51,15 @@ def run(*words: object, cwd: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_have_all_parts_and_go_on_with_another_number(path, tmp_path, workers):
-    def found(name: str, ranks: int, *words: object) -> list[list[int]]:
+    def train(name: str, ranks: int, *words: object) -> list[list[int]]:
         folder = tmp_path / name
         folder.mkdir()
         torchrun("-m", "tests.support.rank", path, folder, "--workers", workers, *words, ranks=ranks)
         return [json.loads((folder / f"{rank}.json").read_text())["found"] for rank in range(ranks)]
 
-    first = found("first", 2, "--batches", 2)
-    assert [len(each) for each in first] == [6, 6]
-    rest = found("rest", 3, "--resume", tmp_path / "first/state")
+    first = train("first", 2, "--batches", 2)
+    assert [len(numbers) for numbers in first] == [6, 6]
+    rest = train("rest", 3, "--resume", tmp_path / "first/state")
     counted = Counter(number for share in (*first, *rest) for number in share)
     assert set(counted) == set(range(sum(SIZES)))
     assert counted.total() == sum(SIZES) + -11 % 3
@@ -121,7 +121,7 @@ def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path,
 def test_the_program_reads_from_a_bucket_as_the_page_says(state_after, path, tmp_path):
     pytest.importorskip("obstore", reason="obstore is not installed")
     lines = EXAMPLES["torchrun"].splitlines(keepends=True)
-    at = next(number for number, line in enumerate(lines) if line.startswith("dataset = "))
+    line_number = next(number for number, line in enumerate(lines) if line.startswith("dataset = "))
     with serving(path.parent.parent) as server:
         dataset = EXAMPLES["From a bucket"].replace(
             'endpoint="http://minio:9000"', f'endpoint="{server.url}", anonymous=True'
@@ -130,7 +130,7 @@ def test_the_program_reads_from_a_bucket_as_the_page_says(state_after, path, tmp
         dataset = dataset.replace('"s3://bucket/plate.parts"', "collection")
         assert server.url in dataset
         assert "/scratch" not in dataset
-        code = "from omearrow_ds import Storage\n" + "".join([*lines[:at], dataset, *lines[at + 1 :]])
+        code = "from omearrow_ds import Storage\n" + "".join([*lines[:line_number], dataset, *lines[line_number + 1 :]])
         state = state_after(tmp_path, code, f"s3://{path.parent.name}/{path.name}")
         assert state["loader"]["epoch"] == 2
         fetched = [times for name, times in server.requests.items() if "/parts/" in name]

@@ -71,15 +71,15 @@ def test_each_image_is_decoded_once_a_window(dataset):
 def test_the_order_is_that_of_the_generator_resumes_and_is_the_same_with_workers(dataset):
     data = dataset(return_ids=True)
 
-    def made(**options):
+    def make_loader(**options):
         return OMEArrowDataLoader(data, 7, shuffle_fields=4, generator=torch.Generator().manual_seed(5), **options)
 
-    first = [ids for _, ids in made()]
-    assert first == [ids for _, ids in made(num_workers=1)]
-    loader = made()
+    first = [ids for _, ids in make_loader()]
+    assert first == [ids for _, ids in make_loader(num_workers=1)]
+    loader = make_loader()
     iterator = iter(loader)
     next(iterator), next(iterator)
-    other = made()
+    other = make_loader()
     other.load_state_dict(loader.state_dict())
     assert [ids for _, ids in other] == first[2:]
 

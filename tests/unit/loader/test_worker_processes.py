@@ -32,8 +32,8 @@ def stacked(dataset, batches):
     return [torch.stack([dataset[index] for index in batch]) for batch in batches]
 
 
-def equal(found, wanted):
-    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+def equal(batches, expected):
+    return len(batches) == len(expected) and all(map(torch.equal, batches, expected))
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def test_an_epoch_is_that_of_the_process_itself(numbered, name):
 def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method):
     """One worker, as it may have to import torch itself."""
     parts = [OMEArrowDataset(numbered(name, count=3), preload=False) for name in NAMES]
-    wanted = [torch.stack([part[index] for index in range(3)]) for part in parts]
+    expected = [torch.stack([part[index] for index in range(3)]) for part in parts]
     loader = OMEArrowDataLoader(ConcatDataset(parts), 3, num_workers=1, timeout=120, multiprocessing_context=method)
     for _ in range(2):
-        assert equal(list(loader), wanted)
+        assert equal(list(loader), expected)
 
 
 TURNS = pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.slow)])
@@ -226,7 +226,7 @@ def shared_files():
     return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()  # noqa: PTH208
 
 
-def of(program):
+def semaphores_of(program):
     """Return the named semaphores of a program; they have no names under fork."""
     return [name for name in shared_files() if name.startswith(f"sem.endless{program.pid}-")]
 
@@ -240,16 +240,16 @@ def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
     workers = [psutil.Process(int(pid)) for pid in program.first_line().split()]
     everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
     assert len(workers) == 2
-    assert of(program)
+    assert semaphores_of(program)
     # A terminal signals the whole foreground process group.
     (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
     assert program.wait().returncode != 0
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     deadline = time.monotonic() + 30  # After a kill, the resource tracker of multiprocessing removes the semaphores.
-    while of(program) and time.monotonic() < deadline:
+    while semaphores_of(program) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not of(program)
+    assert not semaphores_of(program)
 
 
 def test_worker_ends_without_a_traceback_when_it_is_interrupted_before_torchs_loop(capfd):
@@ -267,7 +267,7 @@ def test_200_loaders_leave_nothing(numbered):
     dataset = OMEArrowDataset(numbered("arrow"))
     me = psutil.Process()
 
-    def held():
+    def resources():
         maps = Path("/proc/self/maps").read_text().split()  # Other programs have files in /dev/shm too.
         mapped = {path for path in maps if path.startswith("/dev/shm/")}
         return me.num_fds(), me.num_threads(), len(me.children(recursive=True)), len(mapped)
@@ -276,13 +276,13 @@ def test_200_loaders_leave_nothing(numbered):
         return [list(OMEArrowDataLoader(dataset, 3, num_workers=workers, persistent_workers=workers > 0, device="cpu"))]
 
     use(0), use(1)
-    before = held()
+    before = resources()
     for number in range(200):
         use(int(number % 10 == 0))
     deadline = time.monotonic() + 20
-    while any(now > then for now, then in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+    while any(now > then for now, then in zip(resources(), before, strict=True)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert all(now <= then for now, then in zip(held(), before, strict=True)), (before, held())
+    assert all(now <= then for now, then in zip(resources(), before, strict=True)), (before, resources())
 
 
 def test_a_start_method_that_may_hang_is_warned_of(monkeypatch):
@@ -339,15 +339,15 @@ def test_the_order_is_the_seeds_alone(numbered, generator, persistent):
 
     def orders(workers, kind=OMEArrowDataLoader, **kwargs):
         torch.manual_seed(5)
-        given = {"generator": torch.Generator().manual_seed(9)} if generator else {}
-        loader = kind(dataset, 5, shuffle=True, num_workers=workers, **given, **kwargs)
+        options = {"generator": torch.Generator().manual_seed(9)} if generator else {}
+        loader = kind(dataset, 5, shuffle=True, num_workers=workers, **options, **kwargs)
         return [torch.cat([numbers for _, numbers in loader]).tolist() for _ in range(3)]
 
-    wanted = orders(0)
-    assert sorted(wanted[0]) == [*range(12)]
-    assert wanted[0] != wanted[1] != wanted[2]
-    assert orders(0, DataLoader)[0] == wanted[0]
-    assert orders(2, persistent_workers=persistent) == wanted
+    expected = orders(0)
+    assert sorted(expected[0]) == [*range(12)]
+    assert expected[0] != expected[1] != expected[2]
+    assert orders(0, DataLoader)[0] == expected[0]
+    assert orders(2, persistent_workers=persistent) == expected
 
 
 def test_numpy_datasets_arrive_as_tensors(numbered):
@@ -394,7 +394,7 @@ def test_a_batch_that_cannot_be_pickled_is_an_error(numbered):
         list(OMEArrowDataLoader(OMEArrowDataset(numbered("arrow")), 3, num_workers=1, collate_fn=local, timeout=60))
 
 
-def told(samples):
+def environment_value(samples):
     return os.environ.get("OMEARROW_DS_TOLD")
 
 
@@ -402,7 +402,7 @@ def test_workers_know_the_environment(numbered, monkeypatch):
     dataset = OMEArrowDataset(numbered("arrow"))
     list(OMEArrowDataLoader(dataset, 8, num_workers=1, timeout=60))
     monkeypatch.setenv("OMEARROW_DS_TOLD", "late")
-    assert list(OMEArrowDataLoader(dataset, 8, num_workers=1, collate_fn=told, timeout=60)) == ["late"]
+    assert list(OMEArrowDataLoader(dataset, 8, num_workers=1, collate_fn=environment_value, timeout=60)) == ["late"]
 
 
 @pytest.mark.parametrize("which", ["numba", "numpy"])
