@@ -32,8 +32,8 @@ def images(stored):
 
 def all_right(dataset, batches, size=2):
     for number, batch in enumerate(batches):
-        wanted = [dataset[index] for index in range(number * size, number * size + len(batch))]
-        assert torch.equal(batch, torch.stack(wanted))
+        expected = [dataset[index] for index in range(number * size, number * size + len(batch))]
+        assert torch.equal(batch, torch.stack(expected))
 
 
 @pytest.mark.parametrize(("workers", "transform"), [(1, torch.neg), (2, None)])
@@ -73,7 +73,7 @@ def test_memory_is_used_again(images):
     for _ in range(3):
         for batch in loader:
             del batch
-    blocks = [each for each in os.listdir(f"/proc/{worker.pid}/fd") if is_block(worker.pid, each)]  # noqa: PTH208
+    blocks = [descriptor for descriptor in os.listdir(f"/proc/{worker.pid}/fd") if is_block(worker.pid, descriptor)]  # noqa: PTH208
     assert 1 <= len(blocks) <= 6
 
 
@@ -96,9 +96,9 @@ def whole(samples):
 def test_what_a_collate_function_makes_is_handed_over_too(images):
     dataset = OMEArrowDataset(images, target="n")
     for number, batch in enumerate(OMEArrowDataLoader(dataset, 2, num_workers=1, collate_fn=whole, timeout=60)):
-        wanted = torch.stack([dataset[2 * number][0], dataset[2 * number + 1][0]])
-        assert torch.equal(batch["images"], wanted)
-        assert torch.equal(batch["half"], wanted[:, :, :9])
+        expected = torch.stack([dataset[2 * number][0], dataset[2 * number + 1][0]])
+        assert torch.equal(batch["images"], expected)
+        assert torch.equal(batch["half"], expected[:, :, :9])
         assert batch["pair"][0].tolist() == [2 * number, 2 * number + 1]
         maps = Path("/proc/self/maps").read_text()
         assert "omearrow_ds-batch" in maps
@@ -109,8 +109,8 @@ def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
     """A batch without boxes, for example."""
     monkeypatch.setattr("omearrow_ds.dataset.batch.get_worker_info", object)  # As in a worker.
     for shape, dtype in (((0,), torch.float64), ((0, 4), torch.int16), ((3, 0), torch.bool)):
-        found = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
-        assert (found.shape, found.dtype) == ((2, *shape), dtype)
+        stacked = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
+        assert (stacked.shape, stacked.dtype) == ((2, *shape), dtype)
 
 
 FORKING = """

@@ -31,11 +31,13 @@ def decodings(monkeypatch):
     """Count decodings."""
     calls = []
     decode = PixelCache.decode
-    monkeypatch.setattr(PixelCache, "decode", lambda self, *given: (calls.append(given[0].path), decode(self, *given)))
+    monkeypatch.setattr(
+        PixelCache, "decode", lambda self, *arguments: (calls.append(arguments[0].path), decode(self, *arguments))
+    )
     return calls
 
 
-def held(folder):
+def cached_files(folder):
     return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
 
 
@@ -47,7 +49,7 @@ def test_it_is_built_once_and_found_again(stored, tmp_path, decodings, name, kin
     plain = OMEArrowDataset(path, axes="TCZYX")
     datasets = [OMEArrowDataset(path, axes="TCZYX", cache_dir=folder) for _ in range(3)]
     assert len(decodings) == 2  # One for `plain`, and one for the three with a cache.
-    (file,) = held(folder)
+    (file,) = cached_files(folder)
     assert file.stat().st_size >= plain.nbytes
     for dataset in datasets:
         assert dataset.preloaded
@@ -73,27 +75,27 @@ def test_other_data_at_the_same_path_is_decoded_anew(tmp_path, name):
     images = [image_of((6, 7), "uint16", number) for number in range(3)]
     write_images(images, path, name)
     assert same(OMEArrowDataset(path, cache_dir=folder, normalize=False)[1].numpy()[0], images[1])
-    times = [(each, each.stat()) for each in ([path] if path.is_file() else list(path.iterdir()))]
+    times = [(file, file.stat()) for file in ([path] if path.is_file() else list(path.iterdir()))]
     write_images(images[::-1], path, name, overwrite=True)
-    for each, status in times:  # The new files have the size and age of the old ones.
-        os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for file, status in times:  # The new files have the size and age of the old ones.
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     dataset = OMEArrowDataset(path, cache_dir=folder, normalize=False)
     assert same(dataset[0].numpy()[0], images[2])
-    assert len(held(folder)) == 1  # The file that no longer matches is removed.
+    assert len(cached_files(folder)) == 1  # The file that no longer matches is removed.
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "changed", "left over"])
 def test_what_is_not_whole_is_built_anew(stored, tmp_path, harm):
     path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
-    wanted = OMEArrowDataset(path, cache_dir=folder)[3].numpy()
-    (file,) = held(folder)
+    expected = OMEArrowDataset(path, cache_dir=folder)[3].numpy()
+    (file,) = cached_files(folder)
     data = file.read_bytes()
     if harm == "left over":
         file.rename(file.with_suffix(".partial"))
     else:
         file.write_bytes({"cut": data[:-1], "empty": b"", "changed": data[:-1] + b"!"}[harm])
-    assert same(OMEArrowDataset(path, cache_dir=folder)[3].numpy(), wanted)
-    assert [each.suffix for each in held(folder)] == [".pixels"]
+    assert same(OMEArrowDataset(path, cache_dir=folder)[3].numpy(), expected)
+    assert [cached_file.suffix for cached_file in cached_files(folder)] == [".pixels"]
 
 
 def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
@@ -106,7 +108,7 @@ def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
         patched.setattr(PixelCache, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             OMEArrowDataset(path, cache_dir=folder)
-    assert held(folder) == []
+    assert cached_files(folder) == []
     assert len(OMEArrowDataset(path, cache_dir=folder)) == 7
 
 
@@ -133,8 +135,8 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
             replace()
         return source
 
-    def decoding(self, *given):
-        decode(self, *given)
+    def decoding(self, *arguments):
+        decode(self, *arguments)
         if when == "while it is decoded":
             replace()
 
@@ -143,7 +145,7 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
         patched.setattr(PixelCache, "decode", decoding)
         with raises(FormatError, path=path):
             OMEArrowDataset(path, name, cache_dir=folder)
-    assert held(folder) == []
+    assert cached_files(folder) == []
     rebuilt = OMEArrowDataset(path, name, cache_dir=folder, normalize=False, axes="TCZYX")
     assert all(same(rebuilt[index].numpy(), image) for index, image in enumerate(OTHERS))
 
@@ -187,7 +189,7 @@ def test_a_full_disk_is_an_error_and_no_crash(stored, tmp_path):
             OMEArrowDataset(path, cache_dir=folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert held(folder) == []
+    assert cached_files(folder) == []
 
 
 def test_processes_that_start_at_once_build_it_once(programs, stored, tmp_path):
@@ -201,6 +203,6 @@ def test_processes_that_start_at_once_build_it_once(programs, stored, tmp_path):
     print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))
     """
     both = [programs.start(textwrap.dedent(code)) for _ in range(2)]
-    said = [program.wait().stdout.split() for program in both]
-    assert sorted(map(len, said)) == [1, 2]
-    assert len({words[-1] for words in said}) == 1
+    outputs = [program.wait().stdout.split() for program in both]
+    assert sorted(map(len, outputs)) == [1, 2]
+    assert len({words[-1] for words in outputs}) == 1

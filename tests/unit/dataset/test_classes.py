@@ -62,19 +62,19 @@ def test_classes_of_one_dataset_are_codes_of_another(plates):
 
 
 def test_classes_are_kept_by_views_pickles_copies_and_workers(plates, tmp_path):
-    made = {"target": "t", "classes": CLASSES, "cache_dir": tmp_path / "cache"}
-    wanted = [CLASSES.index(text) for text in TREATMENTS["south"]]
-    dataset = OMEArrowDataset(plates["south"], **made)
+    options = {"target": "t", "classes": CLASSES, "cache_dir": tmp_path / "cache"}
+    codes_of_south = [CLASSES.index(text) for text in TREATMENTS["south"]]
+    dataset = OMEArrowDataset(plates["south"], **options)
     views = [*dataset.split((0.5, 0.5)), dataset.with_transform(torch.neg), pickle.loads(pickle.dumps(dataset))]
     for view in views:
         assert view.classes == CLASSES
-        assert labels(view) == [wanted[number] for number in view.fields.tolist()]
-    again = OMEArrowDataset(plates["south"], **made)
+        assert labels(view) == [codes_of_south[number] for number in view.fields.tolist()]
+    again = OMEArrowDataset(plates["south"], **options)
     for workers in (0, 2):
         loader = OMEArrowDataLoader(again, batch_size=3, num_workers=workers, timeout=120 if workers else 0)
-        assert torch.cat([codes for _, codes in loader]).tolist() == wanted
+        assert torch.cat([codes for _, codes in loader]).tolist() == codes_of_south
     convert(plates["south"], tmp_path / "south.parts", "arrow")
-    assert labels(OMEArrowDataset(tmp_path / "south.parts", target="t", classes=CLASSES)) == wanted
+    assert labels(OMEArrowDataset(tmp_path / "south.parts", target="t", classes=CLASSES)) == codes_of_south
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
@@ -91,10 +91,10 @@ def test_classes_of_objects_with_masks(plates, tmp_path):
     write_images([np.ones((6, 7), "uint8")] * 4, masks, axes="YX", image_ids=[f"north-{number}" for number in range(4)])
     ids = ["north-1", "north-0", "north-1"]
     cells = {"image_id": ids, "centroid_y": [2, 3, 3], "centroid_x": [2, 3, 4], "phase": ["S", "G1", "M"]}
-    made = {"objects": pa.table(cells), "crop_size": (3, 3), "masks": masks, "axes": "CYX"}
-    phases = OMEArrowDataset(plates["north"], target="phase", classes=["G1", "S", "G2", "M"], **made)
+    options = {"objects": pa.table(cells), "crop_size": (3, 3), "masks": masks, "axes": "CYX"}
+    phases = OMEArrowDataset(plates["north"], target="phase", classes=["G1", "S", "G2", "M"], **options)
     assert [sample[2] for sample in phases] == [1, 0, 3]
-    fields = OMEArrowDataset(plates["north"], target="t", classes=CLASSES, **made)
+    fields = OMEArrowDataset(plates["north"], target="t", classes=CLASSES, **options)
     assert [sample[2] for sample in fields] == [CLASSES.index(text) for text in ("taxol", "dmso", "taxol")]
 
 
@@ -180,10 +180,10 @@ class TestConcatenated:
 
     def test_codes_mean_the_same_when_classes_are_the_same(self, plates):
         north, south = self.pair(plates, classes=CLASSES)
-        wanted = [CLASSES.index(text) for treatments in TREATMENTS.values() for text in treatments]
+        all_codes = [CLASSES.index(text) for treatments in TREATMENTS.values() for text in treatments]
         for joined in (north + south, ConcatDataset([north, south]), ConcatDataset([ConcatDataset([north]), south])):
             loader = OMEArrowDataLoader(joined, 3, num_workers=0)
-            assert torch.cat([codes for _, codes in loader]).tolist() == wanted
+            assert torch.cat([codes for _, codes in loader]).tolist() == all_codes
 
     def test_the_order_of_classes_counts(self, plates):
         north, _ = self.pair(plates, classes=CLASSES)
@@ -194,7 +194,10 @@ class TestConcatenated:
     def test_long_lists_are_shortened_to_the_first_difference(self, plates, tmp_path):
         table = pa.table({"image_id": [f"north-{number}" for number in range(4)], "code": LONG[:4]})
         other = [*LONG[:-1], "compound-999"]
-        pair = [OMEArrowDataset(plates["north"], columns=table, target="code", classes=each) for each in (LONG, other)]
+        pair = [
+            OMEArrowDataset(plates["north"], columns=table, target="code", classes=class_list)
+            for class_list in (LONG, other)
+        ]
         with raises(ArgumentError, "classes", mentions=(59, "'compound-999'", f"'{LONG[-1]}'")) as caught:
             pair[0] + pair[1]
         assert len(str(caught.value)) < 600

@@ -44,18 +44,26 @@ def oracle(image, top, left, height, width, pad):
     crop = np.zeros((*image.shape[:-2], height, width), image.dtype)
     for y in range(height):
         for x in range(width):
-            at = [_pixel(first, size, pad) for first, size in zip((top + y, left + x), image.shape[-2:], strict=True)]
-            if None not in at:
-                crop[..., y, x] = image[..., at[0], at[1]]
+            position = [
+                _pixel(first, size, pad) for first, size in zip((top + y, left + x), image.shape[-2:], strict=True)
+            ]
+            if None not in position:
+                crop[..., y, x] = image[..., position[0], position[1]]
     return crop
 
 
-def _pixel(at, size, pad):
-    while not 0 <= at < size:
+def _pixel(position, size, pad):
+    while not 0 <= position < size:
         if pad == "constant":
             return None
-        at = (0 if at < 0 else size - 1) if pad == "edge" or size == 1 else -at if at < 0 else 2 * (size - 1) - at
-    return at
+        position = (
+            (0 if position < 0 else size - 1)
+            if pad == "edge" or size == 1
+            else -position
+            if position < 0
+            else 2 * (size - 1) - position
+        )
+    return position
 
 
 def corner(centre, length):
@@ -83,16 +91,16 @@ def stores(tmp_path_factory):
     return Stores()
 
 
-def cells(places, sites=None):
+def cells(centers, sites=None):
     """Return a table of objects at (Y, X) in the images."""
-    sites = sites or [SITES[number % 3] for number in range(len(places))]
+    sites = sites or [SITES[number % 3] for number in range(len(centers))]
     return pa.table(
         {
             "image_id": sites,
-            "Nuclei_Location_Center_Y": [float(y) for y, _ in places],
-            "Nuclei_Location_Center_X": [float(x) for _, x in places],
-            "Metadata_ObjectNumber": list(range(1, len(places) + 1)),
-            "label": [f"kind {number % 2}" for number in range(len(places))],
+            "Nuclei_Location_Center_Y": [float(y) for y, _ in centers],
+            "Nuclei_Location_Center_X": [float(x) for _, x in centers],
+            "Metadata_ObjectNumber": list(range(1, len(centers) + 1)),
+            "label": [f"kind {number % 2}" for number in range(len(centers))],
         }
     )
 
@@ -145,18 +153,18 @@ def test_a_crop_is_that_of_the_oracle(stores, name, kind, loop, data):
         )
 
 
-def _compare(made, whole, of, quarters, size, pad, axes, order):
-    for number, (field, (y, x)) in enumerate(zip(of, quarters, strict=True)):
-        wanted = oracle(whole[field], corner(y, size[0]), corner(x, size[1]), *size, pad or "constant")
-        wanted = (
-            wanted.transpose([("TCZYX").index(axis) for axis in axes if axis in "CZYX" or axes == "TCZYX"])
+def _compare(datasets, whole, field_numbers, quarters, size, pad, axes, order):
+    for number, (field, (y, x)) in enumerate(zip(field_numbers, quarters, strict=True)):
+        expected = oracle(whole[field], corner(y, size[0]), corner(x, size[1]), *size, pad or "constant")
+        expected = (
+            expected.transpose([("TCZYX").index(axis) for axis in axes if axis in "CZYX" or axes == "TCZYX"])
             if axes == "TCZYX"
-            else wanted[0].transpose(["CZYX".index(axis) for axis in axes])
+            else expected[0].transpose(["CZYX".index(axis) for axis in axes])
         )
-        for dataset in made:
-            assert dataset[number].dtype == wanted.dtype
-            np.testing.assert_array_equal(dataset[number], wanted)
-    for dataset in made:
+        for dataset in datasets:
+            assert dataset[number].dtype == expected.dtype
+            np.testing.assert_array_equal(dataset[number], expected)
+    for dataset in datasets:
         for sample, number in zip(dataset.__getitems__(order), order, strict=True):
             np.testing.assert_array_equal(sample, dataset[number])
 
@@ -234,8 +242,8 @@ def test_boxes_give_ragged_crops_or_centred_or_scaled_ones(stores):
         assert scaled.shape == (2, 2, 6, 5)
         for number, (y0, y1, x0, x1) in enumerate(boxes):
             part = torch.from_numpy(images[number][0, ..., y0:y1, x0:x1] / np.float32(65535))
-            wanted = torch.nn.functional.interpolate(part, (6, 5), mode="bilinear", antialias=True)
-            torch.testing.assert_close(scaled[number], wanted, rtol=0, atol=0)
+            expected = torch.nn.functional.interpolate(part, (6, 5), mode="bilinear", antialias=True)
+            torch.testing.assert_close(scaled[number], expected, rtol=0, atol=0)
             assert torch.equal(scaled.__getitems__([number, 0])[0], scaled[number])
 
 
@@ -248,10 +256,10 @@ def test_boxes_in_zeros_and_ragged_batches(stores):
     put = OMEArrowDataset(path, pad_to=(8, 12), **opened)
     assert put.shape == (2, 2, 8, 12)
     for number, part in enumerate(parts):
-        wanted = np.zeros((2, 2, 8, 12), np.uint16)
+        expected = np.zeros((2, 2, 8, 12), np.uint16)
         y, x = (8 - part.shape[2]) // 2, (12 - part.shape[3]) // 2
-        wanted[..., y : y + part.shape[2], x : x + part.shape[3]] = part
-        np.testing.assert_array_equal(put[number].numpy(), wanted)
+        expected[..., y : y + part.shape[2], x : x + part.shape[3]] = part
+        np.testing.assert_array_equal(put[number].numpy(), expected)
     with raises(AxesError, option="pad_to", path=path, mentions=("'b:1'", "7 x 11", "pad_to=(6, 12)")):
         OMEArrowDataset(path, pad_to=(6, 12), **opened)
     for returned in (False, True):
@@ -299,9 +307,9 @@ def test_centres_are_found_by_known_names_in_tables_of_any_kind(stores, tmp_path
         table.to_pandas().to_csv(file, index=False)
     elif kind == "parquet":
         pq.write_table(table, file)
-    given = {"arrow": table, "pandas": table.to_pandas()}.get(kind, file)
+    objects = {"arrow": table, "pandas": table.to_pandas()}.get(kind, file)
     path, images = stores["arrow", "same"]
-    dataset = OMEArrowDatasetNumpy(path, objects=given, crop_size=(3, 3), axes="CZYX", normalize=False)
+    dataset = OMEArrowDatasetNumpy(path, objects=objects, crop_size=(3, 3), axes="CZYX", normalize=False)
     np.testing.assert_array_equal(dataset[0], images[1][0, ..., 3:6, 5:8])
 
 
@@ -316,7 +324,7 @@ def test_shape_tables_of_ome_arrow(stores, tmp_path, axes):
         "label_value": 3,
         "geometry": None,
         "centroid": [point[axis] for axis in axes],
-        "bbox": {end: [of[axis] for axis in axes] for end, of in ends.items()},
+        "bbox": {end: [coordinates[axis] for axis in axes] for end, coordinates in ends.items()},
     }
     table = shapes.make_shape_table([row], geometry_encoding="ome.boundingbox", axes=axes, validate=False)
     file = tmp_path / "shapes.parquet"
@@ -368,26 +376,26 @@ def test_loaders_workers_and_pickles_give_the_same_crops(stores):
         OMEArrowDataset(path, objects=table, crop_size=(5, 5), axes="CZYX", return_ids=True, preload=preload)
         for preload in (True, False)
     ]
-    wanted = {image_id: image for image, image_id in datasets[0]}
+    expected = {image_id: image for image, image_id in datasets[0]}
     for dataset in (*datasets, pickle.loads(pickle.dumps(datasets[0])), pickle.loads(pickle.dumps(datasets[1]))):
         for workers in (0, 2) if dataset in datasets else (0,):
-            seen = []
+            ids_of_epoch = []
             for images, image_ids in OMEArrowDataLoader(dataset, 7, shuffle=True, num_workers=workers):
-                seen += image_ids
+                ids_of_epoch += image_ids
                 assert all(
-                    torch.equal(image, wanted[image_id]) for image, image_id in zip(images, image_ids, strict=True)
+                    torch.equal(image, expected[image_id]) for image, image_id in zip(images, image_ids, strict=True)
                 )
-            assert sorted(seen) == sorted(wanted)
+            assert sorted(ids_of_epoch) == sorted(expected)
 
 
 def test_random_crops_lie_inside_everywhere_alike_and_follow_the_seed(stores):
     path, images = stores["arrow", "same"]
     dataset = OMEArrowDataset(path, crop_size=(4, 5), crop="random", axes="CZYX", normalize=False)
-    places = {number: {image.tobytes(): None for image in _windows(images[number][0], (4, 5))} for number in range(3)}
+    windows = {number: {image.tobytes(): None for image in _windows(images[number][0], (4, 5))} for number in range(3)}
     torch.manual_seed(0)
-    seen = [dataset[number % 3].numpy().tobytes() for number in range(3000)]
-    assert all(crop in places[number % 3] for number, crop in enumerate(seen))
-    counts = np.bincount([list(places[0]).index(crop) for crop in seen[::3]], minlength=42)
+    drawn_crops = [dataset[number % 3].numpy().tobytes() for number in range(3000)]
+    assert all(crop in windows[number % 3] for number, crop in enumerate(drawn_crops))
+    counts = np.bincount([list(windows[0]).index(crop) for crop in drawn_crops[::3]], minlength=42)
     assert counts.min() > 0
     assert ((counts - 1000 / 42) ** 2 / (1000 / 42)).sum() < 90
 
@@ -432,12 +440,12 @@ def test_tiles_put_together_are_the_images(stores, size, overlap, pad):
     tiles = OMEArrowDatasetNumpy(
         path, crop_size=size, crop="grid", overlap=overlap, pad=pad, axes="CZYX", normalize=False
     )
-    made = [np.zeros((2, 2, 40, 40), np.uint16) for _ in images]
+    assembled = [np.zeros((2, 2, 40, 40), np.uint16) for _ in images]
     for number, row in enumerate(tiles.columns.to_pylist()):
         y, x = row["crop_y"], row["crop_x"]
-        made[SITES.index(row["Metadata_Site"])][..., y : y + size[0], x : x + size[1]] = tiles[number]
-    for found, image in zip(made, images, strict=True):
-        np.testing.assert_array_equal(found[..., :9, :11], image[0])
+        assembled[SITES.index(row["Metadata_Site"])][..., y : y + size[0], x : x + size[1]] = tiles[number]
+    for assembled_image, image in zip(assembled, images, strict=True):
+        np.testing.assert_array_equal(assembled_image[..., :9, :11], image[0])
     assert len(set(tiles.image_ids)) == len(tiles)
 
 
@@ -480,9 +488,9 @@ ERRORS = {
 @pytest.mark.parametrize(("options", "error", "option", "facts"), ERRORS.values(), ids=list(ERRORS))
 def test_what_cannot_be_is_said(stores, options, error, option, facts):
     path, _ = stores["arrow", "same"]
-    given = {"objects": cells([(4, 5)] * 3), "crop_size": (4, 4), "axes": "CZYX", **options}
+    all_options = {"objects": cells([(4, 5)] * 3), "crop_size": (4, 4), "axes": "CZYX", **options}
     with raises(error, option=option, mentions=facts, remedy=False):
-        OMEArrowDataset(path, **given)
+        OMEArrowDataset(path, **all_options)
 
 
 def test_objects_outside_unmatched_or_without_a_place(stores):
@@ -501,8 +509,8 @@ def test_objects_outside_unmatched_or_without_a_place(stores):
     nulls = cells([(4, 5), (float("nan"), 5), (4, 5)])
     with raises(MetadataError, option="objects", mentions=("1 object", "row 1", "nulls='skip'")):
         OMEArrowDataset(path, objects=nulls, **options)
-    kept = OMEArrowDataset(path, objects=nulls, nulls="skip", return_ids=True, **options)
-    assert kept.image_ids == ["a:1", "c:3"]
+    without_nulls = OMEArrowDataset(path, objects=nulls, nulls="skip", return_ids=True, **options)
+    assert without_nulls.image_ids == ["a:1", "c:3"]
     by_well = nulls.drop_columns("image_id").append_column("Metadata_Well", [["A01", "A1", "B2"]])
     with raises(MetadataError, option="objects", path=path, mentions=(0, 1, "'Metadata_Well'", "'A01'", "on=")):
         OMEArrowDataset(path, objects=by_well, **options)
@@ -511,7 +519,7 @@ def test_objects_outside_unmatched_or_without_a_place(stores):
 @pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
 @pytest.mark.parametrize("pattern", [None, "{well}_01_{_}_{site}_{channel}_001.tif"])
 def test_an_option_that_there_is_not_is_an_error_however_images_are_opened(pattern):
-    given = {} if pattern is None else {"pattern": pattern}
+    pattern_option = {} if pattern is None else {"pattern": pattern}
     for call, typo in [
         (lambda **options: OMEArrowDataset(NF1, **options), "crop_sise"),
         (lambda **options: open_source(NF1, **options), "incomplet"),
@@ -519,7 +527,7 @@ def test_an_option_that_there_is_not_is_an_error_however_images_are_opened(patte
         (lambda **options: stats(NF1, **options), "foo"),
     ]:
         with raises((ArgumentError, TypeError), option=typo, remedy=False):
-            call(**given, **{typo: 1})
+            call(**pattern_option, **{typo: 1})
 
 
 def test_columns_without_a_value_are_no_key(stores, tmp_path):

@@ -38,14 +38,14 @@ def device(request, monkeypatch):
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     """Images of one shape in a table and in a folder, numbered, with two wells."""
-    folder, found = tmp_path_factory.mktemp("on-device"), {}
+    folder, paths = tmp_path_factory.mktemp("on-device"), {}
     for dtype in map(str, DTYPES):
         for name in ("arrow", "tiff"):
-            found[name, dtype] = folder / f"{dtype}{SUFFIX[name]}"
+            paths[name, dtype] = folder / f"{dtype}{SUFFIX[name]}"
             images = [image_of(SHAPE, dtype, number) for number in range(COUNT)]
             columns = {"Metadata_Well": [f"A{number % 2}" for number in range(COUNT)], "number": [*range(COUNT)]}
-            write_images(images, found[name, dtype], name, columns=columns)
-    return found
+            write_images(images, paths[name, dtype], name, columns=columns)
+    return paths
 
 
 def same(mine, other):
@@ -91,8 +91,8 @@ def test_crops_are_those_of_the_cpu(device, stores, data):
     options = {"crop_size": data.draw(st.tuples(st.integers(1, 13), st.integers(1, 13))), "axes": "CZYX", "pad": pad}
     options["normalize"] = data.draw(st.sampled_from([True, False, {"mean": [3, 5], "std": 7}]))
     if crop == "objects":
-        places = data.draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 10)), min_size=1, max_size=5))
-        y, x = zip(*places, strict=True)
+        centers = data.draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 10)), min_size=1, max_size=5))
+        y, x = zip(*centers, strict=True)
         table = {"number": [n % COUNT for n in range(len(y))], "Location_Center_Y": y, "Location_Center_X": x}
         import pandas as pd
 
@@ -102,11 +102,11 @@ def test_crops_are_those_of_the_cpu(device, stores, data):
     ours, cpu = (OMEArrowDataset(store, preload=preload, **options) for preload in ("cuda", True))
     assert len(ours) == len(cpu)
     for indices in ([*range(len(cpu))], [len(cpu) - 1, 0]):
-        found = []
+        batches = []
         for dataset in (ours, cpu):
             torch.manual_seed(3)
-            found.append(dataset.__getitems__(indices))
-        for mine, other in zip(*found, strict=True):
+            batches.append(dataset.__getitems__(indices))
+        for mine, other in zip(*batches, strict=True):
             same(mine, other)
 
 
@@ -124,7 +124,7 @@ def test_groups_of_statistics_scale_their_images(device, stores, tmp_path):
 
 
 def batches_of(loader):
-    return [[part.cpu() if isinstance(part, torch.Tensor) else part for part in parts_of(each)] for each in loader]
+    return [[part.cpu() if isinstance(part, torch.Tensor) else part for part in parts_of(batch)] for batch in loader]
 
 
 def parts_of(batch):
@@ -142,7 +142,7 @@ def equal(first, second):
 @pytest.mark.parametrize("options", [{}, {"target": "number", "return_ids": True}], ids=["alone", "beside"])
 @pytest.mark.parametrize("loading", [{"shuffle": True}, {"shuffle": True, "drop_last": True}, {}], ids=str)
 def test_order_and_resume_are_those_of_the_cpu(device, stores, view, options, loading):
-    found = []
+    epochs = []
     for preload in ("cuda", True):
         dataset = OMEArrowDataset(stores["arrow", "uint16"], preload=preload, axes="CZYX", **options)
         dataset = dataset.split((0.8, 0.2), seed=1)[0] if view else dataset
@@ -152,9 +152,9 @@ def test_order_and_resume_are_those_of_the_cpu(device, stores, view, options, lo
         begun = batches_of([next(epoch)])
         second.load_state_dict(first.state_dict())
         rest, later, again = batches_of(epoch), batches_of(second), batches_of(first)
-        found.append([*begun, *rest, *later, *again])
+        epochs.append([*begun, *rest, *later, *again])
         assert (preload == "cuda") == (dataset.device is not None)
-    equal(*found)
+    equal(*epochs)
 
 
 def test_indices_of_an_epoch_are_sent_together(device, stores, monkeypatch):
@@ -197,17 +197,17 @@ def test_samples_are_the_caller_s_own(device, stores):
 
 
 def test_a_transform_is_given_samples_there(device, stores):
-    seen = []
+    devices = []
 
     def half(image):
-        seen.append(image.device)
+        devices.append(image.device)
         return image / 2
 
     dataset = OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", axes="CZYX", transform=half)
     plain = dataset.with_transform(None)
     assert torch.equal(next(iter(OMEArrowDataLoader(dataset, 3)))[2], plain[2] / 2)
     assert torch.equal(dataset[2], plain[2] / 2)
-    assert set(seen) == {device}
+    assert set(devices) == {device}
 
 
 def test_workers_and_other_processes_are_refused(device, stores):
@@ -224,10 +224,10 @@ def test_workers_and_other_processes_are_refused(device, stores):
             return 1
 
     subset, both = torch.utils.data.Subset(dataset, [0]), torch.utils.data.ConcatDataset([dataset, dataset])
-    for held in (dataset, subset, both, Around()):
-        assert OMEArrowDataLoader(held, 2).num_workers == 0
+    for on_device in (dataset, subset, both, Around()):
+        assert OMEArrowDataLoader(on_device, 2).num_workers == 0
         with raises(ArgumentError, option="num_workers", mentions=device):
-            OMEArrowDataLoader(held, 2, num_workers=2)
+            OMEArrowDataLoader(on_device, 2, num_workers=2)
     with raises(ArgumentError, path=stores["arrow", "uint16"], mentions=(device, "num_workers")):
         pickle.dumps(dataset)
 
@@ -265,12 +265,12 @@ def test_more_than_is_free_is_refused_before_a_pixel_is_read(device, stores, mon
 
 
 def test_pixels_come_from_the_cache_folder_too(device, stores, tmp_path):
-    found = [
+    datasets = [
         OMEArrowDataset(stores["arrow", "uint16"], preload="cuda", axes="CZYX", cache_dir=tmp_path) for _ in range(2)
     ]
     assert len(list(tmp_path.glob("*.pixels"))) == 1
-    same(found[0][3], OMEArrowDataset(stores["arrow", "uint16"], axes="CZYX")[3])
-    assert torch.equal(found[0][3], found[1][3])
+    same(datasets[0][3], OMEArrowDataset(stores["arrow", "uint16"], axes="CZYX")[3])
+    assert torch.equal(datasets[0][3], datasets[1][3])
 
 
 def test_a_dataset_tells_and_shows_what_lies_there(device, stores):
@@ -318,8 +318,8 @@ def test_it_takes_the_memory_that_it_says(tmp_path):
     dataset = OMEArrowDataset(path, preload="cuda")
     torch.cuda.synchronize()
     assert dataset.nbytes == count * 512 * 512 * 2
-    held, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
-    assert dataset.nbytes <= held <= peak <= dataset.nbytes + 2**22
+    allocated, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+    assert dataset.nbytes <= allocated <= peak <= dataset.nbytes + 2**22
 
 
 def test_free_memory_is_what_torch_can_have(monkeypatch):

@@ -133,7 +133,7 @@ def sample_arguments(draw):
 def test_samples_and_batches_are_what_numpy_makes(suffix, arguments):
     kinds, axes, select, crop, normalize = arguments
     images = images_of(kinds)
-    wanted = [sample_of(image, axes, select, crop, normalize=normalize) for image in images]
+    expected = [sample_of(image, axes, select, crop, normalize=normalize) for image in images]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"images{suffix}"
         write_images(images, path)
@@ -141,12 +141,12 @@ def test_samples_and_batches_are_what_numpy_makes(suffix, arguments):
             dataset = OMEArrowDataset(
                 path, preload=preload, axes=axes, select=select, crop_size=crop, normalize=normalize
             )
-            assert dataset.shape == wanted[0].shape
+            assert dataset.shape == expected[0].shape
             order = [*range(len(images)), 0]
             for _ in ways(dataset):
-                assert all_same(arrays(dataset[index] for index in order), [wanted[index] for index in order])
-                assert all_same(arrays(dataset.__getitems__(order)), [wanted[index] for index in order])
-                assert all_same(collated(dataset, order), [wanted[index] for index in order])
+                assert all_same(arrays(dataset[index] for index in order), [expected[index] for index in order])
+                assert all_same(arrays(dataset.__getitems__(order)), [expected[index] for index in order])
+                assert all_same(collated(dataset, order), [expected[index] for index in order])
 
 
 @preloads
@@ -170,10 +170,10 @@ def test_normalizing_divides_by_the_dtypes_maximum(stored, dtype):
     path = stored("arrow", [image, image])
     for preload in BOTH:
         dataset = OMEArrowDataset(path, preload=preload, axes="YX")
-        found = [dataset[1].numpy(), *arrays(dataset.__getitems__([1, 0]))]
-        assert all_same(found, [normalized(image)] * 3)
+        samples = [dataset[1].numpy(), *arrays(dataset.__getitems__([1, 0]))]
+        assert all_same(samples, [normalized(image)] * 3)
         if dtype.kind != "f":
-            assert float(found[0].max()) == 1.0
+            assert float(samples[0].max()) == 1.0
 
 
 @preloads
@@ -235,17 +235,17 @@ def test_a_sample_is_the_callers_own(stored, name, preload, normalize):
 def test_transform_gets_each_samples_tensor(stored):
     images = images_of(UNIFORM)
     path = stored("parquet", images)
-    seen = []
+    shapes = []
 
     def flip(sample):
-        seen.append(tuple(sample.shape))
+        shapes.append(tuple(sample.shape))
         return sample.flip(-1)
 
     dataset = OMEArrowDataset(path, transform=flip)
-    wanted = [np.ascontiguousarray(sample_of(image)[..., ::-1]) for image in images]
-    assert same(dataset[2].numpy(), wanted[2])
-    assert all_same(arrays(dataset.__getitems__([1, 0])), [wanted[1], wanted[0]])
-    assert seen == [(3, 6, 7)] * 3
+    expected = [np.ascontiguousarray(sample_of(image)[..., ::-1]) for image in images]
+    assert same(dataset[2].numpy(), expected[2])
+    assert all_same(arrays(dataset.__getitems__([1, 0])), [expected[1], expected[0]])
+    assert shapes == [(3, 6, 7)] * 3
     assert OMEArrowDataset(path, transform=lambda sample: int(sample.ndim))[0] == 3
     with raises(ArgumentError, option="transform", path=path, remedy=False):
         OMEArrowDatasetNumpy(path, transform=flip)
@@ -266,7 +266,7 @@ def labelled(stored):
 @preloads
 @pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
 def test_targets(labelled, preload, kind):
-    for target, wanted in [
+    for target, expected in [
         ("label", 1),
         ("score", 3.5),
         ("well", 3),
@@ -274,11 +274,11 @@ def test_targets(labelled, preload, kind):
         (lambda row: row["holes"], 4),
     ]:
         dataset = kind(labelled, preload=preload, target=target)
-        image, found = dataset[3]
+        image, target_value = dataset[3]
         assert same(np.asarray(image), sample_of(images_of(UNIFORM)[3]))
-        assert found == wanted
-        assert type(found) is type(wanted)
-        assert [each[1] for each in dataset.__getitems__([-2, 3])] == [wanted, wanted]
+        assert target_value == expected
+        assert type(target_value) is type(expected)
+        assert [labelled_sample[1] for labelled_sample in dataset.__getitems__([-2, 3])] == [expected, expected]
     assert np.asarray(kind(labelled, preload=preload, target="features")[0][1]).tolist() == [1.0, 2.0]
 
 
@@ -372,8 +372,10 @@ def test_a_target_that_names_no_columns(labelled, target):
 
 def test_a_callable_target_sees_id_and_index(stored):
     images = images_of(UNIFORM)
-    seen = OMEArrowDataset(stored("arrow", images, image_ids=list("abcde")), target=dict)
-    assert [target for _, target in seen] == [{"image_id": each, "index": n} for n, each in enumerate("abcde")]
+    dataset = OMEArrowDataset(stored("arrow", images, image_ids=list("abcde")), target=dict)
+    assert [target for _, target in dataset] == [
+        {"image_id": image_id, "index": n} for n, image_id in enumerate("abcde")
+    ]
     path = stored("arrow", images, "named", image_ids=list("abcde"), columns={"index": [9, 8, 7, 6, 5]})
     assert OMEArrowDataset(path, target=dict)[1][1] == {"image_id": "b", "index": 8}
 
@@ -485,7 +487,7 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     """The threshold is set so that the bar appears with the first images."""
     path = stored("tiff", images_of(UNIFORM))
 
-    def shown(stream, **options):
+    def progress_output(stream, **options):
         monkeypatch.setattr(sys, "stderr", stream)
         pickled = pickle.dumps(preloaded(kind(path, preload=False)))
         written = None if stream is None or stream.closed else stream.getvalue()
@@ -496,16 +498,18 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     closed, threads = Terminal(), threading.active_count()
     closed.close()
     for expected in (None, True, False):  # Preloading takes less than 2 s.
-        assert shown(Terminal(), progress=expected) == ""
+        assert progress_output(Terminal(), progress=expected) == ""
     monkeypatch.setattr(cache.PreloadProgressBar, "after_s", -1.0)
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
-        actual = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
+        actual = [progress_output(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
         assert [bool(item) for item in actual] == [of_terminal, of_file, False, False]
         assert "preloading images.tiffs: 100%" in actual[0]
         assert "5/5" in actual[0]
-    assert shown(Terminal(), progress=False) == ""
-    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Decoded into the cache.
-    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # Compared with the checksums of the cache.
+    assert progress_output(Terminal(), progress=False) == ""
+    assert "5/5" in progress_output(Terminal(), cache_dir=tmp_path / "cache")  # Decoded into the cache.
+    assert "5/5" in progress_output(
+        Terminal(), cache_dir=tmp_path / "cache"
+    )  # Compared with the checksums of the cache.
     assert threading.active_count() == threads, "a process that forks later must have no more"
 
 
@@ -516,8 +520,8 @@ def test_a_selection_is_what_it_was_when_the_dataset_was_made(stored, picks):
     for preload in BOTH:
         dataset = OMEArrowDataset(path, select=select, preload=preload)
         picks[:] = [3, 2]
-        for each in (dataset, copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
-            assert same(each[1].numpy(), normalized(images[1][0, :2, 0]))
+        for copied in (dataset, copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+            assert same(copied[1].numpy(), normalized(images[1][0, :2, 0]))
         picks[:] = [0, 1]
 
 
@@ -603,6 +607,6 @@ class Delegating(torch.utils.data.Dataset):
 def test_samples_are_those_of_a_dataset_around_it(stored, kind, loader):
     dataset = kind(stored("arrow", images_of(UNIFORM)))
     around = Delegating(dataset)
-    for each in (around, torch.utils.data.Subset(around, range(len(dataset)))):
-        (batch,) = loader(each, len(dataset), num_workers=0)
+    for wrapped in (around, torch.utils.data.Subset(around, range(len(dataset)))):
+        (batch,) = loader(wrapped, len(dataset), num_workers=0)
         assert same(batch.numpy(), np.stack([-np.asarray(dataset[index]) for index in range(len(dataset))]))

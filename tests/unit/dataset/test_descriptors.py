@@ -63,8 +63,8 @@ def folders(request, tmp_path_factory) -> tuple[Path, Path]:
     return alike, ragged
 
 
-def check(found: object, order: list[int]) -> None:
-    for number, sample in zip(order, found, strict=True):
+def check(samples: object, order: list[int]) -> None:
+    for number, sample in zip(order, samples, strict=True):
         np.testing.assert_array_equal(np.asarray(sample), image(number)[0, :, 0])
 
 

@@ -66,8 +66,8 @@ def test_what_is_written_is_what_was_given(path, form, group_rows, monkeypatch):
     assert table["image_id"].to_pylist() == IDS
     assert table.select(list(COLUMNS)).to_pydict() == COLUMNS
     assert {field.type for field in list(table.schema)[3:]} == {pa.float32()}
-    assert np.array_equal(np.stack([each.to_numpy() for each in table.columns[3:]], axis=1), VALUES)
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert np.array_equal(np.stack([column.to_numpy() for column in table.columns[3:]], axis=1), VALUES)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_values_of_any_kind(path, values, kind):
     table = pq.read_table(path)
     assert table.column_names[1:] == ["CNN_0000", "CNN_0001"]
     assert {table.schema.field(name).type for name in table.column_names[1:]} == {kind}
-    wanted = values.float().numpy() if isinstance(values, torch.Tensor) else values
+    expected = values.float().numpy() if isinstance(values, torch.Tensor) else values
     assert table["image_id"].null_count == table["CNN_0001"].null_count == 0
-    assert np.array_equal(table["CNN_0001"].to_numpy(), wanted[:, 1], equal_nan=True)
+    assert np.array_equal(table["CNN_0001"].to_numpy(), expected[:, 1], equal_nan=True)
 
 
 def test_many_features(path):
@@ -159,11 +159,11 @@ def test_a_loop_writes_back_what_it_made(path, tmp_path):
     images = [image_of((4, 4), "uint8", n) for n in range(7)]
     write_images(images, tmp_path / "images.arrow", image_ids=IDS, columns={"well": [f"A{n}" for n in range(7)]})
     dataset = OMEArrowDataset(tmp_path / "images.arrow", return_ids=True)
-    ids, found = [], []
+    ids, embeddings = [], []
     for batch, batch_ids in OMEArrowDataLoader(dataset, 3, shuffle=True, generator=torch.Generator().manual_seed(1)):
         ids.append(batch_ids)
-        found.append(batch.flatten(1))
-    write_embeddings(path, ids, found, columns=dataset)
+        embeddings.append(batch.flatten(1))
+    write_embeddings(path, ids, embeddings, columns=dataset)
     table = pq.read_table(path)
     order = [IDS.index(image_id) for image_id in table["image_id"].to_pylist()]
     assert sorted(order) == list(range(7)) != order
@@ -174,4 +174,4 @@ def test_a_loop_writes_back_what_it_made(path, tmp_path):
     again = OMEArrowDataset(tmp_path / "images.arrow", columns=path, target="Embedding_0005")  # Both have wells.
     assert float(again[4][1]) == float(np.float32(images[4][1, 1]) / np.float32(255))
     with raises(MetadataError, option="columns", path=path):
-        write_embeddings(path, ids, found, columns=dataset.split((0.5, 0.5))[0], overwrite=True)
+        write_embeddings(path, ids, embeddings, columns=dataset.split((0.5, 0.5))[0], overwrite=True)

@@ -57,8 +57,8 @@ def path(stored):
     return stored("arrow", IMAGES, image_ids=list("abc"), columns={"Metadata_Well": WELLS, "Metadata_Site": [1, 2, 3]})
 
 
-def as_file(tmp_path, **of):
-    write_images([MASKS[number] for number in (2, 0, 1)], tmp_path / "m.parquet", **of)
+def as_file(tmp_path, **options):
+    write_images([MASKS[number] for number in (2, 0, 1)], tmp_path / "m.parquet", **options)
     return tmp_path / "m.parquet"
 
 
@@ -97,9 +97,9 @@ def test_masks_of_any_form_are_paired_and_keep_their_labels(path, tmp_path, form
             assert mask.dtype == torch.int32
             np.testing.assert_array_equal(mask.numpy(), MASKS[number])
             np.testing.assert_array_equal(image.numpy(), IMAGES[number][0, :, 0] / np.float32(65535))
-        images, found = next(iter(OMEArrowDataLoader(dataset, 3)))
-        assert (images.shape, found.shape) == ((3, 3, 12, 14), (3, 12, 14))
-        np.testing.assert_array_equal(found.numpy(), np.stack(MASKS))
+        images, mask_batch = next(iter(OMEArrowDataLoader(dataset, 3)))
+        assert (images.shape, mask_batch.shape) == ((3, 3, 12, 14), (3, 12, 14))
+        np.testing.assert_array_equal(mask_batch.numpy(), np.stack(MASKS))
 
 
 @pytest.mark.parametrize("form", ["a path, by id", "a source", "files named after ids"])
@@ -147,8 +147,8 @@ def test_a_column_of_the_same_table_is_the_mask(tmp_path):
     both = table.append_column("ome_arrow_label", pq.read_table(tmp_path / "m.parquet")["ome_image"])
     pq.write_table(both, tmp_path / "both.parquet", row_group_size=1)
     dataset = OMEArrowDatasetNumpy(tmp_path / "both.parquet", masks="ome_arrow_label", return_ids=True, preload=False)
-    for (image, mask, image_id), wanted, number in zip(dataset, MASKS, range(3), strict=False):
-        np.testing.assert_array_equal(mask, wanted)
+    for (image, mask, image_id), expected, number in zip(dataset, MASKS, range(3), strict=False):
+        np.testing.assert_array_equal(mask, expected)
         np.testing.assert_array_equal(image, IMAGES[number][0, :, 0] / np.float32(65535))
         assert image_id == "abc"[number]
 
@@ -165,10 +165,12 @@ def test_the_mask_is_cut_with_the_cell_and_the_background_taken_away(tmp_path_fa
     folder = tmp_path_factory.mktemp("m")
     write_images(IMAGES, folder / "i.arrow", image_ids=list("abc"))
     write_images(MASKS, folder / "m.arrow", image_ids=list("abc"))
-    place = {True: (3, 4), False: (8, 8)}
-    of = data.draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
-    label = [int(MASKS[number][place[first]]) for number, first in of]
-    table = cells([("abc"[number], *place[first], value) for (number, first), value in zip(of, label, strict=True)])
+    centers = {True: (3, 4), False: (8, 8)}
+    drawn_objects = data.draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
+    label = [int(MASKS[number][centers[first]]) for number, first in drawn_objects]
+    table = cells(
+        [("abc"[number], *centers[first], value) for (number, first), value in zip(drawn_objects, label, strict=True)]
+    )
     size = data.draw(st.tuples(st.integers(2, 16), st.integers(2, 16)))
     pad = data.draw(st.sampled_from([None, "edge", "reflect"]))
     options = {"objects": table, "crop_size": size, "pad": pad, "preload": data.draw(st.booleans()), "normalize": False}
@@ -196,15 +198,15 @@ def test_in_binary_masks_the_object_is_what_is_connected_with_its_centre(path, t
     for number in range(3):
         image, mask = dataset[number]
         regions, _ = ndimage.label(plain[number][1])
-        wanted = regions == regions[5, 5]
-        np.testing.assert_array_equal(mask, wanted * np.uint8(255))
-        np.testing.assert_array_equal(image, plain[number][0] * wanted)
+        expected = regions == regions[5, 5]
+        np.testing.assert_array_equal(mask, expected * np.uint8(255))
+        np.testing.assert_array_equal(image, plain[number][0] * expected)
     with raises(DecodeError, path=tmp_path / "b.arrow", mentions=("row 3", "'b'")):
         dataset[3]
-    kept = OMEArrowDataset(
+    without_null = OMEArrowDataset(
         path, objects=table, crop_size=(11, 11), masks=tmp_path / "b.arrow", mask_background=True, nulls="skip"
     )
-    assert (len(kept), kept.objects["centroid_x"].to_pylist()) == (3, [4, 8, 4])
+    assert (len(without_null), without_null.objects["centroid_x"].to_pylist()) == (3, [4, 8, 4])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -216,12 +218,14 @@ def test_a_scaled_mask_lies_where_the_image_does(tmp_path, dtype):
     box = {"y0": [0], "y1": [7], "x0": [0], "x1": [5]}
     options = {"objects": pa.table({"image_id": ["a"], **box}), "box": tuple(box), "axes": "YX"}
     for size in ((7, 5), (21, 15), (12, 13), (40, 8)):
-        image, found = OMEArrowDatasetNumpy(
+        image, scaled_mask = OMEArrowDatasetNumpy(
             tmp_path / "i.arrow", masks=tmp_path / "m.arrow", resize=size, mask_background=True, **options
         )[0]
-        rows, columns = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in zip(size, mask.shape, strict=True))
-        np.testing.assert_array_equal(found, np.where(np.outer(rows == 3, columns == 2), 255, 0))
-        np.testing.assert_array_equal(np.where(found, image, 0), image)
+        rows, columns = (
+            (2 * np.arange(to) + 1) * length // (2 * to) for to, length in zip(size, mask.shape, strict=True)
+        )
+        np.testing.assert_array_equal(scaled_mask, np.where(np.outer(rows == 3, columns == 2), 255, 0))
+        np.testing.assert_array_equal(np.where(scaled_mask, image, 0), image)
 
 
 @pytest.mark.parametrize("pad", ["constant", "edge", "reflect", "shift"])
@@ -229,7 +233,7 @@ def test_an_object_on_the_last_edge_is_found_in_a_binary_mask(path, tmp_path, pa
     mask = np.zeros((12, 14), np.uint8)
     mask[9:, 11:] = 255
     write_images([mask] * 3, tmp_path / "b.arrow", image_ids=list("abc"))
-    ((image, found),) = OMEArrowDatasetNumpy(
+    ((image, mask_crop),) = OMEArrowDatasetNumpy(
         path,
         objects=cells([("a", 11.5, 13.5, 1)]),
         crop_size=(5, 5),
@@ -238,14 +242,14 @@ def test_an_object_on_the_last_edge_is_found_in_a_binary_mask(path, tmp_path, pa
         mask_background=True,
         normalize=False,
     )
-    assert found.any()
-    assert image[:, found > 0].any()
+    assert mask_crop.any()
+    assert image[:, mask_crop > 0].any()
 
 
 def test_a_random_crop_and_a_grid_cut_both_alike(path, tmp_path):
-    places = [np.arange(12 * 14, dtype=np.uint16).reshape(1, 1, 1, 12, 14)] * 3
-    write_images(places, tmp_path / "p.arrow", image_ids=list("abc"))
-    write_images(places, tmp_path / "i.arrow", image_ids=list("abc"))
+    numbered_pixels = [np.arange(12 * 14, dtype=np.uint16).reshape(1, 1, 1, 12, 14)] * 3
+    write_images(numbered_pixels, tmp_path / "p.arrow", image_ids=list("abc"))
+    write_images(numbered_pixels, tmp_path / "i.arrow", image_ids=list("abc"))
     for crop in ("random", "grid", "center"):
         dataset = OMEArrowDataset(
             tmp_path / "i.arrow", masks=tmp_path / "p.arrow", crop=crop, crop_size=(5, 4), normalize=False
@@ -288,14 +292,14 @@ def test_masks_go_to_workers_pickles_views_targets_and_transforms(path, tmp_path
     from omearrow_ds.dataset import masks as under_test
 
     under_test._mask_type.cache_clear()
-    seen = []
+    type_pairs = []
 
     def typed(image, mask):
-        seen.append((type(image), type(mask)))
+        type_pairs.append((type(image), type(mask)))
         return image, mask
 
     assert type(OMEArrowDataset(path, masks=masks, transform=typed)[0][1]) is torch.Tensor
-    assert seen == [(torch.Tensor, Mask)]
+    assert type_pairs == [(torch.Tensor, Mask)]
     under_test._mask_type.cache_clear()
 
 
@@ -371,18 +375,18 @@ def test_ten_lines_from_files_to_cells_masks_and_wells():
         target="Metadata_Well",
     )
     rows = pq.read_table(NF1 / "cells.parquet").to_pylist()
-    seen = 0
+    num_cells = 0
     for cells_, masks, wells in OMEArrowDataLoader(dataset, 32):
         assert cells_.shape[1:] == (3, 64, 64)
         for mask, well in zip(masks, wells, strict=True):
-            row = rows[seen]
+            row = rows[num_cells]
             stem = row["Image_FileName_DAPI"].removesuffix(".tif")
             whole = np.pad(tifffile.imread(NF1 / f"masks/{stem}_MaskNuclei.tiff"), 64)
             top, left = (int(np.floor(row[f"Nuclei_Location_Center_{axis}"] - 31)) + 64 for axis in "YX")
             np.testing.assert_array_equal(mask.numpy(), whole[top : top + 64, left : left + 64])
             assert dataset.classes[well] == row["Metadata_Well"]
-            seen += 1
-    assert seen == 132
+            num_cells += 1
+    assert num_cells == 132
 
 
 LABELLED = {"A/1": [0, 1], "B/2": [2]}  # Fields 0 to 2.

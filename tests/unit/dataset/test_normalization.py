@@ -51,12 +51,12 @@ def scaled(image, normalize, illumination=None):
     return np.clip((pixels.astype(F32) - column(first)) / column(second - first), F32(0), F32(1))
 
 
-def every_way(path, **given):
+def every_way(path, **options):
     """Yield all samples of a collection for each way to access them."""
     for preload in (True, False):
-        dataset = OMEArrowDataset(path, preload=preload, **given)
+        dataset = OMEArrowDataset(path, preload=preload, **options)
         again = pickle.loads(pickle.dumps(dataset))
-        arrays = OMEArrowDatasetNumpy(path, preload=preload, **given)
+        arrays = OMEArrowDatasetNumpy(path, preload=preload, **options)
         order = list(range(len(dataset)))
         yield [dataset[index].numpy() for index in order]
         yield [sample.numpy() for sample in dataset.__getitems__(order)]
@@ -108,13 +108,13 @@ def test_cut_and_scaled_is_scaled_and_cut(tmp_path_factory, axes, pick, crop, no
     given_ = {} if pick is None else {"select": {"C": pick}}
     dataset = OMEArrowDataset(path, axes=axes, crop_size=crop, normalize=normalize, preload=preload, **given_)
     for index, image in enumerate(IMAGES):
-        wanted = scaled(image, normalize)
-        wanted = wanted if pick is None else wanted[pick]
+        expected = scaled(image, normalize)
+        expected = expected if pick is None else expected[pick]
         if crop is not None:
             top, left = (8 - crop[0]) // 2, (9 - crop[1]) // 2
-            wanted = wanted[:, top : top + crop[0], left : left + crop[1]]
-        wanted = wanted.transpose(["CYX".index(axis) for axis in axes])
-        assert same(dataset[index].numpy(), np.ascontiguousarray(wanted))
+            expected = expected[:, top : top + crop[0], left : left + crop[1]]
+        expected = expected.transpose(["CYX".index(axis) for axis in axes])
+        assert same(dataset[index].numpy(), np.ascontiguousarray(expected))
 
 
 def test_ragged_images_and_workers(stored):
@@ -152,11 +152,11 @@ def test_statistics_by_plate_go_to_the_images_of_the_plate(stored, tmp_path, pre
     dataset = OMEArrowDataset(path, normalize=normalize, preload=preload)
     names = {"low": "p1", "high": "p99"} if how == "percentiles" else {"mean": "mean", "std": "std"}
     batch = dataset.__getitems__([4, 1, 0])
-    for place, index in enumerate([4, 1, 0]):
+    for position, index in enumerate([4, 1, 0]):
         rows = [row for row in measured.table.to_pylist() if row["plate"] == PLATES[index]]
-        wanted = scaled(images[index], {key: [row[name] for row in rows] for key, name in names.items()})
-        assert same(dataset[index].numpy(), wanted)
-        assert same(batch[place].numpy(), wanted)
+        expected = scaled(images[index], {key: [row[name] for row in rows] for key, name in names.items()})
+        assert same(dataset[index].numpy(), expected)
+        assert same(batch[position].numpy(), expected)
 
 
 def test_statistics_are_found_by_the_names_of_channels(tmp_path):
@@ -165,9 +165,9 @@ def test_statistics_are_found_by_the_names_of_channels(tmp_path):
     measured = stats(tmp_path, pattern="{well}_{channel}.tif")
     dataset = OMEArrowDataset(tmp_path, pattern="{well}_{channel}.tif", channels=["B", "A"], normalize=measured)
     rows = measured.table.to_pylist()
-    wanted = {key: [rows[1][key], rows[0][key]] for key in ("mean", "std")}
+    ordered = {key: [rows[1][key], rows[0][key]] for key in ("mean", "std")}
     image = np.stack([IMAGES[1][0, 0], IMAGES[0][0, 0]])[None]
-    assert same(dataset[0].numpy(), scaled(image, wanted))
+    assert same(dataset[0].numpy(), scaled(image, ordered))
 
 
 ILLUM = 1 + np.random.default_rng(0).random((3, 8, 9))
@@ -189,8 +189,8 @@ def test_illumination_is_divided_first(stored, tmp_path, normalize):
     )
     for illumination in forms:
         for samples in every_way(path, normalize=normalize, illumination=illumination):
-            wanted = [scaled(image, normalize, ILLUM) for image in IMAGES]
-            assert all(map(same, samples, wanted))
+            expected = [scaled(image, normalize, ILLUM) for image in IMAGES]
+            assert all(map(same, samples, expected))
 
 
 def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
@@ -277,8 +277,8 @@ def test_views_and_transforms_go_with_it(stored):
     dataset = OMEArrowDataset(path, normalize=stats(path, by="plate"), transform=torch.neg)
     train, val = dataset.split((0.6, 0.4), by="plate")
     for view in (train, val):
-        for place, image_id in enumerate(view.image_ids):
-            assert torch.equal(view[place], dataset[list(dataset.image_ids).index(image_id)])
+        for index, image_id in enumerate(view.image_ids):
+            assert torch.equal(view[index], dataset[list(dataset.image_ids).index(image_id)])
 
 
 def test_functions_are_those_that_were_there_when_it_was_opened(stored, tmp_path, monkeypatch):
@@ -290,7 +290,7 @@ def test_functions_are_those_that_were_there_when_it_was_opened(stored, tmp_path
         for number, function in enumerate(ILLUM):
             np.save(f"{number}.npy", function)
         dataset = OMEArrowDataset(path, illumination=illumination)
-        wanted = [scaled(image, True, ILLUM) for image in IMAGES]
+        expected = [scaled(image, True, ILLUM) for image in IMAGES]
         mine *= 2
         for number in range(3):
             np.save(f"{number}.npy", ILLUM[number] * 2)
@@ -298,7 +298,7 @@ def test_functions_are_those_that_were_there_when_it_was_opened(stored, tmp_path
         monkeypatch.chdir("/")
         again = pickle.loads(pickle.dumps(dataset))
         batches = list(OMEArrowDataLoader(dataset, batch_size=1, num_workers=1))
-        for index, image in enumerate(wanted):
+        for index, image in enumerate(expected):
             assert same(dataset[index].numpy(), image)
             assert same(again[index].numpy(), image)
             assert same(batches[index][0].numpy(), image)
@@ -314,8 +314,8 @@ def test_channels_of_one_name_have_statistics_of_their_own(stored):
     measured = stats(path)
     rows = measured.table.to_pylist()
     dataset = OMEArrowDataset(path, normalize=measured)
-    wanted = scaled(IMAGES[0], {name: [row[name] for row in rows] for name in ("mean", "std")})
-    assert same(dataset[0].numpy(), wanted)
+    expected = scaled(IMAGES[0], {name: [row[name] for row in rows] for name in ("mean", "std")})
+    assert same(dataset[0].numpy(), expected)
 
 
 def test_statistics_of_channels_by_other_names_are_refused(stored):
@@ -337,9 +337,9 @@ def test_groups_come_back_from_files_as_they_were(stored, tmp_path, suffix, grou
     path = stored("arrow", IMAGES, columns={"group": groups})
     measured = stats(path, by="group")
     measured.write(tmp_path / f"stats{suffix}")
-    wanted = OMEArrowDataset(path, normalize=measured)
+    direct = OMEArrowDataset(path, normalize=measured)
     dataset = OMEArrowDataset(path, normalize=tmp_path / f"stats{suffix}")
-    assert all(torch.equal(dataset[index], wanted[index]) for index in range(len(IMAGES)))
+    assert all(torch.equal(dataset[index], direct[index]) for index in range(len(IMAGES)))
 
 
 def test_statistics_edited_by_hand_are_whole_or_refused(stored, tmp_path):

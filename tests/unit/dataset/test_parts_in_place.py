@@ -80,7 +80,7 @@ def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeyp
             OMEArrowDataset(path, preload=False, **options),
         )
         for order in ([0, 45, 30, 7, 22, 5, 6], [9]):
-            actual, want = (collate(crops.__getitems__(order)).numpy() for crops in (dataset, whole))
+            actual, want = (collate(source.__getitems__(order)).numpy() for source in (dataset, whole))
             assert actual.tobytes() == want.tobytes()
 
 
@@ -94,9 +94,9 @@ def test_a_part_that_is_compressed_is_decoded(images, tmp_path):
         with made_by(which):
             for options in ({}, {"crop_size": (3, 4)}):
                 dataset = OMEArrowDataset(path, preload=False, normalize=False, **options)
-                found = collate(dataset.__getitems__([22, 3, 12, 22, 0])).numpy()
+                actual = collate(dataset.__getitems__([22, 3, 12, 22, 0])).numpy()
                 want = np.stack([images[number][0, :, 0] for number in (22, 3, 12, 22, 0)])
-                np.testing.assert_array_equal(found, want[..., 2:5, 2:6] if options else want)
+                np.testing.assert_array_equal(actual, want[..., 2:5, 2:6] if options else want)
 
 
 def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_path):
@@ -125,8 +125,8 @@ def test_threads_that_close_each_others_parts(images, tmp_path, monkeypatch):
         random = np.random.default_rng(seed)
         for _ in range(40):
             order = random.integers(0, COUNT, 6).tolist()
-            batch = collate(dataset.__getitems__(order)).numpy()
-            wrong.extend(n for n, got in zip(order, batch, strict=True) if not np.array_equal(got, images[n][0, :, 0]))
+            actual = collate(dataset.__getitems__(order)).numpy()
+            wrong.extend(n for n, got in zip(order, actual, strict=True) if not np.array_equal(got, images[n][0, :, 0]))
 
     with made_by("numba"):
         threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]

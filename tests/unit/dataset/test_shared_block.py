@@ -28,17 +28,17 @@ def filled(size_bytes):
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4095, 4097, PIECE, 2 * PIECE + 12345])
 def test_sharing_moves_nothing_a_reader_can_see(size_bytes):
-    block, wanted = filled(size_bytes)
+    block, expected = filled(size_bytes)
     view, address = block.bytes, block.bytes.ctypes.data
     assert block.share() == block.share()
     assert block.shared
     assert block.bytes.ctypes.data == address
-    assert np.array_equal(view, wanted)
+    assert np.array_equal(view, expected)
     attached = pickle.loads(pickle.dumps(block))
-    assert np.array_equal(attached.bytes, wanted)
+    assert np.array_equal(attached.bytes, expected)
     if size_bytes:
         attached.bytes[-1] ^= 255
-        assert view[-1] == wanted[-1] ^ 255  # Shared memory, not a copy.
+        assert view[-1] == expected[-1] ^ 255  # Shared memory, not a copy.
 
 
 @linux
@@ -51,8 +51,8 @@ def test_a_block_is_private_until_it_is_pickled():
 
 @linux
 def test_a_thread_reads_the_same_while_the_block_moves():
-    block, wanted = filled(3 * PIECE)
-    total, odd, stop = int(wanted.sum()), [], threading.Event()
+    block, expected = filled(3 * PIECE)
+    total, odd, stop = int(expected.sum()), [], threading.Event()
 
     def read():
         while not stop.is_set():
@@ -69,7 +69,7 @@ def test_a_thread_reads_the_same_while_the_block_moves():
 
 @linux
 def test_a_move_that_fails_loses_nothing(monkeypatch):
-    block, wanted = filled(3 * PIECE)
+    block, expected = filled(3 * PIECE)
     pwrite, calls = os.pwrite, []
 
     def failing(*arguments):
@@ -82,9 +82,9 @@ def test_a_move_that_fails_loses_nothing(monkeypatch):
     with pytest.raises(OSError, match="no memory"):
         block.share()
     assert not block.shared
-    assert np.array_equal(block.bytes, wanted)
+    assert np.array_equal(block.bytes, expected)
     block.share()
-    assert np.array_equal(pickle.loads(pickle.dumps(block)).bytes, wanted)
+    assert np.array_equal(pickle.loads(pickle.dumps(block)).bytes, expected)
 
 
 def checksum(block, results):
@@ -92,12 +92,12 @@ def checksum(block, results):
 
 
 def test_a_spawned_process_sees_the_bytes():
-    block, wanted = filled(PIECE + 5)
+    block, expected = filled(PIECE + 5)
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     process = context.Process(target=checksum, args=(block, results))
     process.start()
-    assert results.get() == int(wanted.sum())
+    assert results.get() == int(expected.sum())
     process.join()
 
 
@@ -121,6 +121,6 @@ def test_a_forked_process_sees_the_bytes(programs, shared):
 
 def test_a_block_whose_owner_is_gone_is_none():
     block, _ = filled(10)
-    made = pickle.dumps(block)
+    pickled = pickle.dumps(block)
     del block
-    assert pickle.loads(made) is None
+    assert pickle.loads(pickled) is None

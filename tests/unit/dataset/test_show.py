@@ -58,17 +58,17 @@ def pictures_in(html):
     """Return the images of valid HTML without external references."""
     page = parse(f"<!doctype html><html>{html}</html>")
     assert not page.all("script", "link", "iframe", "object", "style")
-    sources = [each.attributes["src"] for each in page.all("img")]
+    sources = [element.attributes["src"] for element in page.all("img")]
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "url(" not in html
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(each.partition(",")[2])))) for each in sources]
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))) for source in sources]
 
 
-def grid_of(shown):
-    return np.asarray(Image.open(io.BytesIO(shown.png)))
+def grid_of(grid):
+    return np.asarray(Image.open(io.BytesIO(grid.png)))
 
 
-def told(html):
+def text_of_html(html):
     return parse(f"<!doctype html><html>{html}</html>").text
 
 
@@ -82,9 +82,9 @@ def test_every_source_shows_channels_in_their_colours_where_they_are(stored, nam
         for left, colour in ((0, RED), (40, BLUE), (80, GREEN)):
             assert (picture[:40, left : left + 40] == colour).all()
         assert (picture[40:] == 0).all()
-    assert str(path) in told(html)
-    assert "RFP" in told(html)
-    assert "1 x 3 x 1 x 40 x 60" in told(html)
+    assert str(path) in text_of_html(html)
+    assert "RFP" in text_of_html(html)
+    assert "1 x 3 x 1 x 40 x 60" in text_of_html(html)
 
 
 def test_a_thumbnail_is_the_means_of_blocks_in_the_contrast_that_it_says(tmp_path):
@@ -119,7 +119,9 @@ def test_a_thumbnail_is_the_means_of_blocks_in_the_contrast_that_it_says(tmp_pat
 def test_stains_have_the_colours_that_they_are_known_by(tmp_path, names):
     ((names, expected),) = names.items()
     write_images([placed(len(names))], tmp_path / "x.arrow", axes="TCZYX", metadata=[described(*names)])
-    assert [each["color"] for each in show(tmp_path / "x.arrow").channels] == [f"#{each}" for each in expected]
+    assert [color_text["color"] for color_text in show(tmp_path / "x.arrow").channels] == [
+        f"#{color_text}" for color_text in expected
+    ]
 
 
 def test_what_strangers_wrote_stays_text(tmp_path):
@@ -135,14 +137,14 @@ def test_what_strangers_wrote_stays_text(tmp_path):
         metadata=[described(bad, '"><img src=x onerror=y>', None)] * 3,
         columns={bad: [bad, "<b>", "&amp;"], 'a"b': [1, 2, 3]},
     )
-    for shown in (open_images(folder / "x.parquet"), OMEArrowDataset(folder / "x.parquet", target=bad)):
-        html = shown._repr_html_()
+    for collection in (open_images(folder / "x.parquet"), OMEArrowDataset(folder / "x.parquet", target=bad)):
+        html = collection._repr_html_()
         assert "<script" not in html
         assert "<b>" not in html
         assert html.count("<img ") == 3
         assert len(pictures_in(html)) == 3
-        assert bad in told(html)
-        assert "&amp;" in told(html)
+        assert bad in text_of_html(html)
+        assert "&amp;" in text_of_html(html)
 
 
 def test_columns_have_names_types_and_first_rows_and_long_ones_an_end(tmp_path):
@@ -194,7 +196,7 @@ def test_few_images_are_read_and_none_that_is_too_large(tmp_path, monkeypatch):
     assert len(pictures_in(source._repr_html_())) == 6
     assert read == [0, 99, 199, 299, 399, 499]
     monkeypatch.setattr(_pictures, "_LARGEST_BYTES", 1000)
-    assert "too large for a preview: 14.4 kB" in told(source._repr_html_())
+    assert "too large for a preview: 14.4 kB" in text_of_html(source._repr_html_())
     assert len(read) == 6
 
 
@@ -213,11 +215,11 @@ def test_a_damaged_image_is_shown_as_its_error(tmp_path):
     assert len(pictures_in(html)) == 3
     with raises(FormatError, path=sorted(path.glob("*.tif"))[2], remedy=False) as error:
         source.read(2)
-    assert " ".join(str(error.value).split()) in told(html)
+    assert " ".join(str(error.value).split()) in text_of_html(html)
     assert len(pictures_in(OMEArrowDataset(path, preload=False)._repr_html_())) == 3
     with warns(UserWarning, mentions="image-00002"):
-        shown = show(path)
-    assert [each["problem"] is None for each in shown.images] == [True, True, False, True]
+        grid = show(path)
+    assert [entry["problem"] is None for entry in grid.images] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
@@ -226,18 +228,18 @@ def test_a_dataset_shows_its_samples_before_they_are_scaled(tmp_path, kind, prel
     path = tmp_path / "x.parquet"
     wells = {"well": ["A1", "B1"] * 5}
     write_images([placed()] * 10, path, axes="TCZYX", columns=wells, metadata=[described("RFP", "DAPI", "GFP")] * 10)
-    given = {"select": {"C": [2, 0]}, "crop_size": (20, 60), "axes": "YXC", "target": "well"}
-    dataset = kind(path, preload=preload, **given)
+    options = {"select": {"C": [2, 0]}, "crop_size": (20, 60), "axes": "YXC", "target": "well"}
+    dataset = kind(path, preload=preload, **options)
     for samples, number in ((dataset, 6), (dataset.split((0.3, 0.7), seed=1)[0], 3)):
         html = samples._repr_html_()
-        found = pictures_in(html)
-        assert len(found) == number
-        for picture in found:
+        pictures = pictures_in(html)
+        assert len(pictures) == number
+        for picture in pictures:
             assert (picture[:20, 80:] == GREEN).all()
             assert (picture[:20, :40] == RED).all()
             assert (picture[:20, 40:80] == 0).all()
             assert (picture[20:] == 0).all()
-        text = told(html)
+        text = text_of_html(html)
         assert f"{type(samples).__name__} of {len(samples)}" in text
         assert ("preloaded" in text) == preload
         assert "YXC 20 x 60 x 2" in text
@@ -293,19 +295,19 @@ def tile_of(picture, rows, columns, row, column):
 
 
 def test_images_of_a_grid_are_in_one_contrast(tmp_path):
-    shown = show(squares(tmp_path), sample=30)
-    picture = grid_of(shown)
-    ((channel,), indices) = shown.channels, [each["index"] for each in shown.images]
+    grid = show(squares(tmp_path), sample=30)
+    picture = grid_of(grid)
+    ((channel,), indices) = grid.channels, [tile_entry["index"] for tile_entry in grid.images]
     assert indices == list(range(30))
     assert (channel["low"], channel["high"]) == (0.0, 290.0)
-    for each in shown.images:
-        tile = tile_of(picture, 5, 6, each["row"], each["column"])
-        assert (tile == round(each["index"] * 10 / 290 * 255)).all()
+    for tile_entry in grid.images:
+        tile = tile_of(picture, 5, 6, tile_entry["row"], tile_entry["column"])
+        assert (tile == round(tile_entry["index"] * 10 / 290 * 255)).all()
 
 
 def test_what_is_drawn_depends_on_the_seed_alone(tmp_path):
     path = squares(tmp_path)
-    drawn = [[each["index"] for each in show(path, sample=9, seed=seed).images] for seed in (0, 0, 1)]
+    drawn = [[entry["index"] for entry in show(path, sample=9, seed=seed).images] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == sorted(set(drawn[0]))
     assert drawn[0] == np.sort(np.random.RandomState(0).permutation(30)[:9]).tolist()
@@ -314,14 +316,14 @@ def test_what_is_drawn_depends_on_the_seed_alone(tmp_path):
 def test_groups_have_a_row_each_in_natural_order(tmp_path):
     wells = [("B2", "B10", "A1", None)[number % 4] for number in range(30)]
     path = squares(tmp_path, {"well": wells})
-    shown = show(path, sample=13, by="well")
-    assert [(each["group"], each["row"], each["column"]) for each in shown.images] == [
+    grid = show(path, sample=13, by="well")
+    assert [(entry["group"], entry["row"], entry["column"]) for entry in grid.images] == [
         (group, row, column) for row, group in enumerate(("(null)", "A1", "B2", "B10")) for column in range(3)
     ]
-    assert all((wells[each["index"]] or "(null)") == each["group"] for each in shown.images)
-    assert shown.groups == 4
+    assert all((wells[entry["index"]] or "(null)") == entry["group"] for entry in grid.images)
+    assert grid.groups == 4
     few = show(path, sample=3, by="well")
-    assert len({each["group"] for each in few.images}) == len(few.images) == 3
+    assert len({entry["group"] for entry in few.images}) == len(few.images) == 3
     assert few.groups == 4
 
 
@@ -336,7 +338,10 @@ def test_pixels_of_one_value_are_black_or_as_bright_as_can_be(tmp_path, value):
 def test_channels_are_chosen_by_name_or_number_in_every_format(tmp_path):
     write_images([placed()] * 2, tmp_path / "n.arrow", axes="TCZYX", metadata=[described("RFP", "DAPI", "GFP")] * 2)
     write_images([placed()] * 2, tmp_path / "x.arrow", axes="TCZYX")
-    assert [each["name"] for each in show(tmp_path / "n.arrow", channels=["GFP", "RFP"]).channels] == ["GFP", "RFP"]
+    assert [channel["name"] for channel in show(tmp_path / "n.arrow", channels=["GFP", "RFP"]).channels] == [
+        "GFP",
+        "RFP",
+    ]
     assert show(tmp_path / "x.arrow", channels=["2"]).channels[0]["high"] == 1002
     with raises(
         ArgumentError,
@@ -376,14 +381,14 @@ def test_it_refuses_what_it_cannot_do(tmp_path, monkeypatch):
 
 def test_a_file_appears_whole_and_replaces_none_unasked(tmp_path):
     path, out = squares(tmp_path), tmp_path / "grid.png"
-    shown = show(path, out)
-    assert out.read_bytes() == shown.png == shown._repr_png_()
+    grid = show(path, out)
+    assert out.read_bytes() == grid.png == grid._repr_png_()
     with raises(PathExistsError, option="overwrite", path=out):
         show(path, out, seed=1)
-    assert out.read_bytes() == shown.png
+    assert out.read_bytes() == grid.png
     again = show(path, out, seed=1, overwrite=True)
-    assert out.read_bytes() == again.png != shown.png
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["grid.png", "squares.arrow"]
+    assert out.read_bytes() == again.png != grid.png
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["grid.png", "squares.arrow"]
 
 
 def test_the_command_draws_files_as_fields_and_says_what_is_where(tmp_path):
@@ -392,22 +397,25 @@ def test_the_command_draws_files_as_fields_and_says_what_is_where(tmp_path):
     for well in ("A1", "A2"):
         for number, channel in enumerate(("GFP", "DAPI")):
             tifffile.imwrite(plate / f"{well}_{channel}.tif", placed(2)[0, number, 0])
-    given = ["show", str(plate), "--pattern", "{well}_{channel}.tif", "--out", str(tmp_path / "x.png")]
-    done = CliRunner().invoke(main, [*given, "--by", "Metadata_Well", "--json"])
-    found = json.loads(done.stdout)
-    assert found["out"] == str(tmp_path / "x.png")
-    assert [(each["image_id"], each["group"]) for each in found["images"]] == [("A1", "A1"), ("A2", "A2")]
-    assert [(each["name"], each["color"]) for each in found["channels"]] == [("DAPI", "#0000ff"), ("GFP", "#00ff00")]
+    words = ["show", str(plate), "--pattern", "{well}_{channel}.tif", "--out", str(tmp_path / "x.png")]
+    done = CliRunner().invoke(main, [*words, "--by", "Metadata_Well", "--json"])
+    description = json.loads(done.stdout)
+    assert description["out"] == str(tmp_path / "x.png")
+    assert [(entry["image_id"], entry["group"]) for entry in description["images"]] == [("A1", "A1"), ("A2", "A2")]
+    assert [(channel["name"], channel["color"]) for channel in description["channels"]] == [
+        ("DAPI", "#0000ff"),
+        ("GFP", "#00ff00"),
+    ]
     picture = np.asarray(Image.open(tmp_path / "x.png"))
     for colour in (BLUE, GREEN):
         assert (picture == colour).all(axis=-1).sum() > 2 * 40 * 60
     green, blue = (np.argwhere((picture == colour).all(axis=-1)).mean(axis=0)[1] for colour in (GREEN, BLUE))
     assert green < blue  # As in the images, where GFP is bright on the left.
-    done = CliRunner().invoke(main, given)
+    done = CliRunner().invoke(main, words)
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
     assert "--overwrite" in done.stderr
-    done = CliRunner().invoke(main, [*given, "--overwrite", "--channels", "GFP"])
+    done = CliRunner().invoke(main, [*words, "--overwrite", "--channels", "GFP"])
     assert done.stdout.startswith(f"{tmp_path / 'x.png'}: 2 of 2 images, 1 channel, ")
 
 

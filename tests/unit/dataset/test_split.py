@@ -92,8 +92,8 @@ GOLDEN = {  # Frozen output of numpy.random.RandomState; a change would put test
 @pytest.mark.parametrize(("by", "stratify"), GOLDEN, ids=str)
 def test_a_seed_gives_the_split_that_it_always_gave(by, stratify):
     parts = split(TABLE, by=by, stratify=stratify, seed=42)
-    told = " | ".join(" ".join(map(str, part.tolist())) for part in parts)
-    assert hashlib.blake2b(told.encode(), digest_size=8).hexdigest() == GOLDEN[by, stratify], told
+    split_text = " | ".join(" ".join(map(str, part.tolist())) for part in parts)
+    assert hashlib.blake2b(split_text.encode(), digest_size=8).hexdigest() == GOLDEN[by, stratify], split_text
     assert any(map(lambda one, two: one.tolist() != two.tolist(), parts, split(TABLE, by=by, stratify=stratify)))
 
 

@@ -29,8 +29,8 @@ def test_it_holds_what_was_used_last(requests, max_bytes):
             fetched.append(missing)
             return [np.full(SIZES[index], index, np.uint8) for index in missing]
 
-        found = cache.get(indices, fetch)
-        assert [image.tolist() for image in found] == [[index] * SIZES[index] for index in indices]
+        images = cache.get(indices, fetch)
+        assert [image.tolist() for image in images] == [[index] * SIZES[index] for index in indices]
         known = [index for index in indices if index in model]
         for index in known:
             model.move_to_end(index)
@@ -55,8 +55,8 @@ def test_an_unused_cache_has_no_hit_rate():
 def test_a_view_does_not_keep_its_whole_block_alive():
     cache, block = ImageCache(100), np.zeros(10_000, np.uint8)
     cache.get([0], lambda missing: [block[5:15]])
-    (kept,) = cache.get([0], lambda missing: [])
-    assert kept.base is None
+    (cached,) = cache.get([0], lambda missing: [])
+    assert cached.base is None
 
 
 def test_threads_share_a_cache():
@@ -64,9 +64,9 @@ def test_threads_share_a_cache():
 
     def work(seed):
         for indices in np.random.default_rng(seed).integers(0, 20, (300, 4)):
-            wanted = sorted(set(indices.tolist()))
-            images = cache.get(wanted, lambda missing: [np.full(20, index, np.uint8) for index in missing])
-            odd.extend(1 for index, image in zip(wanted, images, strict=True) if (image != index).any())
+            indices_in_order = sorted(set(indices.tolist()))
+            images = cache.get(indices_in_order, lambda missing: [np.full(20, index, np.uint8) for index in missing])
+            odd.extend(1 for index, image in zip(indices_in_order, images, strict=True) if (image != index).any())
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:

@@ -43,10 +43,10 @@ def test_sums_and_shares_of_duckdb_become_numbers(tmp_path):
         totals, floats = zip(*db.sql("select total, share::double from images").fetchall(), strict=True)
         kinds = set(db.sql("select data_type from information_schema.columns").fetchnumpy()["data_type"])
     assert kinds >= {"HUGEINT", "DECIMAL(20,3)"}
-    found = targets_of(tmp_path / "i.duckdb", ["total", "share"])
-    assert (found["total"].dtype, found["share"].dtype) == (torch.int64, torch.float64)
-    assert found["total"].tolist() == list(totals) == [2**40] * 4
-    assert found["share"].tolist() == list(floats)
+    targets = targets_of(tmp_path / "i.duckdb", ["total", "share"])
+    assert (targets["total"].dtype, targets["share"].dtype) == (torch.int64, torch.float64)
+    assert targets["total"].tolist() == list(totals) == [2**40] * 4
+    assert targets["share"].tolist() == list(floats)
 
 
 class Table(ColumnReader):
@@ -74,8 +74,8 @@ def test_decimals_in_lists_become_arrays(tmp_path):
 
 def test_decimals_in_structs_become_numbers(tmp_path):
     values = pa.array([{"a": Decimal(number), "b": number} for number in range(4)])
-    found = targets_of(stored_with(tmp_path, values), "value")
-    assert {name: (value.dtype, value.tolist()) for name, value in found.items()} == {
+    targets = targets_of(stored_with(tmp_path, values), "value")
+    assert {name: (value.dtype, value.tolist()) for name, value in targets.items()} == {
         name: (torch.int64, [0, 1, 2, 3]) for name in "ab"
     }
 
@@ -86,8 +86,8 @@ def test_null_decimals_are_left_out_when_asked(tmp_path):
 
 
 def test_uint64_targets_are_integers_when_int64_holds_them(tmp_path):
-    found = targets_of(stored_with(tmp_path, pa.array([0, 1, 2, 2**63 - 1], pa.uint64())), "value")
-    assert (found.dtype, found.tolist()) == (torch.int64, [0, 1, 2, 2**63 - 1])
+    targets = targets_of(stored_with(tmp_path, pa.array([0, 1, 2, 2**63 - 1], pa.uint64())), "value")
+    assert (targets.dtype, targets.tolist()) == (torch.int64, [0, 1, 2, 2**63 - 1])
 
 
 BEYOND = {
@@ -125,8 +125,8 @@ def test_times_are_an_error_at_construction(tmp_path, values, number):
 
 def test_the_proposed_cast_of_a_time_gives_targets(tmp_path):
     values = pa.chunked_array([TIMES["timestamp"][0]])
-    found = targets_of(stored_with(tmp_path, pc.cast(values, TIMES["timestamp"][1])), "value")
-    assert found.tolist() == [dt.datetime(2024, 1, 2, 3, tzinfo=dt.UTC).timestamp() * 10**6] * 4
+    targets = targets_of(stored_with(tmp_path, pc.cast(values, TIMES["timestamp"][1])), "value")
+    assert targets.tolist() == [dt.datetime(2024, 1, 2, 3, tzinfo=dt.UTC).timestamp() * 10**6] * 4
 
 
 def test_columns_of_objects_are_checked_too(tmp_path):

@@ -75,19 +75,19 @@ def test_samples_are_those_of_the_dataset(path, kind, preload, options):
         assert view.image_ids == [dataset.image_ids[n] for n in picked]
         assert (view.shape, view.nbytes, view.classes) == (dataset.shape, len(view) * 20 * 30 * 2, dataset.classes)
         assert f"{len(view)} of {COUNT} images" in repr(view)
-        for each in (view, pickle.loads(pickle.dumps(view))):
-            assert equal([each[i] for i in range(len(each))], [dataset[n] for n in picked])
-            assert equal(each[-1], dataset[picked[-1]])
-            assert equal(each[np.int64(1)], dataset[picked[1]])
+        for samples in (view, pickle.loads(pickle.dumps(view))):
+            assert equal([samples[i] for i in range(len(samples))], [dataset[n] for n in picked])
+            assert equal(samples[-1], dataset[picked[-1]])
+            assert equal(samples[np.int64(1)], dataset[picked[1]])
             order = [2, 0, -1, 2]
-            assert equal(each.__getitems__(order), dataset.__getitems__([picked[i] for i in order]))
-            for index in (len(each), -len(each) - 1, 1.0, None):
+            assert equal(samples.__getitems__(order), dataset.__getitems__([picked[i] for i in order]))
+            for index in (len(samples), -len(samples) - 1, 1.0, None):
                 with pytest.raises(ImageIndexError):
-                    each[index]
+                    samples[index]
                 with pytest.raises(ImageIndexError):
-                    each.__getitems__([0, index])
+                    samples.__getitems__([0, index])
     again = views[0].split((0.5, 0.5), seed=3)
-    assert sorted(chain(*(each.columns["number"].to_pylist() for each in again))) == sorted(numbers[0])
+    assert sorted(chain(*(part.columns["number"].to_pylist() for part in again))) == sorted(numbers[0])
     assert equal(again[1][0], dataset[again[1].columns["number"][0].as_py()])
 
 
@@ -109,15 +109,15 @@ def test_views_share_all_and_hold_no_pixels(path, preload):
 @preloads
 def test_a_view_outlives_its_dataset(path, preload):
     dataset = OMEArrowDataset(path, preload=preload)
-    wanted, gone = dataset[3].clone(), weakref.ref(dataset)
+    expected, gone = dataset[3].clone(), weakref.ref(dataset)
     view = dataset.split((0.5, 0.5))[0].split((1.0,))[0]
-    place = view.columns["number"].to_pylist().index(3) if 3 in view.columns["number"].to_pylist() else None
+    index = view.columns["number"].to_pylist().index(3) if 3 in view.columns["number"].to_pylist() else None
     whole = dataset.with_transform(None)
     del dataset
     gc.collect()
     assert gone() is None
-    assert torch.equal(whole[3], wanted)
-    assert place is None or torch.equal(view[place], wanted)
+    assert torch.equal(whole[3], expected)
+    assert index is None or torch.equal(view[index], expected)
 
 
 @preloads
@@ -160,8 +160,8 @@ def test_subclasses_have_views_of_their_own(path):
 @preloads
 def test_a_batch_of_a_view_is_made_whole(path, preload, monkeypatch):
     view = OMEArrowDataset(path, preload=preload, target="number").split((0.5, 0.5))[1]
-    made = []
-    monkeypatch.setattr(OMEArrowDataset, "_collated", lambda *a: made.append(a) or CollatedBatch("whole"))
+    collated = []
+    monkeypatch.setattr(OMEArrowDataset, "_collated", lambda *a: collated.append(a) or CollatedBatch("whole"))
     fetch = _MapDatasetFetcher(view, True, default_collate, False).fetch
     assert fetch([0, 2, 1]) == "whole"
     assert _MapDatasetFetcher(Subset(view, [3, 2, 1, 0]), True, default_collate, False).fetch([0, 2]) == "whole"
@@ -213,8 +213,8 @@ def test_concatenated_datasets_make_batches_at_once(path, preload, workers, monk
         if not workers:
             patched.setattr(OMEArrowDataset, "__getitem__", lambda self, index: one.append(index) or get(self, index))
             patched.setattr(OMEArrowDataset, "__getitems__", getitems)
-        actual = list(loader)
-    assert equal(actual, expected)
+        batches = list(loader)
+    assert equal(batches, expected)
     if not workers:
         of_ours = sum(1 for index in order if not whole[index].min() < 0)
         assert not one
@@ -233,9 +233,9 @@ def test_concatenated_batches_are_torchs(path):
     for indices in ([3, 20, -1, 3], []):
         assert equal(joined.__getitems__(indices), [torchs[index] for index in indices])
     for index, error in ((COUNT, IndexError), (-COUNT - 1, ValueError)):
-        for each in (joined, batched(torchs)):
+        for concatenated in (joined, batched(torchs)):
             with pytest.raises(error):
-                each.__getitems__([0, index])
+                concatenated.__getitems__([0, index])
 
     class Own(ConcatDataset):
         def __getitem__(self, index):
@@ -314,11 +314,13 @@ def test_a_balanced_sampler_draws_every_value_equally_often(path):
 
 def test_ranks_share_a_view_out(path):
     view = OMEArrowDataset(path, target="number").split((0.5, 0.5))[0]
-    found = []
+    drawn_numbers = []
     for rank in range(2):
         sampler = DistributedSampler(view, num_replicas=2, rank=rank)
-        found += [int(number) for _, numbers in OMEArrowDataLoader(view, 2, sampler=sampler) for number in numbers]
-    assert sorted(found) == view.columns["number"].to_pylist()
+        drawn_numbers += [
+            int(number) for _, numbers in OMEArrowDataLoader(view, 2, sampler=sampler) for number in numbers
+        ]
+    assert sorted(drawn_numbers) == view.columns["number"].to_pylist()
 
 
 @preloads

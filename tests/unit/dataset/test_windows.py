@@ -75,12 +75,12 @@ def scaling_of(how, dtype, shape, number=0):
     return Scaling(illumination, *pair, clip=how == "low")
 
 
-def expected_of(stack, cut, axes, window, boxes, divisors, groups, pad, dtype):
+def expected_of(stack, cut, axes, window, corners, divisors, groups, pad, dtype):
     """Return windows made one by one by the CPU loops."""
     fields = cut(stack)
     size = window or fields.shape[-2:]
     windows = []
-    for field, top, left in boxes:
+    for field, top, left in corners:
         divisor = divisors[0 if groups is None else groups[field]]
         out = np.empty((1, *fields.shape[1:4], *size), dtype)
         crops(Stacks([fields]), np.array([[field], [top], [left]]), out, divisor, pad)
@@ -220,8 +220,8 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
 
     from omearrow_ds.dataset.windows_kernel import _windows
 
-    names, made = _windows.arg_names, "u16" if how == "kept" else "fp32"
-    kinds = ["*u16", f"*{made}", "*i64", "*i64", "*i64", "*i64", "*fp32", "*fp32", "i32", "i32"]
+    names, result_type = _windows.arg_names, "u16" if how == "kept" else "fp32"
+    kinds = ["*u16", f"*{result_type}", "*i64", "*i64", "*i64", "*i64", "*fp32", "*fp32", "i32", "i32"]
     side = 64 if placed else 512  # Out of fields of 3 x 512 x 512.
     values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
     fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))

@@ -42,16 +42,16 @@ PLACES = [("a", 3, 4), ("c", 0, 13), ("a", 11, 0), ("b", 6, 7.5), ("c", 5, 5)]
 FIELD_BY_FIELD = [0, 2, 1, 4, 3]
 
 
-def cells(places=PLACES):
+def cells(objects=PLACES):
     """Return a table of objects: (field, Y, X)."""
-    ids, y, x = zip(*places, strict=True)
+    ids, y, x = zip(*objects, strict=True)
     columns = {"image_id": ids, "Nuclei_Location_Center_Y": y, "Nuclei_Location_Center_X": x}
     return pa.table({**columns, "Metadata_ObjectNumber": range(1, 1 + len(ids)), "label": [f"k{i}" for i in ids]})
 
 
 def cut(image, y, x, height, width, **pad):
     """Return the window of an image around a point, by NumPy's padding."""
-    top, left = (math.floor(at - (length - 1) / 2 + 0.5) for at, length in ((y, height), (x, width)))
+    top, left = (math.floor(center - (length - 1) / 2 + 0.5) for center, length in ((y, height), (x, width)))
     whole = np.pad(image, [(0, 0)] * 3 + [(20, 20)] * 2, **(pad or {"mode": "constant"}))
     return whole[..., 20 + top : 20 + top + height, 20 + left : 20 + left + width], top, left
 
@@ -107,8 +107,8 @@ def test_others_read_the_same(tmp_path):
     files = sorted((tmp_path / "c.tiffs").glob("*.tif*"))
     for file, number in zip(files, FIELD_BY_FIELD, strict=True):
         field, y, x = PLACES[number]
-        wanted, *_ = cut(IMAGES["abc".index(field)], y, x, 5, 4)
-        np.testing.assert_array_equal(tifffile.imread(file).ravel(), wanted.ravel())
+        expected, *_ = cut(IMAGES["abc".index(field)], y, x, 5, 4)
+        np.testing.assert_array_equal(tifffile.imread(file).ravel(), expected.ravel())
 
 
 @settings(deadline=None, max_examples=25)
@@ -116,26 +116,26 @@ def test_others_read_the_same(tmp_path):
 def test_pads_boxes_and_parts_of_any_size(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("c")
     path = fields(folder)
-    places = data.draw(
+    objects = data.draw(
         st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 11), st.integers(0, 13)), min_size=1, max_size=7)
     )
     size = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     pad = data.draw(st.sampled_from(["constant", "edge", "reflect"]))
-    order = sorted(range(len(places)), key=lambda number: [of for of, *_ in places].index(places[number][0]))
+    order = sorted(range(len(objects)), key=lambda number: [field for field, *_ in objects].index(objects[number][0]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(under_test, "_HELD_BYTES", data.draw(st.sampled_from([1, 500, 5_000, 10**6])))
-        write_crops(path, cells(places), folder / "c.arrow", crop_size=size, pad=pad)
-        boxes = cells(places).append_column("y1", pa.array([y + 1 for _, y, _ in places]))
-        boxes = boxes.append_column("x1", pa.array([14] * len(places)))
+        write_crops(path, cells(objects), folder / "c.arrow", crop_size=size, pad=pad)
+        boxes = cells(objects).append_column("y1", pa.array([y + 1 for _, y, _ in objects]))
+        boxes = boxes.append_column("x1", pa.array([14] * len(objects)))
         names = ("Nuclei_Location_Center_Y", "y1", "Nuclei_Location_Center_X", "x1")
         write_crops(path, boxes, folder / "b.arrow", box=names)
-    with open_images(folder / "c.arrow") as found, open_images(folder / "b.arrow") as boxed:
-        assert len(found) == len(boxed) == len(places)
-        for place, number in enumerate(order):
-            field, y, x = places[number]
+    with open_images(folder / "c.arrow") as crops, open_images(folder / "b.arrow") as boxed:
+        assert len(crops) == len(boxed) == len(objects)
+        for index, number in enumerate(order):
+            field, y, x = objects[number]
             image = IMAGES["abc".index(field)]
-            np.testing.assert_array_equal(found.read(place), cut(image, y, x, *size, mode=pad)[0])
-            np.testing.assert_array_equal(boxed.read(place), image[..., y : y + 1, x:14])
+            np.testing.assert_array_equal(crops.read(index), cut(image, y, x, *size, mode=pad)[0])
+            np.testing.assert_array_equal(boxed.read(index), image[..., y : y + 1, x:14])
 
 
 @pytest.mark.parametrize("held_bytes", [1, 2**26])
@@ -161,15 +161,15 @@ def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held
 def test_objects_at_the_edge_may_be_left_out_and_are_counted(tmp_path):
     with warns(UserWarning, option="pad", path=tmp_path / "c.arrow", mentions=("2 of 5", "pad='drop'")):
         write_crops(fields(tmp_path), cells(), tmp_path / "c.arrow", crop_size=(5, 4), pad="drop")
-    with open_images(tmp_path / "c.arrow") as found:
-        assert list(found.image_ids) == ["a:1", "b:4", "c:5"]
+    with open_images(tmp_path / "c.arrow") as crops:
+        assert list(crops.image_ids) == ["a:1", "b:4", "c:5"]
 
 
 def test_what_is_damaged_is_not_cut(tmp_path):
     path = fields(tmp_path)
     raw = bytearray(path.read_bytes())
-    at = raw.find(IMAGES[1].tobytes()[:64])
-    raw[at] ^= 1
+    offset = raw.find(IMAGES[1].tobytes()[:64])
+    raw[offset] ^= 1
     path.write_bytes(raw)
     with raises(ChecksumError, path=path, mentions="'b'"):
         write_crops(path, cells(), tmp_path / "c.arrow", crop_size=(5, 4))
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_said(tmp_path):
             write_crops(*arguments, **options)
     with open_images(path) as source, raises(ArgumentError, option="level"):
         write_crops(source, cells(), out, crop_size=(5, 4), level=1)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["cells.parquet", "f.arrow"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["cells.parquet", "f.arrow"]
 
 
 def test_the_command(tmp_path):
@@ -230,15 +230,15 @@ def test_cells_and_their_masks_of_a_real_plate(tmp_path):
     pattern = "{well}_01_{_}_{site}_{channel}_001.tif"
     rows = pq.read_table(NF1 / "cells.parquet").to_pylist()
     write_crops(NF1, NF1 / "cells.parquet", tmp_path / "cells.arrow", crop_size=(64, 64), pattern=pattern)
-    with open_images(tmp_path / "cells.arrow") as found:
-        assert len(found) == len(rows) == 132
-        for place in range(0, 132, 7):
-            row = {name: found.columns[name][place].as_py() for name in found.columns.column_names}
+    with open_images(tmp_path / "cells.arrow") as crops:
+        assert len(crops) == len(rows) == 132
+        for index in range(0, 132, 7):
+            row = {name: crops.columns[name][index].as_py() for name in crops.columns.column_names}
             whole = np.pad(tifffile.imread(NF1 / row["Image_FileName_DAPI"]), 64)
             top, left = row["source_bbox_y_min"] + 64, row["source_bbox_x_min"] + 64
             assert top - 64 == math.floor(row["Nuclei_Location_Center_Y"] - 31.5 + 0.5)
-            channel = [each["name"] for each in found.metadata(place)["channels"]].index("DAPI")
-            np.testing.assert_array_equal(found.read(place)[0, channel, 0], whole[top : top + 64, left : left + 64])
+            channel = [channel_metadata["name"] for channel_metadata in crops.metadata(index)["channels"]].index("DAPI")
+            np.testing.assert_array_equal(crops.read(index)[0, channel, 0], whole[top : top + 64, left : left + 64])
 
 
 @pytest.mark.parametrize(
