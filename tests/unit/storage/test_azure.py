@@ -61,8 +61,8 @@ def wait_for_container(server, url):
     for _ in range(300):
         date, version = formatdate(usegmt=True), "2021-12-02"
         headers = f"x-ms-date:{date}\nx-ms-version:{version}\n"
-        said = "PUT" + "\n" * 12 + f"{headers}/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
-        signed = hmac.new(base64.b64decode(KEY), said.encode(), hashlib.sha256).digest()
+        request_text = "PUT" + "\n" * 12 + f"{headers}/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+        signed = hmac.new(base64.b64decode(KEY), request_text.encode(), hashlib.sha256).digest()
         request = urllib.request.Request(
             f"{url}/{ACCOUNT}/{CONTAINER}?restype=container",
             method="PUT",
@@ -116,19 +116,19 @@ def put(url, path):
 
 def test_parts_are_written_read_and_not_written_over(url, images, tmp_path):
     write_images(images, tmp_path / "a.arrow")
-    target, given = f"{url}.parts", {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    target, cache_options = f"{url}.parts", {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
     convert(tmp_path / "a.arrow", target, "parquet", part_bytes=4 * 480)
     with open_images(target) as source:  # By range requests.
         check(source, images, [16, 3, 3, -12, 5, 0])
-    with open_images(target, **given) as source:
+    with open_images(target, **cache_options) as source:
         check(source, images, [16, 3, 3, -12, 5, 0])
-    dataset = OMEArrowDataset(target, preload=False, normalize=False, **given)
+    dataset = OMEArrowDataset(target, preload=False, normalize=False, **cache_options)
     loader = OMEArrowDataLoader(dataset, 4, num_workers=1)
     assert np.array_equal(np.concatenate([batch.numpy() for batch in loader]), np.stack(images)[:, 0, :, 0])
     with raises(PathExistsError, option="overwrite", path=target):
         convert(tmp_path / "a.arrow", target, "arrow")
     convert(tmp_path / "a.arrow", target, "vortex", overwrite=True)
-    with open_images(target, **given) as source:
+    with open_images(target, **cache_options) as source:
         assert source.format.name == "vortex"
         check(source, images, [16, 0])
 
@@ -143,7 +143,9 @@ def test_what_was_copied_there_is_read(name, url, images, tmp_path):
 
 def test_a_wrong_key_is_refused_at_once_and_the_remedy_is_told(url, images, tmp_path, monkeypatch):
     write_images(images, tmp_path / "a.parquet")
-    where = put(url, tmp_path / "a.parquet")
+    table_url = put(url, tmp_path / "a.parquet")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "AAAA" + KEY[4:])
-    with raises(StorageError, path=where, mentions=(403, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME")):
-        open_images(where)
+    with raises(
+        StorageError, path=table_url, mentions=(403, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME")
+    ):
+        open_images(table_url)

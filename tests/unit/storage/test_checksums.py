@@ -205,10 +205,10 @@ def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
     needle = images[3].tobytes()
     needle = needle if name in ("arrow", "tiff") else needle[:240]  # Other formats store chunks separately.
     for file in (path, *path.rglob("*")) if path.is_dir() else (path,):
-        place = file.read_bytes().find(needle) if file.is_file() else -1
-        if place >= 0:
+        offset = file.read_bytes().find(needle) if file.is_file() else -1
+        if offset >= 0:
             with file.open("r+b") as stream:
-                stream.seek(place + 100)
+                stream.seek(offset + 100)
                 stream.write(bytes([needle[100] ^ 4]))
             break
     else:
@@ -265,8 +265,8 @@ def test_kept_pixels_are_checked_whoever_wrote_them(stored, tmp_path):
     options = {"preload": True, "cache_dir": tmp_path / "cache"}
     OMEArrowDataset(path, **options)
     assert len(OMEArrowDataset(path, verify=True, **options)) == 5
-    (kept,) = (tmp_path / "cache").glob("*.pixels")
-    with kept.open("r+b") as stream:
+    (cache_file,) = (tmp_path / "cache").glob("*.pixels")
+    with cache_file.open("r+b") as stream:
         stream.seek(500)
         stream.write(b"\xff\x00\xff")
     for verify in (None, True):

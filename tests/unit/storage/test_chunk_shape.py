@@ -26,16 +26,16 @@ CHUNKED = {fmt.name: fmt for fmt in FORMATS if fmt.chunk_multiple is not None}
 def by_others(path, name, images):
     """Return the images, read by the format's library."""
     if name == "tiff":
-        found = [
+        arrays = [
             tifffile.imread(file).reshape(image.shape)
             for file, image in zip(sorted(path.glob("*.tif")), images, strict=True)
         ]
     elif name == "ome_zarr":
-        found = [zarr.open_array(member / "0", mode="r")[...] for member in sorted(path.glob("*.ome.zarr"))]
+        arrays = [zarr.open_array(member / "0", mode="r")[...] for member in sorted(path.glob("*.ome.zarr"))]
     else:
         source = ome_arrow.OMEArrowDataset(path)
-        found = source.read_many(source.image_ids)
-    return found
+        arrays = source.read_many(source.image_ids)
+    return arrays
 
 
 @pytest.mark.parametrize("name", CHUNKED)
@@ -50,7 +50,7 @@ def test_what_is_cut_comes_back(tmp_path_factory, name, images, factors, compres
     side = 16 if name == "tiff" else 7
     compression = fmt.compressions[0 if (fmt.compressions[0] == "none") != compressed else 1]
     path = folder / f"images{fmt.suffix}"
-    write_images(images, path, axes="TCZYX", chunk_shape=[side * each for each in factors], compression=compression)
+    write_images(images, path, axes="TCZYX", chunk_shape=[side * factor for factor in factors], compression=compression)
     assert all_same(by_others(path, name, images), images)
     check(open_images(path), images, [len(images) - 1, 0, 0])
     shutil.rmtree(folder)

@@ -108,7 +108,7 @@ def test_images_whose_target_is_null_are_left_out_if_asked_for(path, preload):
     with warns(UserWarning, option="columns", mentions=("1 of 4", "'c'")):
         dataset = OMEArrowDataset(path, columns=table, target="label", nulls="skip", preload=preload, normalize=False)
     assert (dataset.image_ids, dataset.classes) == (["a", "d"], ("x", "y"))
-    assert [dataset[place][1] for place in range(2)] == [0, 1]
+    assert [dataset[index][1] for index in range(2)] == [0, 1]
     assert same(dataset[1][0].numpy(), IMAGES[3][0, :, 0])
     assert [view.image_ids for view in dataset.split((0.5, 0.5), by="Metadata_Well")] in (
         [["a"], ["d"]],
@@ -266,11 +266,11 @@ def test_joins_are_those_of_pandas(tmp_path_factory, images, rows, padded):
             "x": range(len(rows)),
         }
     )
-    wanted = ours.merge(plain, "left") if rows else ours.assign(x=np.nan)
-    if wanted["x"].isna().all():
+    expected = ours.merge(plain, "left") if rows else ours.assign(x=np.nan)
+    if expected["x"].isna().all():
         with pytest.raises((MetadataError, ColumnError)):
             open_images(path, columns=theirs)
         return
     with open_images(path, columns=theirs) as source:
-        found = [np.nan if value is None else float(value) for value in source.columns["x"].to_pylist()]
-        np.testing.assert_array_equal(found, wanted["x"].to_numpy(float))
+        joined = [np.nan if value is None else float(value) for value in source.columns["x"].to_pylist()]
+        np.testing.assert_array_equal(joined, expected["x"].to_numpy(float))

@@ -28,7 +28,7 @@ NO_INTERVAL = set(NAMES) - {"arrow"}
 class Case(NamedTuple):
     """A column of three rows, its plain type and values (None: unchanged), and the formats that reject it."""
 
-    given: pa.Array
+    column: pa.Array
     kind: pa.DataType | None = None
     values: list[Any] | None = None
     refused_by: AbstractSet[str] = frozenset()
@@ -36,8 +36,8 @@ class Case(NamedTuple):
     @property
     def expected(self):
         if self.kind is None:
-            return self.given
-        return pa.array(self.given.to_pylist() if self.values is None else self.values, self.kind)
+            return self.column
+        return pa.array(self.column.to_pylist() if self.values is None else self.values, self.kind)
 
 
 class Stranger(pa.ExtensionType):
@@ -198,7 +198,7 @@ CASES = {
     "struct of runs": Case(each_of_three(RUNS, ["a"]), pa.struct({"a": pa.int64()})),
     "uuid": Case(extension(pa.uuid(), *UUIDS), pa.binary(), UUIDS),
     "list of uuids": Case(
-        each_of_three(extension(pa.uuid(), *UUIDS)), pa.list_(pa.binary()), [[each] for each in UUIDS]
+        each_of_three(extension(pa.uuid(), *UUIDS)), pa.list_(pa.binary()), [[value] for value in UUIDS]
     ),
     "json": Case(extension(pa.json_(), '{"a":1}', None, "[]"), pa.string()),
     "bool8": Case(extension(pa.bool8(), 2, None, 0), pa.bool_(), [True, None, False]),
@@ -242,29 +242,29 @@ def rotated(array):
     return pa.chunked_array([array.slice(1), array.slice(0, 1)])
 
 
-def given_to(name):
-    return {key: rotated(case.given) for key, case in CASES.items() if name not in case.refused_by}
+def columns_for(name):
+    return {key: rotated(case.column) for key, case in CASES.items() if name not in case.refused_by}
 
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory):
     """Columns of all types that a format holds, read by this package and by the format's library."""
     folder = tmp_path_factory.mktemp("columns")
-    found = {}
+    columns_of_formats = {}
     for name in NAMES:
         needs(name)
         path = folder / f"x{SUFFIX[name]}"
         # Lance rejects dots in names.
-        write_images(IMAGES, path, name, columns=pa.table(given_to(name)), checksum=False)
+        write_images(IMAGES, path, name, columns=pa.table(columns_for(name)), checksum=False)
         with open_images(path) as source:
             own = raw_table(name, path) if name in TABLES else pq.read_table(path / "columns.parquet")
-            found[name] = source.columns, own
-    return found
+            columns_of_formats[name] = source.columns, own
+    return columns_of_formats
 
 
-def same(found, expected):
+def same(actual, expected):
     """Whether a column has exactly this type, including value names of lists, and these values."""
-    return found.type.equals(expected.type, check_metadata=True) and found.equals(expected)
+    return actual.type.equals(expected.type, check_metadata=True) and actual.equals(expected)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -277,7 +277,7 @@ def test_values_come_back_in_one_plain_type_or_are_refused(columns, tmp_path, ke
             assert own[key].cast(expected.type).equals(expected), (name, own[key])
             continue
         with raises(MetadataError, path=tmp_path / f"x{SUFFIX[name]}", mentions="'c'"):
-            write_images(iter(IMAGES), tmp_path / f"x{SUFFIX[name]}", name, columns=pa.table({"c": case.given}))
+            write_images(iter(IMAGES), tmp_path / f"x{SUFFIX[name]}", name, columns=pa.table({"c": case.column}))
     assert not any(tmp_path.iterdir())
 
 
@@ -310,11 +310,11 @@ def test_nested_structs_of_many_groups_keep_their_values(stored, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_columns_without_rows_keep_their_types(stored, name):
-    given = pa.table(given_to(name))
-    found = open_images(stored(name, [], columns=given.slice(0, 0))).columns
-    assert found.num_rows == 0
-    for key in given.column_names:
-        assert same(found[key], pa.chunked_array([], CASES[key].expected.type)), key
+    columns_of_case = pa.table(columns_for(name))
+    read_columns = open_images(stored(name, [], columns=columns_of_case.slice(0, 0))).columns
+    assert read_columns.num_rows == 0
+    for key in columns_of_case.column_names:
+        assert same(read_columns[key], pa.chunked_array([], CASES[key].expected.type)), key
 
 
 def add_to_file(path, columns):
@@ -330,10 +330,10 @@ def add_to_file(path, columns):
 
 
 def test_columns_of_others_are_read_as_ours_are(tmp_path):
-    path = add_to_file(tmp_path / "x.arrow", given_to("arrow") | {"opaque": REFUSED["opaque"]})
-    found = open_images(path).columns
+    path = add_to_file(tmp_path / "x.arrow", columns_for("arrow") | {"opaque": REFUSED["opaque"]})
+    read_columns = open_images(path).columns
     for key, case in CASES.items():
-        assert same(found[key], rotated(case.expected)), key
-    assert found["opaque"].to_pylist() == [1, None, 2]
+        assert same(read_columns[key], rotated(case.expected)), key
+    assert read_columns["opaque"].to_pylist() == [1, None, 2]
     with raises(MetadataError, path=tmp_path / "y.arrow", mentions=("'u'", "dense_union")):
         open_images(add_to_file(tmp_path / "y.arrow", {"u": UNION}))

@@ -66,14 +66,18 @@ def test_a_folder_a_glob_and_a_list_are_one_collection(tmp_path: Path, suffix: s
         for n in (10, 2, 1)
     ]
     images = [image(number) for number in (2, 3, 4, 5, 20, 21)]
-    for given in (tmp_path / "p" / f"part-*.{suffix}", paths[::-1], *([] if suffix == "lance" else [tmp_path / "p"])):
-        with open_images(given) as source:
+    for collection in (
+        tmp_path / "p" / f"part-*.{suffix}",
+        paths[::-1],
+        *([] if suffix == "lance" else [tmp_path / "p"]),
+    ):
+        with open_images(collection) as source:
             check(source, images, [5, 0, 0, -6, 3])
             assert source.columns["n"].to_pylist() == [2, 3, 4, 5, 20, 21]
             assert source.image_ids[-1] == "part-10/image-00001"
             assert source.rows.tolist() == list(range(6))
         check(pickle.loads(pickle.dumps(source)), images, [1, 4])
-        again = np.stack([np.asarray(sample) for sample in OMEArrowDataset(given, normalize=False)])
+        again = np.stack([np.asarray(sample) for sample in OMEArrowDataset(collection, normalize=False)])
         np.testing.assert_array_equal(again[:, 0], np.stack(images)[:, 0, 0, 0])
     assert values(paths, "n") == [20, 21, 4, 5, 2, 3]
 
@@ -101,11 +105,11 @@ def test_keys_of_folders_are_columns_as_pyarrow_has_them(tmp_path: Path) -> None
     oracle = ds.dataset(tmp_path, format="parquet", partitioning="hive").to_table(
         columns=["plate", "site", "ome_image"]
     )
-    order = [int(each["id"]) for each in oracle["ome_image"].to_pylist()]
-    found = source.columns.take([list(source.image_ids).index(str(each)) for each in order])
-    assert found["plate"].to_pylist() == oracle["plate"].to_pylist()
-    assert found["site"].to_pylist() == oracle["site"].to_pylist()
-    assert found["site"].type == pa.int64()
+    order = [int(record["id"]) for record in oracle["ome_image"].to_pylist()]
+    columns_in_order = source.columns.take([list(source.image_ids).index(str(number)) for number in order])
+    assert columns_in_order["plate"].to_pylist() == oracle["plate"].to_pylist()
+    assert columns_in_order["site"].to_pylist() == oracle["site"].to_pylist()
+    assert columns_in_order["site"].type == pa.int64()
     assert values(str(tmp_path / "plate=BR1" / "**" / "*.parquet"), "plate") == ["BR1", "BR1"]
     put(tmp_path / "plate=BR2" / "site=007" / "x.parquet", [9], ["9"])
     assert set(values(tmp_path, "site")) == {"10", "9", "-3", "4", "007"}
@@ -179,8 +183,8 @@ def test_what_is_beside_the_parts(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     put(tmp_path / "_temporary" / "b.parquet", [1])
     pq.write_table(pa.table({"feature": [1.0]}), tmp_path / "features.parquet")
-    for given in (tmp_path, str(tmp_path / "*.parquet")):
-        assert len(open_images(given)) == 1
+    for collection in (tmp_path, str(tmp_path / "*.parquet")):
+        assert len(open_images(collection)) == 1
     with raises(ColumnError, path=tmp_path / "features.parquet", mentions="OME-Arrow", remedy=False):
         open_images(sorted(tmp_path.glob("*.parquet")))
     put(tmp_path / "c.arrow", [2])
@@ -288,9 +292,9 @@ def test_a_part_that_was_replaced_is_refused(tmp_path: Path) -> None:
 def test_what_is_written_replaces_no_part_and_becomes_none(tmp_path: Path) -> None:
     part = put(tmp_path / "p" / "a.parquet", [0, 1])
     put(tmp_path / "p" / "b.parquet", [2])
-    for given in (tmp_path / "p", tmp_path / "p" / "*.parquet", [part]):
+    for collection in (tmp_path / "p", tmp_path / "p" / "*.parquet", [part]):
         with raises(PathExistsError, path=part):
-            convert(given, part, overwrite=True)
+            convert(collection, part, overwrite=True)
     with raises(PathExistsError, path=tmp_path / "p" / "all.parquet"):
         convert(tmp_path / "p", tmp_path / "p" / "all.parquet")
     convert(tmp_path / "p", tmp_path / "all.arrow")
@@ -307,20 +311,20 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(
     for number in range(count):
         put(tmp_path / f"{number}.{suffix}", [number])
 
-    def held() -> int:
+    def num_descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = held()
+    before = num_descriptors()
     source = open_images(tmp_path)
-    assert held() <= before
+    assert num_descriptors() <= before
     views = source.images.read_arrays(range(count))
     windows = source.images.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
-    assert held() - before <= 2 * open_parts
+    assert num_descriptors() - before <= 2 * open_parts
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))
         np.testing.assert_array_equal(windows[index].ravel(), [100 * index])
         np.testing.assert_array_equal(source.read(index), image(index))
-    assert held() - before <= 2 * open_parts
+    assert num_descriptors() - before <= 2 * open_parts
 
 
 @settings(deadline=None, max_examples=25)
@@ -360,8 +364,8 @@ def test_pixels_of_a_part_are_told_when_it_is_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ome_image": pa.array(rows, column.type)}), tmp_path / "9.parquet")
     source = open_images(tmp_path)
     good = [index for index in range(80) if index not in (15, 18, 19)]
-    for index, found in zip(good, source.take(good), strict=True):
-        np.testing.assert_array_equal(found, image(index))
+    for index, pixels in zip(good, source.take(good), strict=True):
+        np.testing.assert_array_equal(pixels, image(index))
     with raises(DecodeError, path=tmp_path / "7.parquet", mentions="image 1", remedy=False):
         source.read(15)
     with raises(DecodeError, path=tmp_path / "9.parquet", mentions=("image 1", "chunk_order"), remedy=False):
@@ -377,17 +381,19 @@ def test_a_part_is_looked_at_without_its_pixels(tmp_path: Path, suffix: str, mon
     pytest.importorskip({"parquet": "pyarrow"}.get(suffix, suffix))
     for number in range(3):
         put(tmp_path / f"{number}.{suffix}", [number])
-    found = []
+    searched = []
     of_format = get_format(suffix).module().Source
     name = "_find_pixel_leaf" if suffix == "parquet" else "_find_leaf"
     find = getattr(of_format, name)
-    monkeypatch.setattr(of_format, name, lambda self, *given: found.append(self.path.name) or find(self, *given))
+    monkeypatch.setattr(
+        of_format, name, lambda self, *arguments: searched.append(self.path.name) or find(self, *arguments)
+    )
     source = open_images(tmp_path)
-    assert found == []
+    assert searched == []
     np.testing.assert_array_equal(source.read(1), image(1))
-    assert found == [f"1.{suffix}"]
+    assert searched == [f"1.{suffix}"]
     open_images(tmp_path / f"0.{suffix}")
-    assert found[1:] == [f"0.{suffix}"]
+    assert searched[1:] == [f"0.{suffix}"]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex"])

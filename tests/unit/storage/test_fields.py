@@ -42,7 +42,7 @@ needs_nf1 = pytest.mark.skipif(not NF1.is_dir(), reason=f"the NF1 fields are not
 
 def plane(name, shape=(6, 7), dtype=np.uint16):
     """Return pixels that encode their position and file name."""
-    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(name)) % 251
+    number = sum(ord(letter) * (index + 1) for index, letter in enumerate(name)) % 251
     return (np.arange(np.prod(shape)).reshape(shape) + number * 7).astype(dtype)
 
 
@@ -88,13 +88,13 @@ def test_names_become_fields_with_channels_and_columns(tmp_path):
         }
         assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["DNA", "ER", "Mito"]
         assert source.rows.tolist() == [0, 1, 2, 3]
-        places = source.columns.to_pylist()
+        rows = source.columns.to_pylist()
         check(
             source,
             folder,
             [
-                [[[f"{at['Metadata_Well']}_s{at['Metadata_Site']}_{name}.tif"] for name in ("DNA", "ER", "Mito")]]
-                for at in places
+                [[[f"{row['Metadata_Well']}_s{row['Metadata_Site']}_{name}.tif"] for name in ("DNA", "ER", "Mito")]]
+                for row in rows
             ],
         )
         again = pickle.loads(pickle.dumps(source))
@@ -178,8 +178,8 @@ def test_files_that_are_stacks_stay_stacks(tmp_path):
         )
     with open_images(tmp_path, pattern="{well}_{channel}.tif") as source:
         assert source.shapes.tolist() == [[1, 2, 3, 6, 7]]
-        for at, channel in enumerate("ab"):
-            assert same(source.read(0)[0, at], tifffile.imread(tmp_path / f"A1_{channel}.tif"))
+        for index, channel in enumerate("ab"):
+            assert same(source.read(0)[0, index], tifffile.imread(tmp_path / f"A1_{channel}.tif"))
 
 
 def test_folders_take_part_where_the_pattern_has_them(tmp_path):
@@ -486,11 +486,11 @@ def test_any_plate_reads_as_its_files(wells, sites, channels, depths, dtype):
         write(folder, *(f"{w}#{s}#{c}#{z}.tif" for w, s, c, z in grid), dtype=dtype)
         with open_images(folder, pattern="{well}#{site}#{channel}#{z}.tif") as source:
             assert len(source) == len(wells) * len(sites)
-            for index, at in enumerate(source.columns.to_pylist()):
-                names = [each["name"] for each in source.metadata(index)["channels"]]
+            for index, row in enumerate(source.columns.to_pylist()):
+                names = [channel_metadata["name"] for channel_metadata in source.metadata(index)["channels"]]
                 assert sorted(names) == sorted(channels)
                 for c, z in product(range(len(names)), range(len(depths))):
-                    file = f"{at['Metadata_Well']}#{at['Metadata_Site']}#{names[c]}#{sorted(depths)[z]}.tif"
+                    file = f"{row['Metadata_Well']}#{row['Metadata_Site']}#{names[c]}#{sorted(depths)[z]}.tif"
                     assert same(source.read(index)[0, c, z], tifffile.imread(folder / file))
 
 
@@ -513,10 +513,12 @@ def test_datasets_of_fields(tmp_path, preload):
     plate(tmp_path / "p")
     dataset = OMEArrowDataset(tmp_path / "p", pattern=PATTERN, preload=preload, normalize=False, target="Metadata_Site")
     loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=1)
-    found = [(image.numpy(), int(site)) for images, sites in loader for image, site in zip(images, sites, strict=True)]
+    samples = [
+        (image.numpy(), int(site)) for images, sites in loader for image, site in zip(images, sites, strict=True)
+    ]
     with open_images(tmp_path / "p", pattern=PATTERN) as source:
-        assert [site for _, site in found] == [1, 2, 1, 2]
-        assert all(same(image, source.read(index)[0, :, 0]) for index, (image, _) in enumerate(found))
+        assert [site for _, site in samples] == [1, 2, 1, 2]
+        assert all(same(image, source.read(index)[0, :, 0]) for index, (image, _) in enumerate(samples))
 
 
 def test_decoded_pixels_are_kept_by_what_is_joined_of_them(tmp_path):
@@ -567,10 +569,10 @@ def load_data(folder, path, **columns):
 
 
 def check_listed(source, folder, channels=("Mito", "DNA")):
-    for index, at in enumerate(source.columns.to_pylist()):
-        files = [[[f"{at['Metadata_Well']}_s{at['Metadata_Site']}_{c}.tif"] for c in channels]]
-        wanted = np.stack([tifffile.imread(folder / c[0]) for c in files[0]])[None, :, None]
-        assert same(source.read(index), wanted)
+    for index, row in enumerate(source.columns.to_pylist()):
+        files = [[[f"{row['Metadata_Well']}_s{row['Metadata_Site']}_{c}.tif"] for c in channels]]
+        expected = np.stack([tifffile.imread(folder / c[0]) for c in files[0]])[None, :, None]
+        assert same(source.read(index), expected)
     assert [c["name"] for c in source.metadata(0)["channels"]] == list(channels)
 
 
@@ -598,7 +600,7 @@ def test_load_data_lists_fields(tmp_path):
 def test_tables_name_files_in_many_ways(tmp_path, kind):
     folder = plate(tmp_path / "p")
     table = pd.read_csv(load_data(folder, tmp_path / "load_data.csv"), dtype={"Metadata_Plate": str})
-    given = {}
+    root_option = {}
     for channel in ("Mito", "DNA"):
         if kind == "relative":
             table[f"PathName_{channel}"] = "p"
@@ -607,7 +609,7 @@ def test_tables_name_files_in_many_ways(tmp_path, kind):
             del table[f"PathName_{channel}"]
         elif kind == "root":
             table[f"PathName_{channel}"] = "C:\\images\\plate"
-            given = {"root": folder}
+            root_option = {"root": folder}
     if kind == "image":
         table = table.add_prefix("Image_").rename(columns={"Image_Metadata_Well": "Image_Metadata_Well_x"})
         table["Image_Metadata_Well_y"] = "Z9"
@@ -616,7 +618,7 @@ def test_tables_name_files_in_many_ways(tmp_path, kind):
         pq.write_table(pa.Table.from_pandas(table), path)
     else:
         table.to_csv(path, index=False)
-    with open_images(path, **given) as source:
+    with open_images(path, **root_option) as source:
         check_listed(source, folder)
 
 

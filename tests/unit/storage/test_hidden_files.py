@@ -160,8 +160,8 @@ def test_folder_and_globs_of_tables_have_only_visible_parts(tmp_path, name):
 def test_glob_has_hidden_names_only_when_a_step_begins_alike(names, data):
     """A step matches hidden names only if it starts with the same character; wildcards never do."""
     steps = [data.draw(st.sampled_from([name, f"{name[0]}*", "*", "?a"])) for name in names]
-    shown = all(name[0] not in "._" or step[0] == name[0] for name, step in zip(names, steps, strict=True))
-    if shown:
+    is_matched = all(name[0] not in "._" or step[0] == name[0] for name, step in zip(names, steps, strict=True))
+    if is_matched:
         assert not has_hidden(names, steps)
     elif not any(step[0] in "._" for step in steps):
         assert has_hidden(names, steps)

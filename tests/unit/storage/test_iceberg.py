@@ -59,10 +59,10 @@ def table(tmp_path: Path) -> Any:
     catalog = SqlCatalog("test", uri="sqlite:///:memory:", warehouse=root.as_uri())
     catalog.create_namespace("images")
     first = table_of(tmp_path, [0, 1])
-    made = catalog.create_table("images.crops", schema=first.schema)
-    made.append(first)
-    made.append(table_of(tmp_path, [2]))
-    yield made
+    created = catalog.create_table("images.crops", schema=first.schema)
+    created.append(first)
+    created.append(table_of(tmp_path, [2]))
+    yield created
     catalog.close()
 
 

@@ -74,8 +74,8 @@ def test_groups_of_any_size_hold_the_images_as_they_came(images, rows, fleeting,
     limit = 2 * max(image.nbytes for image in images)
     tables = list(encode_tables(described, pa.table({}), "bytes", max_rows=rows, max_bytes=limit))
     assert all(1 <= len(table) <= rows for table in tables)
-    found = [oracle(record) for table in tables for record in table["ome_image"].to_pylist()]
-    assert all_same(found, images)
+    decoded = [oracle(record) for table in tables for record in table["ome_image"].to_pylist()]
+    assert all_same(decoded, images)
 
 
 def test_an_image_that_stays_is_not_copied_to_stand_alone():

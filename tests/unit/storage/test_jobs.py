@@ -63,13 +63,13 @@ def plate(tmp_path: Path) -> Path:
     return path
 
 
-def found(path: Path) -> list[int]:
+def checked_numbers(path: Path) -> list[int]:
     """Return the image numbers of a collection in order, after comparing all contents."""
     with open_images(path, verify=True) as source:
         numbers = source.columns["number"].to_pylist()
         assert list(source.image_ids) == [f"id-{i}" for i in numbers]
         check(source, [IMAGES[i] for i in numbers], [0, len(numbers) - 1, 0])
-    assert sorted(each.name for each in path.iterdir() if each.name != "failed.csv") == [
+    assert sorted(file.name for file in path.iterdir() if file.name != "failed.csv") == [
         "index.parquet",
         "parts",
         "parts.json",
@@ -123,9 +123,9 @@ def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_p
     greedy = replace(get_format("vortex"), writer_factor=6.0)
     assert 5 * greedy.part_bytes <= 100e6 < 5 * 2 * greedy.part_bytes
     monkeypatch.setattr("omearrow_ds.storage.writing.get_format", lambda name: greedy)
-    for asked, wanted in ((None, 2**24), (2**25, 2**25)):
-        convert(plate, tmp_path / "x.parts", "vortex", part_bytes=asked, overwrite=True)
-        assert Manifest.read(tmp_path / "x.parts").made["layout"]["part_bytes"] == wanted
+    for part_bytes, expected_bytes in ((None, 2**24), (2**25, 2**25)):
+        convert(plate, tmp_path / "x.parts", "vortex", part_bytes=part_bytes, overwrite=True)
+        assert Manifest.read(tmp_path / "x.parts").made["layout"]["part_bytes"] == expected_bytes
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
 def test_parts_of_every_format_hold_every_image_once(tmp_path, plate, format_name):
     dst = tmp_path / "x.parts"
     convert(plate, dst, format_name, part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     with open_images(dst) as source:
         assert [len(source.images.part(n)) for n in range(len(source.images.parts))] == [5, 4, 5, 5, 4]
         assert source.format.name == format_name or format_name is None
@@ -160,15 +160,15 @@ def test_an_executor_makes_the_same_parts_as_a_loop(tmp_path, plate, name, made_
     with made_by() as executor:
         convert(plate, tmp_path / "x.parts", part_bytes=3 * SIZE, shuffle_seed=1, executor=executor)
     convert(plate, tmp_path / "y.parts", part_bytes=3 * SIZE, shuffle_seed=1)
-    assert found(tmp_path / "x.parts") == found(tmp_path / "y.parts") != list(range(COUNT))
+    assert checked_numbers(tmp_path / "x.parts") == checked_numbers(tmp_path / "y.parts") != list(range(COUNT))
     assert (tmp_path / "x.parts/parts.json").read_bytes() == (tmp_path / "y.parts/parts.json").read_bytes()
 
 
 def test_shares_are_made_one_by_one_and_the_same_command_makes_what_is_missing(tmp_path, plate):
     dst = tmp_path / "x.parts"
     convert(plate, dst, part_bytes=5 * SIZE, task=(2, 3))
-    made = {each.name: each.stat().st_ino for each in (dst / "parts").iterdir()}
-    assert [name[:5] for name in sorted(made)] == ["00001", "00002"]
+    inodes = {part.name: part.stat().st_ino for part in (dst / "parts").iterdir()}
+    assert [name[:5] for name in sorted(inodes)] == ["00001", "00002"]
     with raises(FormatError, path=dst, mentions="2 of 5", remedy=False):
         open_images(dst)
     with raises(FormatError, path=dst, mentions=("2 of 5", "1, 4, 5"), remedy=False):
@@ -178,10 +178,10 @@ def test_shares_are_made_one_by_one_and_the_same_command_makes_what_is_missing(t
     cut_short.write_bytes(cut_short.read_bytes()[:-8])
     (dst / "parts" / f"00004-{'0' * 32}.arrow").write_bytes(b"an orphan")
     convert(plate, dst, part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
-    after = {each.name: each.stat().st_ino for each in (dst / "parts").iterdir()}
+    assert checked_numbers(dst) == list(range(COUNT))
+    after = {part.name: part.stat().st_ino for part in (dst / "parts").iterdir()}
     assert len(after) == 5
-    assert after[min(made)] == made[min(made)]
+    assert after[min(inodes)] == inodes[min(inodes)]
     with raises(PathExistsError, path=dst, remedy=False):
         sources.publish(dst)
 
@@ -197,7 +197,7 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(share, range(6)))
     sources.publish(dst)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("check", ["_is_empty", "is_unfinished"])
@@ -227,7 +227,7 @@ def test_records_keeps_the_record_of_a_part_that_is_finished_meanwhile(tmp_path,
     monkeypatch.setattr(FolderStore, "sizes", finish_another_part)
     PartsTarget(FolderStore(dst), None).records()
     sources.publish(dst)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp_path, plate):
@@ -243,11 +243,11 @@ def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp
         return "published"
 
     with ThreadPoolExecutor(4) as threads:
-        said = sorted(threads.map(publish, range(4)))
-    assert said[0] != "published"
-    assert all("published" in each for each in said)
-    assert said.count("published") == 1
-    assert found(dst) == list(range(COUNT))
+        outcomes = sorted(threads.map(publish, range(4)))
+    assert outcomes[0] != "published"
+    assert all("published" in outcome for outcome in outcomes)
+    assert outcomes.count("published") == 1
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("format_name", ["arrow", "ome_zarr"])
@@ -264,7 +264,7 @@ def test_of_two_that_convert_to_one_target_at_once_the_later_one_is_told(tmp_pat
     monkeypatch.setattr(PartsTarget, "add", other_ends)
     with raises(PathExistsError, path=dst, remedy=False):
         convert(plate, dst, format_name, part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 def test_a_collection_that_came_meanwhile_is_not_replaced(tmp_path, plate, monkeypatch):
@@ -278,7 +278,7 @@ def test_a_collection_that_came_meanwhile_is_not_replaced(tmp_path, plate, monke
     monkeypatch.setattr(PartitionOptions, "plan", other_is_first)
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, part_bytes=3 * SIZE, shuffle_seed=1)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
 
 
@@ -302,7 +302,7 @@ def test_convert_continues_after_a_full_disk(tmp_path, plate, monkeypatch, name)
     assert not (dst / "parts.json").exists()
     assert not [file.name for file in (dst / "jobs").iterdir() if file.name[0] == "."]
     convert(plate, dst, part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_other_options_for_parts_that_are_begun_are_refused(tmp_path, plate, cha
     with raises(PathExistsError, option=next(iter(changed)), path=dst, mentions=facts):
         convert(plate, dst, **(options | changed))
     convert(plate, dst, **options)
-    assert sorted(found(dst)) == list(range(COUNT))
+    assert sorted(checked_numbers(dst)) == list(range(COUNT))
 
 
 def test_another_source_for_parts_that_are_begun_is_refused(tmp_path, plate):
@@ -345,14 +345,14 @@ def test_a_collection_is_there_until_the_one_that_replaces_it_is_whole(tmp_path,
         convert(plate, dst, part_bytes=5 * SIZE)
     options = {"part_bytes": 4 * SIZE, "shuffle_seed": 3, "overwrite": True}
     convert(plate, dst, task=(1, 2), **options)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     with raises(FormatError, path=dst, mentions="3 of 7", remedy=False):
         sources.publish(dst)
     convert(plate, dst, task=(2, 2), **options)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     sources.publish(dst)
-    assert found(dst) != list(range(COUNT))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
+    assert checked_numbers(dst) != list(range(COUNT))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
 
 
 def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, monkeypatch):
@@ -370,7 +370,7 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, mo
 
     monkeypatch.setattr(PartsTarget, "add", twice)
     convert(plate, dst, "lance", part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     assert len(records) == 7
 
 
@@ -406,11 +406,11 @@ def test_a_collection_without_images_has_a_part_without(tmp_path):
 
 def test_what_made_it_is_in_the_manifest_without_paths(tmp_path, plate):
     convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, shuffle_seed=7, group_by=["well"])
-    made = json.loads((tmp_path / "x.parts/parts.json").read_text())["made"]
-    assert made["layout"]["shuffle_seed"] == 7
-    assert made["layout"]["group_by"] == ["well"]
-    assert made["source"]["images"] == COUNT
-    assert str(tmp_path) not in json.dumps(made)
+    origin = json.loads((tmp_path / "x.parts/parts.json").read_text())["made"]
+    assert origin["layout"]["shuffle_seed"] == 7
+    assert origin["layout"]["group_by"] == ["well"]
+    assert origin["source"]["images"] == COUNT
+    assert str(tmp_path) not in json.dumps(origin)
 
 
 def broken(folder: Path) -> Path:
@@ -439,7 +439,10 @@ def test_what_cannot_be_read_is_an_error_or_is_listed(tmp_path, seed):
     assert all(np.array_equal(image, IMAGES[int(site)]) for site, image in images.items())
     listed = pa.csv.read_csv(dst / "failed.csv").to_pylist()
     assert json.loads((dst / "parts.json").read_text())["failed"] == listed
-    assert sorted((each["id"], "p1_04_2" in each["error"]) for each in listed) == [("p1_04", True), ("p2_22", False)]
+    assert sorted((failure["id"], "p1_04_2" in failure["error"]) for failure in listed) == [
+        ("p1_04", True),
+        ("p2_22", False),
+    ]
 
 
 def test_a_source_of_which_nothing_can_be_read_makes_no_collection(tmp_path, plate):
@@ -447,8 +450,10 @@ def test_a_source_of_which_nothing_can_be_read_makes_no_collection(tmp_path, pla
         checksums = ["xxh3-128:" + "0" * 32] * COUNT
         ids, columns = list(source.image_ids), source.columns
     table = pq.read_table(plate)
-    place = table.column_names.index("omearrow_ds_checksum")
-    pq.write_table(table.set_column(place, "omearrow_ds_checksum", pa.array(checksums)), tmp_path / "wrong.parquet")
+    column_index = table.column_names.index("omearrow_ds_checksum")
+    pq.write_table(
+        table.set_column(column_index, "omearrow_ds_checksum", pa.array(checksums)), tmp_path / "wrong.parquet"
+    )
     with open_images(tmp_path / "wrong.parquet") as source:
         assert (list(source.image_ids), source.columns) == (ids, columns)
     with raises(FormatError, path=tmp_path / "x.parts", mentions=tmp_path / "wrong.parquet"):
@@ -474,7 +479,7 @@ def test_an_executor_that_fails_is_told_of_and_what_is_made_stays(tmp_path, plat
         convert(plate, dst, part_bytes=2 * SIZE, executor=executor)
     assert 1 <= len(list((dst / "jobs").glob("0*.json"))) <= 3
     convert(plate, dst, part_bytes=2 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 def test_an_executor_whose_futures_cannot_be_cancelled_serves_too(tmp_path, plate):
@@ -491,7 +496,7 @@ def test_an_executor_whose_futures_cannot_be_cancelled_serves_too(tmp_path, plat
 
     with Kept(2) as executor:
         convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, executor=executor)
-    assert found(tmp_path / "x.parts") == list(range(COUNT))
+    assert checked_numbers(tmp_path / "x.parts") == list(range(COUNT))
 
 
 def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate, monkeypatch):
@@ -510,7 +515,7 @@ def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate,
     names = sorted(file.name for file in (dst / "jobs").iterdir() if file.suffix == ".json")
     assert names == ["00000.json", "00001.json", "plan.json"]
     convert(plate, dst, part_bytes=5 * SIZE)
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
 
 
 def test_on_the_command_line(tmp_path, plate):
@@ -527,7 +532,7 @@ def test_on_the_command_line(tmp_path, plate):
     assert "(missing: parts 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
-    assert found(dst) == list(range(COUNT))
+    assert checked_numbers(dst) == list(range(COUNT))
     assert "23 images as written" in run("verify", dst)
     run("convert", dst, tmp_path / "back.arrow", "--src-format", "arrow")
     with open_images(tmp_path / "back.arrow") as source:
@@ -567,7 +572,7 @@ def test_by_a_dask_cluster(tmp_path, plate, processes):
             assert done.exit_code == 0, done.output
     convert(plate, tmp_path / "y.parts", part_bytes=5 * SIZE, shuffle_seed=1)
     for name in ("x", "tcp", "file"):
-        assert found(tmp_path / f"{name}.parts") == found(tmp_path / "y.parts")
+        assert checked_numbers(tmp_path / f"{name}.parts") == checked_numbers(tmp_path / "y.parts")
 
 
 @pytest.mark.parametrize(

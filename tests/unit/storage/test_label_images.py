@@ -103,14 +103,15 @@ def test_label_images_of_a_plate_are_read_by_their_declared_dtype(tmp_path, dtyp
 def test_a_column_of_the_same_table_is_a_mask_of_its_declared_dtype(tmp_path, dtype):
     pairs = [(image, labels_of(number, dtype)) for number, image in enumerate(IMAGES)]
     columns = (
-        pa.concat_arrays([struct_of([[one[None, None, None]]]) for one in each]) for each in zip(*pairs, strict=True)
+        pa.concat_arrays([struct_of([[one[None, None, None]]]) for one in column_images])
+        for column_images in zip(*pairs, strict=True)
     )
     path = store_table(
         "parquet", pa.table(dict(zip(("ome_image", "cells"), columns, strict=True))), tmp_path / "t.parquet"
     )
     dataset = OMEArrowDatasetNumpy(path, image_column="ome_image", masks="cells", axes="YX", normalize=False)
-    for (image, mask), (wanted, labels) in zip(dataset, pairs, strict=True):
-        np.testing.assert_array_equal(image, wanted)
+    for (image, mask), (expected, labels) in zip(dataset, pairs, strict=True):
+        np.testing.assert_array_equal(image, expected)
         np.testing.assert_array_equal(mask, labels)
         assert mask.dtype == READ_AS[dtype]
 
@@ -135,12 +136,12 @@ def test_crops_of_int64_masks_keep_their_object_in_workers(images, tmp_path, pre
         axes="YX",
         preload=preload,
     )
-    ((_, actual),) = OMEArrowDataLoader(dataset, 3, num_workers=2)
-    assert actual.dtype == torch.int32
+    ((_, mask_batch),) = OMEArrowDataLoader(dataset, 3, num_workers=2)
+    assert mask_batch.dtype == torch.int32
     for number, (y, label) in enumerate([(6, 7 + 2**30), (11, 10), (6, 7 + 2**30)]):
         window = masks[number][y - 3 : y + 4, y - 3 : y + 4]
         np.testing.assert_array_equal(
-            actual[number].numpy(), np.where(window == label, label, 0) if background else window
+            mask_batch[number].numpy(), np.where(window == label, label, 0) if background else window
         )
 
 
@@ -188,8 +189,8 @@ def test_masks_in_a_bucket_are_read_by_their_declared_dtype(images, tmp_path, dt
     with serving(tmp_path / "served") as server:
         storage = Storage(anonymous=True, endpoint=server.url, region="us-east-1")
         for name, preload in product(("m", "m.parquet"), (True, False)):
-            given = {"path": f"s3://lab/{name}", "storage": storage}
-            dataset = OMEArrowDatasetNumpy(images, masks=given, axes="YX", preload=preload)
+            masks_option = {"path": f"s3://lab/{name}", "storage": storage}
+            dataset = OMEArrowDatasetNumpy(images, masks=masks_option, axes="YX", preload=preload)
             for number, (_, mask) in enumerate(dataset):
                 np.testing.assert_array_equal(mask, masks[number])
                 assert mask.dtype == READ_AS[dtype]

@@ -37,20 +37,20 @@ def test_every_compression_keeps_every_pixel(stored, name, compression, encoding
 @pytest.mark.parametrize("name", NAMES)
 def test_compressed_is_smaller_than_not(stored, name):
     needs(name)
-    found = {
+    sizes = {
         compression: bytes_of(stored(name, SMOOTH, stem=compression, compression=compression))
         for fmt, compression in CHOICES
         if fmt == name
     }
-    raw = found.pop("none", None)
-    assert all(raw is None or size < raw for size in found.values())
+    raw = sizes.pop("none", None)
+    assert all(raw is None or size < raw for size in sizes.values())
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4", "snappy"])
 def test_parquet_says_its_compression(stored, compression):
     group = pq.ParquetFile(stored("parquet", SMOOTH, compression=compression)).metadata.row_group(0)
     leaves = {group.column(n).path_in_schema: group.column(n).compression for n in range(group.num_columns)}
-    (pixels,) = [found for path, found in leaves.items() if path.endswith("pixel_bytes")]
+    (pixels,) = [codec for path, codec in leaves.items() if path.endswith("pixel_bytes")]
     assert pixels == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
 
 

@@ -81,7 +81,7 @@ def left_out(path, target, **options):
         convert(path, target, on_error="skip", **options)
     listed = pa.csv.read_csv(target / "failed.csv").to_pylist()
     assert json.loads((target / "parts.json").read_text())["failed"] == listed
-    return {each["id"]: each["error"] for each in listed}
+    return {failure["id"]: failure["error"] for failure in listed}
 
 
 @pytest.mark.parametrize("position", [0, 3, 5])
@@ -208,9 +208,9 @@ def test_crops_of_bad_fields_are_left_out(tmp_path):
     with warns(UserWarning, path=tmp_path / "x.parts", mentions="2 images"):
         write_crops(folder, cells, tmp_path / "x.parts", center=("y", "x"), crop_size=(3, 3), on_error="skip")
     with open_images(tmp_path / "x.parts") as source:
-        found = source.columns["Metadata_image_id"].to_pylist()
-        assert found == [f"{WELLS[number]}_DAPI" for number in (1, 3, 4, 5)]
-        for index, image_id in enumerate(found):
+        field_ids = source.columns["Metadata_image_id"].to_pylist()
+        assert field_ids == [f"{WELLS[number]}_DAPI" for number in (1, 3, 4, 5)]
+        for index, image_id in enumerate(field_ids):
             assert np.array_equal(source.read(index)[0, 0, 0], tifffile.imread(folder / f"{image_id}.tif")[3:6, 3:6])
 
 

@@ -52,27 +52,27 @@ def test_columns_are_read_when_they_are_asked_for_and_no_others(
     tmp_path: Path, images: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = publish(tmp_path / "plate.parts", images, [9, 8])
-    asked: list[str] = []
+    column_names: list[str] = []
     read = pq.ParquetFile.read
 
     def noted(file: pq.ParquetFile, columns: list[str]) -> pa.Table:
-        asked.extend(name for name in columns if not name.startswith(f"{schema.SIDECAR_COLUMN}."))
+        column_names.extend(name for name in columns if not name.startswith(f"{schema.SIDECAR_COLUMN}."))
         return read(file, columns)
 
     monkeypatch.setattr(pq.ParquetFile, "read", noted)
     dataset = OMEArrowDataset(path, target="label", preload=False, axes="TCZYX")
-    assert asked == ["label"]
+    assert column_names == ["label"]
     assert [label for _, label in dataset] == list(range(17))
     views = dataset.split((0.5, 0.5), by="well", seed=0)
     views[0].split((0.5, 0.5), by="well", seed=1)
     views[1].balanced_sampler("well")
-    assert set(asked) == {"label", "well"}
-    assert asked.count("label") == 1
+    assert set(column_names) == {"label", "well"}
+    assert column_names.count("label") == 1
     for source in (open_images(path), open_images(path, verify=True)):
-        asked.clear()
+        column_names.clear()
         assert source.columns.equals(pq.read_table(path / INDEX).drop_columns(schema.SIDECAR_COLUMN))
         assert source.columns is source.columns
-        assert asked == ["label", "well"]
+        assert column_names == ["label", "well"]
 
 
 def test_columns_of_an_index_that_was_replaced_are_refused(tmp_path: Path, images: list[np.ndarray]) -> None:
@@ -97,24 +97,24 @@ def test_without_its_manifest_it_is_no_collection(tmp_path: Path, images: list[n
 
 
 def _edited(path: Path, **changed: object) -> None:
-    said = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(said | changed))
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | changed))
 
 
 def test_what_contradicts_the_manifest_is_refused(tmp_path: Path, images: list[np.ndarray]) -> None:
     path = publish(tmp_path / "plate.parts", images, [9, 8])
-    said = json.loads((path / MANIFEST).read_text())
-    outside = [{**said["parts"][0], "name": "../../other.arrow"}, said["parts"][1]]
+    manifest = json.loads((path / MANIFEST).read_text())
+    outside = [{**manifest["parts"][0], "name": "../../other.arrow"}, manifest["parts"][1]]
     for changed, file, fact in (
         ({"parts": outside}, MANIFEST, "'../../other.arrow'"),
         ({"version": 3}, MANIFEST, "version 3"),
         ({"index": "0" * 32}, INDEX, MANIFEST),
-        ({"parts": said["parts"][:1]}, INDEX, MANIFEST),
+        ({"parts": manifest["parts"][:1]}, INDEX, MANIFEST),
     ):
         _edited(path, **changed)
         with raises(FormatError, path=path / file, mentions=fact, remedy=False):
             open_images(path)
-        _edited(path, **said)
+        _edited(path, **manifest)
     (path / INDEX).unlink()
     with raises(MissingPathError, path=path / INDEX):
         open_images(path)

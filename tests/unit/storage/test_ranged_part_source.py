@@ -28,12 +28,12 @@ def images():
 @pytest.fixture
 def server(tmp_path):
     (tmp_path / "served" / "lab").mkdir(parents=True)
-    with serving(tmp_path / "served") as found:
-        yield found
+    with serving(tmp_path / "served") as store:
+        yield store
 
 
 @pytest.fixture
-def made(server, images, tmp_path):
+def make_parts(server, images, tmp_path):
     """Return a function that makes a collection of 4 parts with several row groups or record batches each."""
 
     def make(fmt, **how):
@@ -51,19 +51,19 @@ def opened(server, tmp_path, monkeypatch):
     return partial(open_images, "s3://lab/a.parts", storage=Storage(anonymous=True, endpoint=server.url))
 
 
-def places(path):
+def places_of_parts(path):
     return [part.places for part in Manifest.read(path).parts]
 
 
 def stands_at(run, number):
-    time, here = divmod(number, run.images)
-    return run.start + time * run.apart + here * run.step
+    time, index = divmod(number, run.images)
+    return run.start + time * run.apart + index * run.step
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("rows_per_group", [None, 4])
-def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, rows_per_group):
-    path = made(fmt, **({"rows_per_group": rows_per_group} if rows_per_group else {}))
+def test_places_are_where_the_bytes_of_the_images_are(make_parts, images, fmt, rows_per_group):
+    path = make_parts(fmt, **({"rows_per_group": rows_per_group} if rows_per_group else {}))
     manifest = Manifest.read(path)
     assert len(manifest.parts) == 4
     number = 0
@@ -74,14 +74,14 @@ def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, rows_pe
                 plane_bytes = images[number].nbytes // run.pieces
                 start = stands_at(run, which)
                 pieces = [start + piece * (plane_bytes + run.gap) for piece in range(run.pieces)]
-                assert b"".join(data[at : at + plane_bytes] for at in pieces) == images[number].tobytes()
+                assert b"".join(data[offset : offset + plane_bytes] for offset in pieces) == images[number].tobytes()
                 number += 1
     assert number == len(images)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_each_image_is_one_request_of_its_own_bytes(server, made, opened, images, fmt):
-    made(fmt, rows_per_group=4)
+def test_each_image_is_one_request_of_its_own_bytes(server, make_parts, opened, images, fmt):
+    make_parts(fmt, rows_per_group=4)
     with opened() as source:
         assert server.requests.total() == 2
         for index in (0, 59, 31, 30, 16):
@@ -99,14 +99,14 @@ def test_each_image_is_one_request_of_its_own_bytes(server, made, opened, images
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_what_was_put_in_a_parts_place_is_told_by_checksums_and_sizes(made, opened, images, fmt):
-    path = made(fmt)
+def test_what_was_put_in_a_parts_place_is_told_by_checksums_and_sizes(make_parts, opened, images, fmt):
+    path = make_parts(fmt)
     part = path / "parts" / Manifest.read(path).parts[0].name
     data = bytearray(part.read_bytes())
     with opened() as source:
         np.testing.assert_array_equal(source.read(2), images[2])
-        at = stands_at(places(path)[0][0], 2)
-        data[at] ^= 1
+        offset = stands_at(places_of_parts(path)[0][0], 2)
+        data[offset] ^= 1
         part.write_bytes(data)
         with raises(ChecksumError, path=f"s3://lab/a.parts/parts/{part.name}", mentions="image 2"):
             source.read(2)
@@ -132,12 +132,12 @@ def test_what_was_put_in_a_parts_place_is_told_by_checksums_and_sizes(made, open
         {"step": 1},
     ],
 )
-def test_places_that_cannot_be_are_errors(made, opened, damage):
-    path = made("arrow")
-    said = json.loads((path / MANIFEST).read_text())
-    (run,) = places(path)[0]
-    said["parts"][0]["places"] = [list(run._replace(**damage))]
-    (path / MANIFEST).write_text(json.dumps(said))
+def test_places_that_cannot_be_are_errors(make_parts, opened, damage):
+    path = make_parts("arrow")
+    manifest = json.loads((path / MANIFEST).read_text())
+    (run,) = places_of_parts(path)[0]
+    manifest["parts"][0]["places"] = [list(run._replace(**damage))]
+    (path / MANIFEST).write_text(json.dumps(manifest))
     with opened() as source, raises(FormatError, mentions="image 14"):
         source.read(14)
 
@@ -152,18 +152,18 @@ def test_places_that_cannot_be_are_errors(made, opened, damage):
         ("parquet", {"compression": "chunk-lz4"}),
     ],
 )
-def test_what_does_not_stand_as_in_memory_has_no_place_and_is_read_all_the_same(made, opened, images, fmt, how):
-    assert places(made(fmt, **how)) == [()] * 4
+def test_what_does_not_stand_as_in_memory_has_no_place_and_is_read_all_the_same(make_parts, opened, images, fmt, how):
+    assert places_of_parts(make_parts(fmt, **how)) == [()] * 4
     with opened() as source:
         check(source, images, [59, 0, 3])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])
-def test_dtypes_and_sizes_of_one(made, opened, server, tmp_path, dtype):
+def test_dtypes_and_sizes_of_one(make_parts, opened, server, tmp_path, dtype):
     images = list(np.arange(24 * 35).astype(dtype).reshape(24, 1, 1, 1, 5, 7))
     write_images(images, tmp_path / "b.arrow", axes="TCZYX")
     convert(tmp_path / "b.arrow", server.folder / "lab/a.parts", "parquet", part_bytes=5 * images[0].nbytes)
-    assert all(places(server.folder / "lab/a.parts"))
+    assert all(places_of_parts(server.folder / "lab/a.parts"))
     with opened() as source:
         check(source, images, [23, 0, 4, 5])
 

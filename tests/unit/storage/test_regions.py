@@ -186,7 +186,7 @@ def test_windows_of_wide_planes_are_read_row_by_row(stored, monkeypatch):
     source = open_images(stored("tiff", [image]))
     read = []
     preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda *given: read.append(preadv(*given)) or read[-1])
+    monkeypatch.setattr(os, "preadv", lambda *arguments: read.append(preadv(*arguments)) or read[-1])
     assert same(source.read(0, (3, 6, 100, 164)), image[..., 3:6, 100:164].copy())
     assert read == [128] * 6
 

@@ -57,11 +57,11 @@ def test_it_is_written_opened_converted_and_loaded(installed):
     convert(folder / "b.parquet", folder / "c", "papyrus")
     assert all_same(open_images(folder / "c", "papyrus").take(range(3)), images)
     for axes in ("TCZYX",):
-        held = OMEArrowDataset(folder / "a.papyrus", axes=axes, target="well")
+        preloaded = OMEArrowDataset(folder / "a.papyrus", axes=axes, target="well")
         read = OMEArrowDataset(folder / "a.papyrus", axes=axes, target="well", preload=False)
         for index in range(3):
-            assert held[index][0].numpy().tobytes() == read[index][0].numpy().tobytes()
-            assert held[index][1] == read[index][1]
+            assert preloaded[index][0].numpy().tobytes() == read[index][0].numpy().tobytes()
+            assert preloaded[index][1] == read[index][1]
 
 
 def test_it_passes_the_suite_that_every_format_passes(installed, runs):
@@ -109,8 +109,8 @@ def test_the_commands_know_it(installed, programs):
         "print('papyrus' in run(main, ['recommend', '--help']).stdout)\n"
     )
     done = programs.run(script, folder, sys.path[0])
-    code, *told, known = done.stdout.strip().splitlines()
-    assert (code, json.loads("\n".join(told))["format"], known) == ("0", "papyrus", "True")
+    code, *info_lines, known = done.stdout.strip().splitlines()
+    assert (code, json.loads("\n".join(info_lines))["format"], known) == ("0", "papyrus", "True")
 
 
 @pytest.mark.parametrize(

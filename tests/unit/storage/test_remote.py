@@ -63,8 +63,8 @@ def images():
 @pytest.fixture
 def server(tmp_path):
     (tmp_path / "served").mkdir()
-    with serving(tmp_path / "served") as found:
-        yield found
+    with serving(tmp_path / "served") as store:
+        yield store
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def opened(url, tmp_path):
 
 
 def in_cache(tmp_path):
-    return sorted(each.name for each in (tmp_path / "cache").iterdir() if each.name != ".lock")
+    return sorted(file.name for file in (tmp_path / "cache").iterdir() if file.name != ".lock")
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.slow)])
@@ -97,18 +97,18 @@ def test_images_are_those_of_the_local_folder(server, images, tmp_path, suffix):
 
 
 def test_all_that_takes_a_path_takes_a_url(server, url, tmp_path, images):
-    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
-    loaded = OMEArrowDataset(url, normalize=False, **given)
-    demanded = OMEArrowDataset(url, normalize=False, preload=False, target="label", **given)
+    cache_options = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    loaded = OMEArrowDataset(url, normalize=False, **cache_options)
+    demanded = OMEArrowDataset(url, normalize=False, preload=False, target="label", **cache_options)
     for index in (0, 16, 5):
         np.testing.assert_array_equal(loaded[index].numpy()[:, None], images[index][0])
         np.testing.assert_array_equal(demanded[index][0].numpy()[:, None], images[index][0])
-    convert(url, tmp_path / "copy.arrow", **given)
+    convert(url, tmp_path / "copy.arrow", **cache_options)
     with open_images(tmp_path / "copy.arrow", verify=True) as copy:
         check(copy, images, [3, 1])
-    found = describe(url, **given)
-    assert found.path == url
-    assert found.disk_files == len(SIZES) + 2
+    description = describe(url, **cache_options)
+    assert description.path == url
+    assert description.disk_files == len(SIZES) + 2
     assert server.requests.most_common(1)[0][0].endswith(MANIFEST)  # Once per open.
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
@@ -118,7 +118,7 @@ def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
         url, preload=False, normalize=False, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY
     )
     loader = OMEArrowDataLoader(dataset, batch_size=4, num_workers=2)
-    np.testing.assert_array_equal(np.concatenate([each.numpy() for each in loader])[:, None, :, None], images)
+    np.testing.assert_array_equal(np.concatenate([batch.numpy() for batch in loader])[:, None, :, None], images)
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
 
@@ -162,8 +162,8 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
 
 
 def _loaded(url, tmp_path, shuffle, workers=0, limit_bytes=PLENTY, batch_size=1):
-    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": limit_bytes}
-    dataset = OMEArrowDataset(url, preload=False, normalize=False, **given)
+    cache_options = {"part_cache": tmp_path / "cache", "part_cache_bytes": limit_bytes}
+    dataset = OMEArrowDataset(url, preload=False, normalize=False, **cache_options)
     return OMEArrowDataLoader(dataset, batch_size=batch_size, num_workers=workers, shuffle=shuffle)
 
 
@@ -175,10 +175,10 @@ def test_parts_are_fetched_ahead_in_the_order_of_the_loader(server, tmp_path):
     batches = iter(loader)
     next(batches)
     until_s = time.monotonic() + 30
-    while len(found := [name for name in in_cache(tmp_path) if not name.startswith(".")]) < 6:
-        assert time.monotonic() < until_s, found
-    names = sorted(each.name for each in (server.folder / "a.parts" / PARTS).iterdir())
-    assert [name for name in found if name in names] == names[:5]  # The part being read, and four more.
+    while len(cached := [name for name in in_cache(tmp_path) if not name.startswith(".")]) < 6:
+        assert time.monotonic() < until_s, cached
+    names = sorted(part.name for part in (server.folder / "a.parts" / PARTS).iterdir())
+    assert [name for name in cached if name in names] == names[:5]  # The part being read, and four more.
     assert len(list(batches)) == 11
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
@@ -187,7 +187,7 @@ def test_parts_are_fetched_ahead_in_the_order_of_the_loader(server, tmp_path):
 def test_an_epoch_asks_for_each_part_once(server, url, tmp_path, images, workers, batch_size):
     loader = _loaded(url, tmp_path, shuffle=True, workers=workers, batch_size=batch_size)
     for _ in range(2):
-        taken = np.concatenate([each.numpy() for each in loader])
+        taken = np.concatenate([batch.numpy() for batch in loader])
         assert sorted(taken[:, 0, 0, 0].tolist()) == [int(image.flat[0]) for image in images]
     assert sum(times for path, times in server.requests.items() if f"/{PARTS}/" in path) == len(SIZES)
 
@@ -198,17 +198,19 @@ def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path,
     convert(tmp_path / "a.arrow", server.folder / "a.parts", part_bytes=40 * 480, shuffle_seed=0)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=True, batch_size=4)
     assert "the first batch waits for 1 of them" in loader.settings["sampler"].why
-    held = threading.Event()
-    came = server.answering
-    monkeypatch.setattr(server, "answering", lambda path: came(path) or (f"/{PARTS}/" in path and held.wait(30)))
-    threading.Thread(target=lambda: time.sleep(0.5) or held.set()).start()
+    released = threading.Event()
+    real_answering = server.answering
+    monkeypatch.setattr(
+        server, "answering", lambda path: real_answering(path) or (f"/{PARTS}/" in path and released.wait(30))
+    )
+    threading.Thread(target=lambda: time.sleep(0.5) or released.set()).start()
     batches = iter(loader)
     assert sum(f"/{PARTS}/" in path for path in server.requests) <= 1  # The first part has the bandwidth to itself.
-    seen = [next(batches)]
-    held.set()
-    seen += batches
+    batches_of_epoch = [next(batches)]
+    released.set()
+    batches_of_epoch += batches
     firsts = sorted(int(image.flat[0]) for image in images)
-    assert sorted(np.concatenate([each.numpy() for each in seen])[:, 0, 0, 0].tolist()) == firsts
+    assert sorted(np.concatenate([batch.numpy() for batch in batches_of_epoch])[:, 0, 0, 0].tolist()) == firsts
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
 
@@ -317,7 +319,7 @@ def test_requests_that_fail_ahead_are_told_where_the_part_is_read(server, url, t
 
 
 def test_a_cache_too_small_for_what_is_shuffled_together_is_refused(server, url, tmp_path, images):
-    sizes = [each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir()]
+    sizes = [part.stat().st_size for part in (server.folder / "a.parts" / PARTS).iterdir()]
     index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
     needed = index_bytes + len(SIZES) * max(sizes)
     with raises(ArgumentError, option="part_cache_bytes", mentions=f"{needed:,}"):
@@ -353,22 +355,22 @@ def test_an_epoch_begins_with_one_part_only_where_each_is_a_sample_of_all(server
 def test_processes_share_what_is_fetched_once(programs, server, url, tmp_path, images):
     server.latency_s = 0.05
     children = [programs.start(_CHILD, url, tmp_path / "cache") for _ in range(2)]
-    said = [child.wait().stdout for child in children]
-    assert said == [f"open\n{[int(image.sum()) for image in images]}\n"] * 2
+    outputs = [child.wait().stdout for child in children]
+    assert outputs == [f"open\n{[int(image.sum()) for image in images]}\n"] * 2
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
 
 def test_the_oldest_goes_where_the_limit_is_reached(server, url, tmp_path, images):
-    sizes = [each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir()]
+    sizes = [part.stat().st_size for part in (server.folder / "a.parts" / PARTS).iterdir()]
     index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
     fewest = index_bytes + 2 * max(sizes)
-    given = {"part_cache": tmp_path / "cache"}
+    cache_options = {"part_cache": tmp_path / "cache"}
     with raises(ArgumentError, option="part_cache_bytes", mentions=f"{fewest:,}"):
-        open_images(url, **given, part_cache_bytes=fewest - 1)
-    with open_images(url, **given, part_cache_bytes=fewest) as source:
+        open_images(url, **cache_options, part_cache_bytes=fewest - 1)
+    with open_images(url, **cache_options, part_cache_bytes=fewest) as source:
         for index in np.random.default_rng(0).integers(0, 17, 60).tolist():
             np.testing.assert_array_equal(source.read(index), images[index])
-            assert sum(each.stat().st_size for each in (tmp_path / "cache").iterdir()) <= fewest
+            assert sum(cached.stat().st_size for cached in (tmp_path / "cache").iterdir()) <= fewest
         taken = source.take(list(range(17)))
         np.testing.assert_array_equal(np.stack(taken), images)
     assert max(times for path, times in server.requests.items() if f"/{PARTS}/" in path) > 1
@@ -396,8 +398,8 @@ def test_a_cache_that_somebody_removes_is_made_anew_or_said(url, opened, tmp_pat
     with opened() as source:
         np.testing.assert_array_equal(source.read(0), images[0])
         shutil.rmtree(tmp_path / "cache")
-        for each, image in enumerate(images):
-            np.testing.assert_array_equal(source.read(each), image)
+        for index, image in enumerate(images):
+            np.testing.assert_array_equal(source.read(index), image)
     with opened() as source:
         shutil.rmtree(tmp_path / "cache")
         (tmp_path / "cache").write_text("no folder")
@@ -423,7 +425,7 @@ def test_a_wrong_byte_is_an_error_and_is_not_kept(server, url, opened, tmp_path,
     with opened() as source:
         with raises(FormatError, path=first.name):
             source.read(0)
-        assert all(first.name not in each for each in in_cache(tmp_path))
+        assert all(first.name not in cached for cached in in_cache(tmp_path))
         np.testing.assert_array_equal(source.read(6), images[6])
         first.write_bytes(data + b"x")
         with raises(FormatError, path=first.name, mentions=(f"{len(data) + 1:,}", f"{len(data):,}")):
@@ -457,8 +459,8 @@ def test_a_manifest_that_changed_is_another_collection(server, url, opened, tmp_
 def test_requests_that_fail_change_nothing(server, url, tmp_path, images):
     server.faults = 0.3
     for round_ in range(3):
-        given = {"part_cache": tmp_path / f"cache{round_}", "part_cache_bytes": PLENTY}
-        with open_images(url, **given) as source:
+        cache_options = {"part_cache": tmp_path / f"cache{round_}", "part_cache_bytes": PLENTY}
+        with open_images(url, **cache_options) as source:
             np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
     assert len(server.failed) > 2
 
@@ -513,7 +515,7 @@ def test_nothing_is_left_to_clean_after_a_kill(programs, server, url, opened, tm
     server.latency_s = 0
     with opened() as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
-    assert not [each for each in in_cache(tmp_path) if each.startswith(".")]
+    assert not [cached for cached in in_cache(tmp_path) if cached.startswith(".")]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Lance warns of every fork.
@@ -533,12 +535,12 @@ def test_a_forked_child_is_refused_where_it_would_hang(url, opened):
 
 @pytest.mark.parametrize("text", ["s3://bucket/a.parts", "HTTPS://host:80/x y/a.parts", "gs://b/c.parts"])
 def test_a_url_reads_as_itself(text):
-    found = url_of(text)
-    assert isinstance(found, Url)
-    assert str(found).lower() == text.lower()
-    assert url_of(Path(text)) == found == pickle.loads(pickle.dumps(found)) == url_of(found)
-    assert str(found / "x").lower() == f"{text}/x".lower()
-    assert not found.exists()
+    parsed = url_of(text)
+    assert isinstance(parsed, Url)
+    assert str(parsed).lower() == text.lower()
+    assert url_of(Path(text)) == parsed == pickle.loads(pickle.dumps(parsed)) == url_of(parsed)
+    assert str(parsed / "x").lower() == f"{text}/x".lower()
+    assert not parsed.exists()
 
 
 def test_a_path_is_no_url(tmp_path):
@@ -625,20 +627,20 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     remote_ = remote.ObjectStore(url_of("s3://b/a"), Storage(anonymous=anonymous))
-    with raises(StorageError, path="s3://b/a", mentions=("AWS_ACCESS_KEY_ID", 403)) as told:
+    with raises(StorageError, path="s3://b/a", mentions=("AWS_ACCESS_KEY_ID", 403)) as caught:
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
-    assert ("~/.aws" in str(told.value)) is not anonymous
-    assert ("anonymous=True" in str(told.value)) is not anonymous
+    assert ("~/.aws" in str(caught.value)) is not anonymous
+    assert ("anonymous=True" in str(caught.value)) is not anonymous
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    with raises(StorageError, path="s3://b/a", mentions=("anonymous=True", 403)) as told:
+    with raises(StorageError, path="s3://b/a", mentions=("anonymous=True", 403)) as caught:
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
-    assert ("Storage(anonymous=True)" in str(told.value)) is not anonymous
+    assert ("Storage(anonymous=True)" in str(caught.value)) is not anonymous
     server.status = 403
     with raises(
         StorageError, path=f"{server.url}/a.parts/parts.json", mentions=("anonymous", 403), remedy=False
-    ) as told:
+    ) as caught:
         open_images(f"{server.url}/a.parts")
-    assert "storage=" not in str(told.value)
+    assert "storage=" not in str(caught.value)
 
 
 def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_gets_on(tmp_path, monkeypatch):
@@ -646,10 +648,10 @@ def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_
     cache, name, waited = PartCache(tmp_path, 100), f"00000-{'a' * 32}.arrow", []
     utime = os.utime
 
-    def looked_at(*given, **more):
-        utime(*given, **more)
+    def looked_at(*utime_arguments, **more):
+        utime(*utime_arguments, **more)
         cache._refuse_stuck(name)
-        waited.append(given)
+        waited.append(utime_arguments)
 
     monkeypatch.setattr(part_cache.os, "utime", looked_at)
     cache.acquire(name, 1, lambda descriptor: os.write(descriptor, b"x"))

@@ -414,4 +414,4 @@ def test_overwriting_spares_folders_of_other_things(tmp_path):
     write_images([np.zeros((2, 2), np.uint8)], tmp_path / "precious" / "cells.parquet")
     with pytest.raises(PathExistsError):
         convert(tmp_path / "precious" / "cells.parquet", tmp_path / "precious", "tiff", overwrite=True)
-    assert sorted(each.name for each in (tmp_path / "precious").iterdir()) == ["cells.parquet", "thesis.txt"]
+    assert sorted(entry.name for entry in (tmp_path / "precious").iterdir()) == ["cells.parquet", "thesis.txt"]

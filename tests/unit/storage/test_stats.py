@@ -57,12 +57,12 @@ def check(row, pixels):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_of_every_dtype(stored, dtype):
-    made = images(dtype)
-    found = stats(stored("parquet", made, columns={"plate": PLATES}), by="plate")
-    assert found.by == ("plate",)
-    assert found.table["plate"].to_pylist() == ["P1"] * 3 + ["P2"] * 3
-    for row in found.table.to_pylist():
-        of_group = [image for image, plate in zip(made, PLATES, strict=True) if plate == row["plate"]]
+    all_images = images(dtype)
+    measured = stats(stored("parquet", all_images, columns={"plate": PLATES}), by="plate")
+    assert measured.by == ("plate",)
+    assert measured.table["plate"].to_pylist() == ["P1"] * 3 + ["P2"] * 3
+    for row in measured.table.to_pylist():
+        of_group = [image for image, plate in zip(all_images, PLATES, strict=True) if plate == row["plate"]]
         check(row, np.stack(of_group)[:, :, row["channel"]])
         assert (row["images"], row["exact"]) == (2, True)
 
@@ -82,26 +82,26 @@ def test_values_of_every_format_and_ragged_images(stored, name):
 @given(st.lists(st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_any_values(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("stats") / "images.arrow"
-    made = [np.array(row, np.int16).reshape(1, 1, 1, 1, -1) for row in values]
-    write_images(made, path)
+    all_images = [np.array(row, np.int16).reshape(1, 1, 1, 1, -1) for row in values]
+    write_images(all_images, path)
     (row,) = stats(path).table.to_pylist()
-    check(row, np.concatenate([image.ravel() for image in made]))
+    check(row, np.concatenate([image.ravel() for image in all_images]))
 
 
 def test_many_floating_pixels_are_measured_by_a_sample_and_said_so(tmp_path):
-    made = np.random.default_rng(0).normal(5, 2, (5, 1, 1, 1, 512, 512)).astype(np.float32)
-    made[0, ..., 0, 0] = np.nan
-    write_images(list(made), tmp_path / "images.arrow")
-    found = stats(tmp_path / "images.arrow")
-    (row,) = found.table.to_pylist()
+    pixels = np.random.default_rng(0).normal(5, 2, (5, 1, 1, 1, 512, 512)).astype(np.float32)
+    pixels[0, ..., 0, 0] = np.nan
+    write_images(list(pixels), tmp_path / "images.arrow")
+    measured = stats(tmp_path / "images.arrow")
+    (row,) = measured.table.to_pylist()
     assert not row["exact"]
-    assert row["pixels"] == made.size - 1
-    assert row["mean"] == pytest.approx(np.nanmean(made.astype(np.float64)), rel=1e-9)
-    assert row["std"] == pytest.approx(np.nanstd(made.astype(np.float64)), rel=1e-9)
-    assert (row["min"], row["max"]) == (np.nanmin(made), np.nanmax(made))
+    assert row["pixels"] == pixels.size - 1
+    assert row["mean"] == pytest.approx(np.nanmean(pixels.astype(np.float64)), rel=1e-9)
+    assert row["std"] == pytest.approx(np.nanstd(pixels.astype(np.float64)), rel=1e-9)
+    assert (row["min"], row["max"]) == (np.nanmin(pixels), np.nanmax(pixels))
     for name, percent in PERCENTILES.items():
-        assert row[name] == pytest.approx(np.nanpercentile(made, percent), abs=0.15)
-    assert found.as_text().endswith("of a sample")
+        assert row[name] == pytest.approx(np.nanpercentile(pixels, percent), abs=0.15)
+    assert measured.as_text().endswith("of a sample")
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,34 +114,34 @@ def test_stats_counts_the_pixels_that_are_not_finite_and_measures_the_others(tmp
     write_images([np.array(row, dtype).reshape(1, 1, 1, 1, -1) for row in values], path)
     pixels = np.concatenate([np.array(row, dtype) for row in values])
     finite = pixels[np.isfinite(pixels)]
-    found = stats(path)
-    (row,) = found.table.to_pylist()
+    measured = stats(path)
+    (row,) = measured.table.to_pylist()
     assert (row["pixels"], row["left_out"], row["images"]) == (finite.size, pixels.size - finite.size, len(values))
     if finite.size:
         check(row, finite)
     else:
         assert all(row[measure] is None for measure in MEASURES)
-    assert ("infinite or NaN" in found.as_text()) == (finite.size < pixels.size)
+    assert ("infinite or NaN" in measured.as_text()) == (finite.size < pixels.size)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
 def test_stats_writes_and_reads_the_count_of_left_out_pixels(stored, tmp_path, suffix):
-    made = images("float32")
-    made[0][0, 1, 0, 0, :4] = [np.nan, np.inf, -np.inf, np.nan]
-    found = stats(stored("parquet", made))
-    assert found.table["left_out"].to_pylist() == [0, 4, 0]
-    assert [row["left_out"] for row in found.as_dict()["stats"]] == [0, 4, 0]
-    assert "left_out" not in "".join(found.columns.column_names)
-    found.write(tmp_path / f"stats{suffix}")
-    assert read_stats(tmp_path / f"stats{suffix}").table.to_pylist() == found.table.to_pylist()
+    all_images = images("float32")
+    all_images[0][0, 1, 0, 0, :4] = [np.nan, np.inf, -np.inf, np.nan]
+    measured = stats(stored("parquet", all_images))
+    assert measured.table["left_out"].to_pylist() == [0, 4, 0]
+    assert [row["left_out"] for row in measured.as_dict()["stats"]] == [0, 4, 0]
+    assert "left_out" not in "".join(measured.columns.column_names)
+    measured.write(tmp_path / f"stats{suffix}")
+    assert read_stats(tmp_path / f"stats{suffix}").table.to_pylist() == measured.table.to_pylist()
 
 
 def test_read_stats_reads_tables_without_the_count_of_left_out_pixels(stored, tmp_path):
-    found = stats(stored("parquet", images("float32")))
-    pq.write_table(found.table.drop_columns("left_out"), tmp_path / "stats.parquet")
+    measured = stats(stored("parquet", images("float32")))
+    pq.write_table(measured.table.drop_columns("left_out"), tmp_path / "stats.parquet")
     old = read_stats(tmp_path / "stats.parquet")
     assert old.by == ()
-    assert old.as_text().splitlines()[1:] == found.as_text().splitlines()[1:]
+    assert old.as_text().splitlines()[1:] == measured.as_text().splitlines()[1:]
 
 
 def test_stats_of_integers_leave_out_nothing(stored):
@@ -174,12 +174,12 @@ def test_names_of_channels_and_columns_to_join(stored):
     channels = [{"name": name} for name in ("DNA", "ER", "RNA")]
     metadata = [{"channels": channels}] * 4
     path = stored("parquet", images("uint8"), columns={"plate": PLATES, "n": [1, 2, 1, 2]}, metadata=metadata)
-    found = stats(path, by=["plate", "n"])
-    assert found.table["channel_name"].to_pylist() == ["DNA", "ER", "RNA"] * 2
-    with open_images(path, columns=found.columns, on=["plate", "n"]) as source:
-        assert source.columns["Stats_p99.9_ER"].to_pylist()[0] == found.table["p99.9"].to_pylist()[1]
-        assert source.columns["Stats_mean_RNA"].to_pylist()[1] == found.table["mean"].to_pylist()[5]
-    assert "P2, 2  RNA" in found.as_text()
+    measured = stats(path, by=["plate", "n"])
+    assert measured.table["channel_name"].to_pylist() == ["DNA", "ER", "RNA"] * 2
+    with open_images(path, columns=measured.columns, on=["plate", "n"]) as source:
+        assert source.columns["Stats_p99.9_ER"].to_pylist()[0] == measured.table["p99.9"].to_pylist()[1]
+        assert source.columns["Stats_mean_RNA"].to_pylist()[1] == measured.table["mean"].to_pylist()[5]
+    assert "P2, 2  RNA" in measured.as_text()
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
@@ -218,12 +218,12 @@ def test_what_cannot_be_measured(stored, tmp_path):
     for by in ("mean", ["lists", "lists"], 5, [None]):
         with raises(ArgumentError, option="by", remedy=False):
             stats(named, by=by)
-    found = stats(path)
+    measured = stats(path)
     with raises(ArgumentError, path=tmp_path / "stats.xlsx", mentions=(".parquet", ".csv", ".json"), remedy=False):
-        found.write(tmp_path / "stats.xlsx")
-    found.write(tmp_path / "stats.csv")
+        measured.write(tmp_path / "stats.xlsx")
+    measured.write(tmp_path / "stats.csv")
     with pytest.raises(PathExistsError):
-        found.write(tmp_path / "stats.csv")
+        measured.write(tmp_path / "stats.csv")
     with raises(FormatError, path=path, mentions="'channel'", remedy=False):
         read_stats(path)
     for bad in ("{}", '{"stats": "x"}', '{"stats": [1]}'):
@@ -236,14 +236,14 @@ def test_what_cannot_be_measured(stored, tmp_path):
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_view_is_measured_alone(stored, preload):
-    made = images("uint16")
-    path = stored("arrow", made, columns={"plate": PLATES})
+    all_images = images("uint16")
+    path = stored("arrow", all_images, columns={"plate": PLATES})
     dataset = OMEArrowDataset(path, preload=preload, axes="TCYX")
     assert stats(dataset).table.equals(stats(path).table)
     with open_images(path) as source:
         assert stats(source).table.equals(stats(path).table)
     train, _ = dataset.split((0.5, 0.5), by="plate")
-    picked = [made[list(dataset.image_ids).index(image_id)] for image_id in train.image_ids]
+    picked = [all_images[list(dataset.image_ids).index(image_id)] for image_id in train.image_ids]
     for row in stats(train, by="plate").table.to_pylist():
         check(row, np.stack(picked)[:, :, row["channel"]])
     with raises(ArgumentError, mentions=5, remedy=False):
@@ -285,9 +285,9 @@ def test_floating_pixels_far_from_zero(stored):
 
 def test_images_without_a_measured_pixel_are_told(stored):
     path = stored("arrow", [np.full((1, 1, 1, 4, 4), np.nan, np.float32)])
-    found = stats(path)
-    assert (found.table["mean"].to_pylist(), found.table["pixels"].to_pylist()) == ([None], [0])
-    assert "channel 0" in found.as_text()
+    measured = stats(path)
+    assert (measured.table["mean"].to_pylist(), measured.table["pixels"].to_pylist()) == ([None], [0])
+    assert "channel 0" in measured.as_text()
 
 
 def test_statistics_that_are_not_finite_are_null_in_json(stored, tmp_path):
@@ -303,6 +303,6 @@ def test_statistics_that_are_not_finite_are_null_in_json(stored, tmp_path):
 
 def test_what_is_shown_is_the_table_as_people_read_it(tmp_path):
     write_images([np.full((4, 4), 7, np.uint8)], tmp_path / "a.parquet")
-    found = stats(tmp_path / "a.parquet")
-    assert repr(found) == found.as_text()
-    assert "pyarrow" not in repr(found)
+    measured = stats(tmp_path / "a.parquet")
+    assert repr(measured) == measured.as_text()
+    assert "pyarrow" not in repr(measured)

@@ -91,8 +91,8 @@ def check(table, columns):
         kind, values = typed(cells)
         assert str(table[name].type) == kind, (name, cells)
         if kind == "double":
-            found = [np.nan if value is None else value for value in table[name].to_pylist()]
-            np.testing.assert_array_equal(found, [np.nan if value is None else value for value in values])
+            cells_with_nan = [np.nan if value is None else value for value in table[name].to_pylist()]
+            np.testing.assert_array_equal(cells_with_nan, [np.nan if value is None else value for value in values])
             assert table[name].null_count == values.count(None)
         else:
             assert table[name].to_pylist() == values
@@ -283,12 +283,12 @@ def test_targets_of_a_joined_table_and_of_listed_files_are_those_of_the_rule(fol
     path = write(folder / "map.csv", {"Metadata_Well": WELLS, "Metadata_code": codes})
     listed = load_data(folder, Metadata_code=codes)
     classes = sorted(set(values)) if kind == "string" else None
-    wanted = [classes.index(value) for value in values] if kind == "string" else values
+    expected = [classes.index(value) for value in values] if kind == "string" else values
     for dataset in (
         OMEArrowDataset(images, columns=path, target="Metadata_code", axes="YX", preload=False),
         OMEArrowDataset(listed, target="Metadata_code", axes="YX", preload=False),
     ):
-        np.testing.assert_array_equal([dataset[number][1] for number in range(3)], wanted)
+        np.testing.assert_array_equal([dataset[number][1] for number in range(3)], expected)
         assert dataset.classes == (None if classes is None else tuple(classes))
 
 
@@ -313,16 +313,16 @@ def test_column_types_override_the_rule_in_all_text_tables(folder, images, tmp_p
 
 
 def cells(path, **columns):
-    places = {"Nuclei_Location_Center_Y": ["4", "+3", "1E0"], "Nuclei_Location_Center_X": ["004", "4.", "5"]}
-    return write(path, {"Metadata_Well": WELLS, **places, **columns})
+    centers = {"Nuclei_Location_Center_Y": ["4", "+3", "1E0"], "Nuclei_Location_Center_X": ["004", "4.", "5"]}
+    return write(path, {"Metadata_Well": WELLS, **centers, **columns})
 
 
 @pytest.mark.parametrize("source", ["parquet", "listed"])
 def test_objects_have_places_however_numbers_are_spelled(folder, images, tmp_path, source):
     path = cells(tmp_path / "cells.csv", code=["1", "2", "3"])
-    given = {"crop_size": (3, 3), "axes": "YX", "preload": False, "target": "code"}
+    options = {"crop_size": (3, 3), "axes": "YX", "preload": False, "target": "code"}
     opened = images if source == "parquet" else load_data(folder, Metadata_dose=["1", "2", "3"])
-    dataset = OMEArrowDataset(opened, objects=path, column_types={"code": "text"}, **given)
+    dataset = OMEArrowDataset(opened, objects=path, column_types={"code": "text"}, **options)
     assert dataset.objects["Nuclei_Location_Center_Y"].to_pylist() == [4.0, 3.0, 1.0]
     assert dataset.objects["Nuclei_Location_Center_X"].to_pylist() == [4.0, 4.0, 5.0]
     assert dataset.classes == ("1", "2", "3")
@@ -341,10 +341,10 @@ def test_objects_with_text_for_a_place_are_named(images, tmp_path):
 
 def test_written_crops_have_columns_of_the_types_asked_for(images, tmp_path):
     path = cells(tmp_path / "cells.csv", code=["1", "2", "3"])
-    given = {"crop_size": (3, 3), "column_types": {"code": "text"}}
-    write_crops(images, path, tmp_path / "a.arrow", **given)
+    options = {"crop_size": (3, 3), "column_types": {"code": "text"}}
+    write_crops(images, path, tmp_path / "a.arrow", **options)
     with open_images(images) as source:
-        write_crops(source, path, tmp_path / "b.parts", "arrow", **given)
+        write_crops(source, path, tmp_path / "b.parts", "arrow", **options)
         with raises(ColumnError, "column_types", mentions="'code'"):
             write_crops(source, path, tmp_path / "c.arrow", crop_size=(3, 3), column_types={"cod": "text"})
     words = ["crops", images, path, tmp_path / "d.parquet", "--crop", "3", "--column-types", "code=text"]
@@ -366,8 +366,8 @@ class TestUnknown:
         with raises(ColumnError, "column_types", mentions="'Metadata_dose'"):
             open_images(load_data(folder, Metadata_dose=["1"] * 3), column_types={"Metadata_Dose": "text"})
         with raises(ColumnError, "column_types", mentions="'phase'"):
-            given = {"objects": cells(tmp_path / "cells.csv", phase=["1", "2", "3"]), "crop_size": (3, 3)}
-            OMEArrowDataset(images, axes="YX", column_types={"phse": "text"}, **given)
+            options = {"objects": cells(tmp_path / "cells.csv", phase=["1", "2", "3"]), "crop_size": (3, 3)}
+            OMEArrowDataset(images, axes="YX", column_types={"phse": "text"}, **options)
 
     def test_a_table_with_types_of_its_own(self, images, tmp_path):
         pq.write_table(pa.table({"Metadata_Well": WELLS, "code": [1, 2, 3]}), tmp_path / "map.parquet")
@@ -389,8 +389,8 @@ class TestUnknown:
 
     def test_a_missing_table_of_objects_is_named_first(self, images):
         with raises(MissingPathError, "objects"):
-            given = {"objects": "gone.csv", "crop_size": (3, 3), "axes": "YX"}
-            OMEArrowDataset(images, column_types={"code": "text"}, **given)
+            options = {"objects": "gone.csv", "crop_size": (3, 3), "axes": "YX"}
+            OMEArrowDataset(images, column_types={"code": "text"}, **options)
 
 
 def test_columns_of_another_name_in_cellprofiler_take_types_by_both(folder):
@@ -405,14 +405,14 @@ def test_a_column_is_text_in_all_tables_of_a_list_if_it_is_in_one(folder, images
     files = {"FileName_D": ["0.tif"], "PathName_D": [str(folder)]}
     for name, plate, dose in (("a", "007", "1"), ("b", "8", "0.5"), ("c", "9", "3")):
         write(tmp_path / f"{name}.csv", {**files, "Metadata_Plate": [plate], "Metadata_Dose": [dose]})
-    given = [tmp_path / f"{name}.csv" for name in "abc"] if how == "list" else str(tmp_path / "*.csv")
-    with open_images(given) as source:
+    listings = [tmp_path / f"{name}.csv" for name in "abc"] if how == "list" else str(tmp_path / "*.csv")
+    with open_images(listings) as source:
         assert source.columns["Metadata_Plate"].to_pylist() == ["007", "8", "9"]
         assert source.columns["Metadata_Dose"].to_pylist() == [1.0, 0.5, 3.0]
         assert len(pickle.loads(pickle.dumps(source)).take([2, 0])) == 2
     with raises(FormatError, path="a.csv", remedy=True, mentions=("'Metadata_Plate'", "'x'")):
         write(tmp_path / "a.csv", {**files, "Metadata_Plate": ["x"]})
-        open_images(given, column_types={"Metadata_Plate": "integer"})
+        open_images(listings, column_types={"Metadata_Plate": "integer"})
 
 
 def test_plates_wells_and_sites_match_as_before(folder, images, tmp_path):
@@ -429,12 +429,12 @@ def test_plates_wells_and_sites_match_as_before(folder, images, tmp_path):
 def test_groups_of_statistics_are_text_in_a_table_of_text(tmp_path):
     pixels = [np.arange(12, dtype=np.uint8).reshape(3, 4) * (number + 1) for number in range(3)]
     write_images(pixels, tmp_path / "i.parquet", axes="YX", columns={"Metadata_Well": WELLS})
-    given = {"columns": write(tmp_path / "map.csv", {"Metadata_Well": WELLS, "batch": ["001", "01", "1E5"]})}
-    stats(tmp_path / "i.parquet", by="batch", **given).write(tmp_path / "stats.csv")
-    dataset = OMEArrowDataset(tmp_path / "i.parquet", normalize=tmp_path / "stats.csv", axes="YX", **given)
+    join_options = {"columns": write(tmp_path / "map.csv", {"Metadata_Well": WELLS, "batch": ["001", "01", "1E5"]})}
+    stats(tmp_path / "i.parquet", by="batch", **join_options).write(tmp_path / "stats.csv")
+    dataset = OMEArrowDataset(tmp_path / "i.parquet", normalize=tmp_path / "stats.csv", axes="YX", **join_options)
     for number, image in enumerate(pixels):
-        wanted = (image - image.mean()) / image.std()
-        np.testing.assert_allclose(dataset[number].numpy(), wanted, rtol=1e-5)
+        expected = (image - image.mean()) / image.std()
+        np.testing.assert_allclose(dataset[number].numpy(), expected, rtol=1e-5)
 
 
 class TestCommands:

@@ -93,14 +93,14 @@ def cyto_table(encoding="bytes", shape=SHAPE, unmasked=UNMASKED, rows=ROWS):
     )
 
 
-def wanted(table, *names):
+def decoded_by_ome_arrow(table, *names):
     """Return the images as ome-arrow decodes them, channels concatenated, for each row without nulls."""
-    found = []
+    decoded = []
     for records in zip(*(table[name].to_pylist() for name in names), strict=True):
         if None not in records:
             images = [ome_arrow.to_numpy(record, dtype=record["pixels_meta"]["type"]) for record in records]
-            found.append(np.concatenate(images, axis=1))
-    return found
+            decoded.append(np.concatenate(images, axis=1))
+    return decoded
 
 
 def check(opened, images, rows):
@@ -156,7 +156,7 @@ def test_images_are_those_of_the_columns_and_rows_asked_for(cyto, name, encoding
     path, raw = cyto(name, encoding)
     for image_column, names, rows in CHOICES if encoding == "bytes" else CHOICES[2:]:
         with open_images(path, image_column=image_column, nulls="skip") as opened:
-            check(opened, wanted(raw, *names), rows)
+            check(opened, decoded_by_ome_arrow(raw, *names), rows)
             assert opened.images.image_column == tuple(names)
             assert set(opened.images.other_image_columns) == {"dna", "mask", "rna"} - set(names)
             assert opened.columns.column_names == ["field", "nothing", "well"]
@@ -174,7 +174,7 @@ def test_engines(cyto, engine):
     path, raw = cyto(name)
     for image_column, names, rows in CHOICES[1:]:
         opened = open_images(path, name, engine=engine, image_column=image_column, nulls="skip")
-        check(opened, wanted(raw, *names), rows)
+        check(opened, decoded_by_ome_arrow(raw, *names), rows)
 
 
 @tables
@@ -192,7 +192,9 @@ def test_any_pattern_of_nulls(name, data):
         raw = raw_table(name, path)
         rows_with_masks = [row for row in range(rows) if row not in nulls]
         for names in (["mask"], ["rna", "mask"]):
-            check(open_images(path, image_column=names, nulls="skip"), wanted(raw, *names), rows_with_masks)
+            check(
+                open_images(path, image_column=names, nulls="skip"), decoded_by_ome_arrow(raw, *names), rows_with_masks
+            )
         if nulls:
             with raises(FormatError, path=path, mentions=(len(nulls), rows, "'mask'", f"image {min(nulls)}")):
                 open_images(path, image_column="mask")
@@ -210,7 +212,7 @@ def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, 
     pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
     opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
     opened.images._source._read_group = None  # Reads by pyarrow would call it.
-    check(opened, wanted(table, "mask"), [row for row in range(30) if row not in nulls])
+    check(opened, decoded_by_ome_arrow(table, "mask"), [row for row in range(30) if row not in nulls])
 
 
 @tables
@@ -227,7 +229,11 @@ def test_what_lies_below_a_null_is_no_image(tmp_path, name):
 def test_large_images_between_nulls(tmp_path, name):
     """Lance stores large values in another layout."""
     path = store_table(name, cyto_table("bytes", (1, 1, 1, 20, 20), {0, 3}, 6), tmp_path / f"images{SUFFIX[name]}")
-    check(open_images(path, image_column="mask", nulls="skip"), wanted(raw_table(name, path), "mask"), [1, 2, 4, 5])
+    check(
+        open_images(path, image_column="mask", nulls="skip"),
+        decoded_by_ome_arrow(raw_table(name, path), "mask"),
+        [1, 2, 4, 5],
+    )
 
 
 @tables
@@ -264,7 +270,7 @@ def test_which_column_it_is_has_to_be_said(cyto, name):
 def test_the_column_called_as_ours_is_taken(tmp_path, name):
     table = cyto_table().rename_columns(["field", "dna", "mask", "nothing", "ome_image", "well"])
     path = store_table(name, table, tmp_path / f"images{SUFFIX[name]}")
-    check(open_images(path), wanted(raw_table(name, path), "ome_image"), range(ROWS))
+    check(open_images(path), decoded_by_ome_arrow(raw_table(name, path), "ome_image"), range(ROWS))
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow"])  # The other formats cannot hold such a table.
@@ -293,9 +299,9 @@ def test_images_of_a_table_may_differ_from_row_to_row(tmp_path):
     other = struct_of([[image_of((shape[0], 2, *shape[2:]))] for shape in shapes])
     table = pa.table({"field": [100, 101, 102], "a": column, "b": other})
     path = store_table("arrow", table, tmp_path / "images.arrow")
-    check(open_images(path, image_column=["a", "b"]), wanted(table, "a", "b"), range(3))
+    check(open_images(path, image_column=["a", "b"]), decoded_by_ome_arrow(table, "a", "b"), range(3))
     preloaded = OMEArrowDatasetNumpy(path, axes="TCZYX", normalize=False, image_column=["a", "b"])
-    assert all_same([preloaded[index] for index in range(3)], wanted(table, "a", "b"))
+    assert all_same([preloaded[index] for index in range(3)], decoded_by_ome_arrow(table, "a", "b"))
 
 
 def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
@@ -306,8 +312,8 @@ def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
 
     table = pa.table({"field": [100, 101, 102], "a": images([2, 1, 3], 0), "b": images([2, 3, 1], 3)})
     path = store_table("arrow", table, tmp_path / "images.arrow")
-    check(open_images(path, image_column=["a", "b"]), wanted(table, "a", "b"), range(3))
-    check(open_images(path, image_column=["b", "a"]), wanted(table, "b", "a"), range(3))
+    check(open_images(path, image_column=["a", "b"]), decoded_by_ome_arrow(table, "a", "b"), range(3))
+    check(open_images(path, image_column=["b", "a"]), decoded_by_ome_arrow(table, "b", "a"), range(3))
 
 
 @tables
@@ -315,7 +321,7 @@ def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
 def test_preloaded_equals_on_demand(cyto, tmp_path, name):
     path, raw = cyto(name)
     for number, (image_column, names, rows) in enumerate(CHOICES[1:] if name == "parquet" else CHOICES[2:]):
-        images = [image[0, :, 0] for image in wanted(raw, *names)]
+        images = [image[0, :, 0] for image in decoded_by_ome_arrow(raw, *names)]
         opening = {"image_column": image_column, "nulls": "skip", "normalize": False}
         opening |= {"target": "well", "encode_targets": False}
         open_dataset = partial(OMEArrowDataset, path, **opening)
@@ -338,7 +344,7 @@ def test_convert_keeps_what_is_not_an_image(cyto, tmp_path, name, target):
     copy = tmp_path / f"copy{SUFFIX[target]}"
     convert(path, copy, target, image_column=["mask", "dna"], nulls="skip", checksum=True)
     converted = open_images(copy, verify=True)
-    assert all_same(converted.take(range(len(MASKED))), wanted(raw, "mask", "dna"))
+    assert all_same(converted.take(range(len(MASKED))), decoded_by_ome_arrow(raw, "mask", "dna"))
     assert converted.columns.column_names == ["field", "nothing", "well"]
     assert converted.columns["nothing"].to_pylist() == [None] * len(MASKED)
     assert converted.columns["well"].to_pylist() == [f"A{row}" for row in MASKED]
@@ -424,12 +430,18 @@ def test_folders_have_no_columns_of_images(stored, name):
 
 def test_all_that_takes_a_path_takes_what_opening_takes():
     listed = inspect.signature(open_images).parameters.values()
-    keywords = {each.name: each.annotation for each in listed if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert keywords == {name: each.__forward_arg__ for name, each in OpenOptions.__annotations__.items()}
+    keywords = {
+        parameter.name: parameter.annotation for parameter in listed if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert keywords == {name: annotation.__forward_arg__ for name, annotation in OpenOptions.__annotations__.items()}
     assert OpenOptions.__annotations__.items() <= DatasetOptions.__annotations__.items()
     datasets = (OMEArrowDataset, OMEArrowDatasetNumpy)
     for function in (*datasets, convert, describe, profile_dataset, recommend, show, stats, write_crops):
-        (last,) = [each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD]
+        (last,) = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is parameter.VAR_KEYWORD
+        ]
         assert last.annotation in ("Unpack[OpenOptions]", "Unpack[DatasetOptions]")
 
 
@@ -451,7 +463,7 @@ def test_profile_and_recommend_pass_options_of_opening_on(cyto):
 
 
 def run(*arguments, code=0):
-    done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="omearrow-ds")
     assert done.exit_code == code, (done.output, done.exception)
     return done
 
@@ -480,7 +492,7 @@ def test_the_commands(cyto, tmp_path):
     assert "skipped: images in dna, rna;" in output
     output = json.loads(run("convert", path, tmp_path / "copy.tiffs", *options, "--json").stdout)
     assert output["left_out"] == {"rows": 4, "image_columns": ["dna", "rna"]}
-    assert all_same(open_images(tmp_path / "copy.arrow").take(range(4)), wanted(raw, "mask"))
+    assert all_same(open_images(tmp_path / "copy.arrow").take(range(4)), decoded_by_ome_arrow(raw, "mask"))
     assert "4 images as written" in run("verify", tmp_path / "copy.arrow", "--image-column", "ome_image").stdout
 
 
@@ -501,11 +513,11 @@ def test_the_table_that_cytodataframe_exported(tmp_path, name):
             else:
                 assert same(opened.read(index), image)
     names = [f"Image_FileName_Orig{stain}_OMEArrow_ORIG" for stain in ("DNA", "RNA", "AGP")]
-    assert all_same(open_images(REAL, name, image_column=names).take(range(3)), wanted(table, *names))
+    assert all_same(open_images(REAL, name, image_column=names).take(range(3)), decoded_by_ome_arrow(table, *names))
     convert(REAL, tmp_path / "copy.arrow", image_column=names)
     copy = open_images(tmp_path / "copy.arrow")
-    assert all_same(copy.take(range(3)), wanted(table, *names))
-    kept = [each for each in table.column_names if each not in caught.value.columns]
-    assert copy.columns.column_names == kept
-    assert copy.columns.to_pydict() == table.select(kept).to_pydict()
+    assert all_same(copy.take(range(3)), decoded_by_ome_arrow(table, *names))
+    other_columns = [column_name for column_name in table.column_names if column_name not in caught.value.columns]
+    assert copy.columns.column_names == other_columns
+    assert copy.columns.to_pydict() == table.select(other_columns).to_pydict()
     assert copy.columns.schema.field("Image_FileName_OrigAGP_OMEArrow_LABL").type == pa.null()

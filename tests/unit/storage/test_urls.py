@@ -47,8 +47,8 @@ SITES = [1, 2] * 3
 @pytest.fixture
 def server(tmp_path):
     (tmp_path / "served" / "lab").mkdir(parents=True)
-    with serving(tmp_path / "served") as found:
-        yield found
+    with serving(tmp_path / "served") as store:
+        yield store
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def as_images(fields):
 @pytest.mark.parametrize("how", ["URL_", "PathName_", "root"])
 def test_load_data_lists_files_in_a_bucket(server, bucket, opened, tmp_path, fields, how):
     names = plate(bucket, fields, compression="zlib")
-    where = "s3://lab/plate/Images"
+    folder_url = "s3://lab/plate/Images"
     if how == "URL_":
-        columns = {f"URL_{channel}": [f"{where}/{name}" for name in files] for channel, files in names.items()}
+        columns = {f"URL_{channel}": [f"{folder_url}/{name}" for name in files] for channel, files in names.items()}
     else:
         columns = {f"FileName_{channel}": files for channel, files in names.items()}
-        columns |= {f"PathName_{channel}": where if how == "PathName_" else "/gone" for channel in names}
+        columns |= {f"PathName_{channel}": folder_url if how == "PathName_" else "/gone" for channel in names}
     path = listing(tmp_path / "load_data.csv", columns)
-    given = {"root": where} if how == "root" else {}
-    with opened(path, **given) as source:
+    root_option = {"root": folder_url} if how == "root" else {}
+    with opened(path, **root_option) as source:
         assert sum(server.requests.values()) == 2  # The first file of each channel, for any number of fields.
         assert source.image_ids[2] == "BR1_B02_1"
         assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["OrigDNA", "OrigER"]
@@ -113,12 +113,12 @@ def test_load_data_lists_files_in_a_bucket(server, bucket, opened, tmp_path, fie
         with pickle.loads(pickle.dumps(source)) as again:
             check(again, as_images(fields), [1])
     server.requests.clear()
-    loaded = OMEArrowDataset(path, normalize=False, storage=opened.keywords["storage"], **given)
+    loaded = OMEArrowDataset(path, normalize=False, storage=opened.keywords["storage"], **root_option)
     np.testing.assert_array_equal(loaded[3].numpy(), fields[3])
     assert server.requests.pop("/lab/plate/Images/A01_s1 OrigDNA.tiff") == 2
     assert server.requests.pop("/lab/plate/Images/A01_s1 OrigER.tiff") == 2
     assert set(server.requests.values()) == {1}
-    convert(path, tmp_path / "plate.arrow", storage=opened.keywords["storage"], **given)
+    convert(path, tmp_path / "plate.arrow", storage=opened.keywords["storage"], **root_option)
     with open_images(tmp_path / "plate.arrow", verify=True) as copy:
         check(copy, as_images(fields), [5, 2])
 
@@ -230,18 +230,18 @@ def test_a_folder_of_tiff_files_is_listed(server, bucket, opened, fields):
     for number, image in enumerate(plain):
         tifffile.imwrite(bucket / f"plain/{number}.tif", image[0, :, 0])
     as_z = [np.moveaxis(image, 1, 2) for image in plain]
-    for path, wanted in (("s3://lab/a.tiffs", images), ("s3://lab/plain", as_z), ("s3://lab/plain/*.tif", as_z)):
+    for path, expected in (("s3://lab/a.tiffs", images), ("s3://lab/plain", as_z), ("s3://lab/plain/*.tif", as_z)):
         with opened(path) as source:
-            assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in wanted]
-            check(source, wanted, [5, 0, 3, 3])
-            check(pickle.loads(pickle.dumps(source)), wanted, [2])
+            assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in expected]
+            check(source, expected, [5, 0, 3, 3])
+            check(pickle.loads(pickle.dumps(source)), expected, [2])
     with opened("s3://lab/a.tiffs", verify=True) as source:
         assert source.columns["label"].to_pylist() == list(range(6))
         check(source, images, [5])
     loaded = OMEArrowDataset("s3://lab/a.tiffs", normalize=False, **opened.keywords)
     assert all(np.array_equal(loaded[number].numpy(), image[0, :, 0]) for number, image in enumerate(images))
-    found = describe("s3://lab/a.tiffs", **opened.keywords)
-    assert (found.disk_files, found.images, found.stored.in_place) == (7, 6, False)
+    description = describe("s3://lab/a.tiffs", **opened.keywords)
+    assert (description.disk_files, description.images, description.stored.in_place) == (7, 6, False)
     source = opened("s3://lab/plain")
     tifffile.imwrite(bucket / "plain/2.tif", plain[2][0, :, 0] + 1)
     with raises(FormatError, path="s3://lab/plain/2.tif"):
@@ -343,7 +343,7 @@ def test_tables_of_others_are_read(bucket, opened):
             check(source, images, [11, 0, 4])
             assert source.columns["text"].to_pylist() == ["x"] * 12
         with opened("s3://lab/b.parquet", image_column=["one", "two"], nulls="skip") as source:
-            check(source, [np.concatenate([each, each], axis=1) for each in images[:11]], [10, 0])
+            check(source, [np.concatenate([one_image, one_image], axis=1) for one_image in images[:11]], [10, 0])
 
 
 @pytest.mark.parametrize("suffix", BY_RANGES)
@@ -532,7 +532,7 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     images = list(np.random.default_rng(0).integers(0, 2**16, (40, 1, 3, 1, 80, 90)).astype(np.uint16))
     write_images(images, tmp_path / f"a.{suffix}", axes="TCZYX", columns={"label": list(range(40))})
     convert(tmp_path / f"a.{suffix}", bucket / "a.parts", suffix, part_bytes=10 * images[0].nbytes)
-    sizes = [each.stat().st_size for each in (bucket / "a.parts/parts").iterdir()]
+    sizes = [part.stat().st_size for part in (bucket / "a.parts/parts").iterdir()]
     assert len(sizes) == 4
     source = opened("s3://lab/a.parts", verify=True)
     assert server.requests.total() <= 3
@@ -570,7 +570,7 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
 def test_a_bucket_alone_is_told_from_what_is_in_it(server, opened, tmp_path):
     pytest.importorskip("zarr")
     write_images([np.zeros((3, 8, 8), np.uint16)] * 2, tmp_path / "a.zarr", axes="CYX")
-    images = [each for each in (tmp_path / "a.zarr").iterdir() if each.is_dir()]
+    images = [folder for folder in (tmp_path / "a.zarr").iterdir() if folder.is_dir()]
     shutil.copytree(images[0], server.folder / "image")
     shutil.copytree(tmp_path / "a.zarr", server.folder / "images")
     for url in ("s3://image/", "s3://image"):
@@ -680,8 +680,8 @@ def test_a_glob_fits_what_it_would_on_this_machine(bucket, opened, fields):
         "d[1]",
     ):
         try:
-            with open_images(bucket / glob) as here:
-                expected = {"ids": here.image_ids, "images": [here.read(number) for number in range(len(here))]}
+            with open_images(bucket / glob) as local:
+                expected = {"ids": local.image_ids, "images": [local.read(number) for number in range(len(local))]}
         except MissingPathError:
             with pytest.raises(MissingPathError):
                 opened(f"s3://lab/{glob}")

@@ -121,7 +121,7 @@ def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
         assert [int(image.max()) for image in source.take(some)] == some.tolist()
         with ThreadPoolExecutor(8) as pool:
             taken = list(pool.map(lambda start: source.take(range(start, 1500, 300)), range(30)))
-        assert [[int(image.max()) for image in each] for each in taken] == [[*range(i, 1500, 300)] for i in range(30)]
+        assert [[int(image.max()) for image in batch] for batch in taken] == [[*range(i, 1500, 300)] for i in range(30)]
 
 
 def test_rows_that_were_lost_in_writing(fresh, monkeypatch):
@@ -145,11 +145,11 @@ def check_rows(path, images, numbers, columns=("n",)):
     source = open_images(path)
     assert source.columns.column_names == list(columns)
     assert source.columns["n"].to_pylist() == numbers
-    wanted = [images[number] for number in numbers]
-    assert all_same(scanned(source), wanted)
+    expected = [images[number] for number in numbers]
+    assert all_same(scanned(source), expected)
     order = [len(numbers) - 1, 0, 3, 3, -2]
-    assert all_same(source.take(order), [wanted[index] for index in order])
-    assert all_same([source.read(index) for index in range(len(numbers))], wanted)
+    assert all_same(source.take(order), [expected[index] for index in order])
+    assert all_same([source.read(index) for index in range(len(numbers))], expected)
     return source
 
 
@@ -247,30 +247,30 @@ def tables(tmp_path, stored):
 
 
 def test_a_table_is_chosen_among_several(tables, tmp_path):
-    path, held = tables
+    path, images_of_tables = tables
     with raises(ColumnError, option="table", path=path, mentions=(2, "'main.fields', 'main.single cells'")):
         open_images(path)
     for wrong in ("wells", "seen", "none", ""):
         with raises(ColumnError, option="table", mentions=(f"'{wrong}'", "'main.fields'"), remedy=False):
             open_images(path, table=wrong)
-    for name, images in held.items():
-        for asked in (name, f"main.{name}", name.upper()):
-            assert all_same(open_images(path, table=asked).take(range(6)), images)
+    for name, images in images_of_tables.items():
+        for table_name in (name, f"main.{name}", name.upper()):
+            assert all_same(open_images(path, table=table_name).take(range(6)), images)
         source = open_images(path, table=name, nulls="skip", image_column=["ome_image"])
         assert all_same(pickle.loads(pickle.dumps(source)).take(range(6)), images)
         convert(path, tmp_path / "copy.parquet", table=name, overwrite=True)
         assert all_same(open_images(tmp_path / "copy.parquet").take(range(6)), images)
     with database(path) as connection:
         connection.execute("DROP VIEW seen; DROP TABLE fields")
-    assert all_same(open_images(path).take(range(6)), held["single cells"])
+    assert all_same(open_images(path).take(range(6)), images_of_tables["single cells"])
 
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_samples_are_of_the_table_in_workers_and_in_a_cache(tables, tmp_path, preload):
     """Both tables have images of the same shape and dtype with the same column name."""
-    path, held = tables
+    path, images_of_tables = tables
     for _ in range(2):
-        for name, images in held.items():
+        for name, images in images_of_tables.items():
             dataset = OMEArrowDataset(
                 path, table=name, preload=preload, cache_dir=tmp_path / "cache" if preload else None, normalize=False
             )

@@ -131,16 +131,16 @@ def test_the_tables_are_those_of_theirs(tmp_path):
     theirs(images, tmp_path / "theirs", layout="image", compression=None)
     write_images(images, tmp_path / "ours", "ome_arrow")
     for name in ("images.parquet", "chunks.parquet", "index.parquet"):
-        wanted, found = (pq.read_schema(tmp_path / folder / name) for folder in ("theirs", "ours"))
-        assert found.equals(wanted)
-        assert found.metadata.items() >= {**wanted.metadata}.items() - {(b"ARROW:schema", b"")}
-    wanted, found = (
+        expected, actual = (pq.read_schema(tmp_path / folder / name) for folder in ("theirs", "ours"))
+        assert actual.equals(expected)
+        assert actual.metadata.items() >= {**expected.metadata}.items() - {(b"ARROW:schema", b"")}
+    expected, actual = (
         json.loads((tmp_path / folder / "_ome_arrow_dataset.json").read_text()) for folder in ("theirs", "ours")
     )
-    assert found.keys() == wanted.keys()
-    assert found["choice"].keys() == wanted["choice"].keys()
-    assert [found[name] for name in ("type", "version", "layout", "image_count", "chunk_count")] == [
-        wanted[name] for name in ("type", "version", "layout", "image_count", "chunk_count")
+    assert actual.keys() == expected.keys()
+    assert actual["choice"].keys() == expected["choice"].keys()
+    assert [actual[name] for name in ("type", "version", "layout", "image_count", "chunk_count")] == [
+        expected[name] for name in ("type", "version", "layout", "image_count", "chunk_count")
     ]
 
 
@@ -150,9 +150,9 @@ def test_metadata_of_theirs(tmp_path):
     column = pq.read_table(tmp_path / "images.parquet")["ome_image"]
     records = [ome_arrow.OMEArrow(scalar) for scalar in column]
     source = open_images(theirs(records, tmp_path / "theirs"))
-    wanted = normalize_metadata(METADATA, 2, "")
+    expected = normalize_metadata(METADATA, 2, "")
     for name in ("name", "image_type", "channels"):
-        assert source.metadata(0)[name] == wanted[name]
+        assert source.metadata(0)[name] == expected[name]
     assert source.metadata(1)["name"] == "b"
     assert source.image_ids == ["a", "b"]
 
@@ -323,8 +323,10 @@ def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
             values = table[change].to_pylist()
             shift = 6 if change == "image_id" else 3 if change == "c" else 1
             values[0], values[shift] = values[shift], values[0]
-            place = table.schema.get_field_index(change)
-            return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+            column_index = table.schema.get_field_index(change)
+            return table.set_column(
+                column_index, table.schema.field(column_index), pa.array(values, table.schema.field(column_index).type)
+            )
 
         rewrite(path / "index.parquet", swapped)
         try:

@@ -60,15 +60,15 @@ def pixels(number, shape=(1, 2, 1, 6, 8)):
 def positions(folder, count=3, shape=(1, 2, 1, 6, 8), **options):
     """Write a file per position, each listing all files, and return the images."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [pixels(number, shape) for number in range(count)]
+    images_of_positions = [pixels(number, shape) for number in range(count)]
     planes = list(product(*map(range, shape[:3])))
     names = [f"Pos{number}.ome.tif" for number in range(count)]
     listed = [[(plane, page, name) for page, plane in enumerate(planes)] for name in names]
     identified = options.pop("identified", True)
-    images = [image_xml(number, shape, each, identified=identified) for number, each in enumerate(listed)]
-    for image, name in zip(found, names, strict=True):
+    images = [image_xml(number, shape, entries, identified=identified) for number, entries in enumerate(listed)]
+    for image, name in zip(images_of_positions, names, strict=True):
         write(folder / name, [image[plane] for plane in planes], images, identified=identified, **options)
-    return found
+    return images_of_positions
 
 
 def split_files(folder, axis, shape=(2, 2, 2, 6, 8), wells=("A01", "B02")):
@@ -77,11 +77,11 @@ def split_files(folder, axis, shape=(2, 2, 2, 6, 8), wells=("A01", "B02")):
     images = {}
     for number, well in enumerate(wells):
         images[well] = pixels(number, shape)
-        held = {}
+        planes_of_files = {}
         for plane in product(*map(range, shape[:3])):
-            held.setdefault(f"{well}_{axis}{plane['TCZ'.index(axis)]}.ome.tif", []).append(plane)
-        listed = [(plane, page, name) for name, planes in held.items() for page, plane in enumerate(planes)]
-        for name, planes in held.items():
+            planes_of_files.setdefault(f"{well}_{axis}{plane['TCZ'.index(axis)]}.ome.tif", []).append(plane)
+        listed = [(plane, page, name) for name, planes in planes_of_files.items() for page, plane in enumerate(planes)]
+        for name, planes in planes_of_files.items():
             write(folder / name, [images[well][plane] for plane in planes], [image_xml(0, shape, listed)])
     return images
 
@@ -188,7 +188,7 @@ def test_one_position_without_the_others_is_read(tmp_path):
 def test_a_position_that_misses_a_page_is_an_error(tmp_path):
     shape, planes = (1, 3, 1, 6, 8), [(0, c, 0) for c in range(3)]
     listed = [[(plane, page, f"Pos{n}.ome.tif") for page, plane in enumerate(planes)] for n in range(2)]
-    images = [image_xml(number, shape, each) for number, each in enumerate(listed)]
+    images = [image_xml(number, shape, entries) for number, entries in enumerate(listed)]
     for number in range(2):
         write(
             tmp_path / f"Pos{number}.ome.tif", [pixels(number, shape)[plane] for plane in planes[: 3 - number]], images
@@ -210,21 +210,21 @@ def test_planes_are_found_by_any_order_of_pages(tmp_path_factory, sizes, order, 
     shape = (*sizes, 3, 4)
     image, other = pixels(0, shape), pixels(1, shape)
     planes = list(product(*map(range, sizes)))
-    held = {"other.ome.tif": random.sample(planes, len(planes))}
+    planes_of_files = {"other.ome.tif": random.sample(planes, len(planes))}
     for plane in random.sample(planes, len(planes)):
-        held.setdefault(f"x_{plane['TCZ'.index(axis)]}.ome.tif", []).append(plane)
+        planes_of_files.setdefault(f"x_{plane['TCZ'.index(axis)]}.ome.tif", []).append(plane)
     files = [
         [
             (plane, page, name)
-            for name, each in held.items()
-            for page, plane in enumerate(each)
+            for name, planes_of_file in planes_of_files.items()
+            for page, plane in enumerate(planes_of_file)
             if (name[0] == "o") == whole
         ]
         for whole in (False, True)
     ]
     xml = [image_xml(number, shape, listed, f"XY{''.join(order)}") for number, listed in enumerate(files)]
-    for name, each in held.items():
-        write(folder / name, [(other if name[0] == "o" else image)[plane] for plane in each], xml)
+    for name, planes_of_file in planes_of_files.items():
+        write(folder / name, [(other if name[0] == "o" else image)[plane] for plane in planes_of_file], xml)
     assert np.array_equal(open_images(folder / "other.ome.tif").read(0), other)
     (folder / "other.ome.tif").unlink()
     name = {"T": "t", "C": "channel", "Z": "z"}[axis]
@@ -236,17 +236,17 @@ def micro_manager_file(path, images, number, count):
     """Write a file with the index of Micro-Manager 1.4, from which tifffile would read all positions."""
     sizes = {"Positions": count, "Channels": 2, "Slices": 1, "Frames": 1}
     summary = json.dumps({"MicroManagerVersion": "1.4.23", "Prefix": "m", **sizes}).encode()
-    names = [f"m_MMStack_Pos{each}.ome.tif" for each in range(count)]
+    names = [f"m_MMStack_Pos{position}.ome.tif" for position in range(count)]
     xml = [image_xml(n, (1, 2, 1, 6, 8), [((0, c, 0), c, name) for c in range(2)]) for n, name in enumerate(names)]
     text = f'<OME xmlns="{NAMESPACE}" UUID="{identifier(path.name)}">{"".join(xml)}</OME>'.encode()
-    at = start = 40 + len(summary) + len(summary) % 2
+    page_offset = start = 40 + len(summary) + len(summary) % 2
     pages, offsets, metadata = b"", [], b"{}".ljust(8)
     for c in range(2):
         data, described = (
             images[number][0, c, 0].tobytes(),
             text.ljust(len(text) + len(text) % 2) if c == 0 else b"page".ljust(8),
         )
-        first = at + 2 + 12 * 11 + 4
+        first = page_offset + 2 + 12 * 11 + 4
         tags = [
             *((256, 3, 1, 8), (257, 3, 1, 6), (258, 3, 1, 16), (259, 3, 1, 1), (262, 3, 1, 1)),
             (270, 2, len(described), first),
@@ -257,9 +257,11 @@ def micro_manager_file(path, images, number, count):
         stop = first + len(described) + len(metadata) + len(data)
         pages += struct.pack("<H", 11) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
         pages += struct.pack("<I", stop if c == 0 else 0) + described + metadata + data
-        offsets.append(at)
-        at = stop
-    header = struct.pack("<2sHI8I", b"II", 42, start, 54773648, at, 483765892, 0, 99384722, 0, 2355492, len(summary))
+        offsets.append(page_offset)
+        page_offset = stop
+    header = struct.pack(
+        "<2sHI8I", b"II", 42, start, 54773648, page_offset, 483765892, 0, 99384722, 0, 2355492, len(summary)
+    )
     entries = b"".join(struct.pack("<5I", c, 0, 0, number, offset) for c, offset in enumerate(offsets))
     path.write_bytes((header + summary).ljust(start, b"\0") + pages + struct.pack("<2I", 3453623, 2) + entries)
 

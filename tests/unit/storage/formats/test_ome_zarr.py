@@ -138,26 +138,26 @@ def test_zarr_arrays_of_others(fresh, case, grouped, consolidated):
     options, pixels, written = case
     folder = fresh("")
     path = folder / "image.zarr"
-    where = path / "level" / "0" if grouped else path
+    array_path = path / "level" / "0" if grouped else path
     if grouped:
         multiscale = {"axes": [{"name": name} for name in "tczyx"], "datasets": [{"path": "level/0"}]}
         v3 = options["zarr_format"] == 3
         attributes = {"ome": {"version": "0.5", "multiscales": [multiscale]}} if v3 else {"multiscales": [multiscale]}
         zarr.create_group(path, zarr_format=options["zarr_format"], attributes=attributes)
         zarr.create_group(path / "level", zarr_format=options["zarr_format"])
-    array = zarr.create_array(where, **options)
+    array = zarr.create_array(array_path, **options)
     if written != "none":
         part = (slice(None),) * 4 + (slice(0, 1 if written == "some" else None),)
         array[part] = pixels[part]
     if grouped and consolidated:
         zarr.consolidate_metadata(path)
-    wanted = zarr.open_array(where, mode="r")[...].astype(pixels.dtype.newbyteorder("="))
+    expected = zarr.open_array(array_path, mode="r")[...].astype(pixels.dtype.newbyteorder("="))
     source = open_images(folder)
-    assert same(source.read(0), wanted)
-    assert windows_are_cut(source, [wanted])
+    assert same(source.read(0), expected)
+    assert windows_are_cut(source, [expected])
     with only(fast=False):
-        assert same(open_images(folder).read(0), wanted)
-        assert windows_are_cut(open_images(folder), [wanted])
+        assert same(open_images(folder).read(0), expected)
+        assert windows_are_cut(open_images(folder), [expected])
 
 
 def test_plain_arrays_of_others_are_read_without_zarr(fresh, monkeypatch):
@@ -397,8 +397,8 @@ def test_changed_bytes_never_crash_the_decoder(fresh, compression):
     data, random = file.read_bytes(), np.random.default_rng(0)
     for _ in range(150):
         broken = bytearray(data)
-        for place in random.integers(0, len(data), 2):
-            broken[place] = random.integers(0, 256)
+        for offset in random.integers(0, len(data), 2):
+            broken[offset] = random.integers(0, 256)
         file.write_bytes(broken)
         try:
             assert source.read(3).shape == (1, 1, 1, 20, 30)

@@ -51,8 +51,8 @@ def cut_in_z(image, encoding, length):
     make = byte_chunk if encoding == "bytes" else list_chunk
     size_t, size_c, size_z, size_y, size_x = image.shape
     starts = range(0, size_z, length)
-    places = [(slice(start, start + length), slice(0, size_y), slice(0, size_x)) for start in starts]
-    return [make(image, t, c, place) for t in range(size_t) for c in range(size_c) for place in places]
+    boxes = [(slice(start, start + length), slice(0, size_y), slice(0, size_x)) for start in starts]
+    return [make(image, t, c, box) for t in range(size_t) for c in range(size_c) for box in boxes]
 
 
 def read_in_all_ways(path, engine=None):
@@ -184,9 +184,9 @@ def test_one_damaged_row_group_is_one_error(tmp_path, encoding):
     path = tmp_path / "x.parquet"
     pq.write_table(table, path, row_group_size=3, compression="none", use_dictionary=False)
     content = bytearray(path.read_bytes())
-    at = pq.read_metadata(path).row_group(1).column(leaf_number(path, encoding)).data_page_offset
-    assert content[at : at + 2] == b"\x15\x00"  # Page type 0.
-    content[at + 1] = 0x0E
+    offset = pq.read_metadata(path).row_group(1).column(leaf_number(path, encoding)).data_page_offset
+    assert content[offset : offset + 2] == b"\x15\x00"  # Page type 0.
+    content[offset + 1] = 0x0E
     path.write_bytes(content)
     with open_images(path) as source:
         assert all_same(source.take([0, 1, 2, 6, 7, 8]), images[:3] + images[6:])
@@ -350,8 +350,8 @@ def test_any_bytes_are_pages_or_an_error(content, compressed):
 def test_a_damaged_name_is_an_error(stored):
     path = stored("parquet", images_of(UNIFORM))
     content = path.read_bytes()
-    at = content.index(b"pixel_bytes")
-    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    offset = content.index(b"pixel_bytes")
+    path.write_bytes(content[:offset] + b"\xff" + content[offset + 1 :])
     with raises(FormatError, path=path, remedy=False):
         open_images(path)
 

@@ -93,17 +93,19 @@ FOREIGN = {
 @pytest.mark.parametrize("options", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_foreign_tiff_pixels_are_read_in_place_where_they_can_be(tmp_path, monkeypatch, options, dtype):
-    wanted = []
+    expected = []
     planes = 3 if options.keys() & {"planarconfig", "imagej"} else 1
     for image in images_of([((1, planes, 1, 7, 5), dtype)] * 5):
         options = {"photometric": "minisblack", "metadata": None, **options}
         if options.get("imagej"):
             options["metadata"] = {"axes": "ZYX"}
-        tifffile.imwrite(tmp_path / f"{len(wanted)}.tif", image[0, :, 0], **options)
-        wanted.append(tifffile.imread(tmp_path / f"{len(wanted)}.tif"))
+        tifffile.imwrite(tmp_path / f"{len(expected)}.tif", image[0, :, 0], **options)
+        expected.append(tifffile.imread(tmp_path / f"{len(expected)}.tif"))
     source = open_images(tmp_path)
     monkeypatch.setattr(tifffile, "TiffFile", None)
-    assert all(np.array_equal(source.read(i).reshape(each.shape), each) for i, each in enumerate(wanted))
+    assert all(
+        np.array_equal(source.read(i).reshape(image_read.shape), image_read) for i, image_read in enumerate(expected)
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,10 +135,10 @@ def test_a_foreign_tiff_that_changes_after_opening_is_read_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_an_imagej_file_of_other_planes_than_it_says_is_named_itself(tmp_path, preload):
-    for name, said in {"a.tif": 6, "b.tif": 5}.items():
+    for name, num_planes in {"a.tif": 6, "b.tif": 5}.items():
         with tifffile.TiffWriter(tmp_path / name) as writer:
             for plane in range(6):  # In another order, as ImageJ would find consecutive planes by number.
-                description = f"ImageJ=1.53\nimages={said}\nchannels={said}\n" if plane == 0 else None
+                description = f"ImageJ=1.53\nimages={num_planes}\nchannels={num_planes}\n" if plane == 0 else None
                 writer.write(np.full((8, 8), plane, "uint8"), metadata=None, description=description, contiguous=False)
     with raises(FormatError, path=tmp_path / "b.tif", remedy=False):
         dataset = OMEArrowDataset(tmp_path, preload=preload)
