@@ -23,9 +23,9 @@ def test_input_axes_land_where_they_belong(axes, data):
     image = image_of([sizes[axis] for axis in axes])
     laid_out = to_tczyx(image, axes, "image 0")
     assert laid_out.shape == tuple(sizes.get(axis, 1) for axis in AXES)
-    for place in np.ndindex(image.shape):
-        at = dict(zip(axes, place, strict=True))
-        assert laid_out[tuple(at.get(axis, 0) for axis in AXES)] == image[place]
+    for index in np.ndindex(image.shape):
+        index_by_axis = dict(zip(axes, index, strict=True))
+        assert laid_out[tuple(index_by_axis.get(axis, 0) for axis in AXES)] == image[index]
 
 
 def test_two_and_five_axes_need_no_names():
@@ -88,8 +88,8 @@ def cut_by_numpy(image, axes, select, crop):
         y, x = ((size - length) // 2 for size, length in zip(image.shape[3:], crop, strict=True))
         image = image[..., y : y + crop[0], x : x + crop[1]]
     image = image.squeeze(tuple(position for position, axis in enumerate(AXES) if axis not in axes))
-    kept = [axis for axis in AXES if axis in axes]
-    return image.transpose([kept.index(axis) for axis in axes])
+    axes_in_order = [axis for axis in AXES if axis in axes]
+    return image.transpose([axes_in_order.index(axis) for axis in axes])
 
 
 @quick
@@ -97,12 +97,12 @@ def cut_by_numpy(image, axes, select, crop):
 def test_a_cut_is_what_numpy_gives(arguments):
     shape, axes, select, crop = arguments
     image = image_of(shape)
-    wanted = cut_by_numpy(image, axes, select, crop)
+    expected = cut_by_numpy(image, axes, select, crop)
     cut = SampleAxes(axes, select, crop).cut(shape, "image 0")
-    assert cut.shape == wanted.shape
-    assert same(np.ascontiguousarray(cut(image)), np.ascontiguousarray(wanted))
+    assert cut.shape == expected.shape
+    assert same(np.ascontiguousarray(cut(image)), np.ascontiguousarray(expected))
     stack = np.stack([image, image + 1])
-    assert same(np.ascontiguousarray(cut(stack)[1]), np.ascontiguousarray(wanted + 1))
+    assert same(np.ascontiguousarray(cut(stack)[1]), np.ascontiguousarray(expected + 1))
 
 
 @pytest.mark.parametrize("pick", [3, -4, [0, 3], [-4], [], slice(3, None), slice(0, 0), np.array([5])], ids=str)

@@ -71,9 +71,14 @@ def test_fields_make_the_message_and_survive_pickling(error):
     assert str(raised) == "a/b.zarr: level=-1: is negative, expected a whole number from 0; pass 0"
     rebuilt = pickle.loads(pickle.dumps(raised))
     assert (type(rebuilt), str(rebuilt)) == (error, str(raised))
-    kept = {name: getattr(rebuilt, name) for name in ("path", "image", "column", "option", "allowed", "remedy")}
-    assert kept == {name: getattr(raised, name) for name in kept}
-    assert (kept["path"], kept["image"], kept["column"], kept["option"]) == ("a/b.zarr", 3, "well", "level")
+    fields_after = {name: getattr(rebuilt, name) for name in ("path", "image", "column", "option", "allowed", "remedy")}
+    assert fields_after == {name: getattr(raised, name) for name in fields_after}
+    assert (fields_after["path"], fields_after["image"], fields_after["column"], fields_after["option"]) == (
+        "a/b.zarr",
+        3,
+        "well",
+        "level",
+    )
     assert rebuilt.value is ...
 
 
@@ -152,11 +157,11 @@ def test_all_errors_are_exported():
 @formats
 def test_a_missing_path(tmp_path, name):
     path = tmp_path / f"images{SUFFIX[name]}"
-    for given in (None, name):
+    for format_name in (None, name):
         with raises(MissingPathError, path=path, remedy=False):
-            open_images(path, given)
+            open_images(path, format_name)
         with raises(FileNotFoundError, path=path, remedy=False):
-            OMEArrowDataset(path, given)
+            OMEArrowDataset(path, format_name)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +295,7 @@ def read_all(path, name):
 
 def largest_file(path):
     return max(
-        (each for each in [path, *path.rglob("*")] if each.is_file()), key=lambda each: (each.stat().st_size, str(each))
+        (file for file in [path, *path.rglob("*")] if file.is_file()), key=lambda file: (file.stat().st_size, str(file))
     )
 
 
@@ -324,7 +329,7 @@ def test_a_file_of_other_bytes(stored, name):
 @pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_folder_that_lacks_or_gained_an_image(stored, name):
     path = stored(name, images_of(SMALL))
-    members = sorted(each for each in path.iterdir() if each.name.startswith("00000"))
+    members = sorted(member for member in path.iterdir() if member.name.startswith("00000"))
     extra = path / members[0].name.replace("000000", "000009")
     (shutil.copytree if members[0].is_dir() else shutil.copy)(members[0], extra)
     with raises(FormatError, path=path, mentions=(extra.name, "columns.parquet")):
@@ -352,11 +357,11 @@ def test_a_collection_that_changed_after_opening(stored, name):
     write_images(images_of([((1, 1, 1, 7, 8), "uint16")] * 2), path, name, overwrite=True)
     for read in (lambda: source.take([4, 0]), lambda: dataset[0], lambda: dataset.__getitems__([3, 4])):
         try:
-            actual = read()
+            samples = read()
         except FormatError as error:
             assert path.name in str(error)  # noqa: PT017
         else:  # A file that is still mapped or open keeps its old content.
-            assert np.asarray(actual[0]).size == 30 * 40
+            assert np.asarray(samples[0]).size == 30 * 40
 
 
 FULL = """

@@ -36,7 +36,7 @@ def test_each_limit_has_a_reason():
         LIMITS["class_names_used_twice"],
         *LIMITS["walks"].values(),
     ]
-    assert all(each["reason"].endswith(".") for each in limits)
+    assert all(limit["reason"].endswith(".") for limit in limits)
 
 
 def test_tokens_of_the_package_are_limited():
@@ -49,12 +49,12 @@ def test_tokens_exclude_comments_docstrings_and_line_breaks():
 
 
 def test_own_members_of_classes_are_limited(classes):
-    largest = max(classes, key=lambda each: len(each.own_members))
+    largest = max(classes, key=lambda size: len(size.own_members))
     assert len(largest.own_members) <= LIMITS["members"]["own"]["limit"], largest[:2]
 
 
 def test_members_of_classes_are_limited_with_inherited_ones(classes):
-    sizes = {each[:2]: len(members) for each, members in all_members(classes).items()}
+    sizes = {size[:2]: len(members) for size, members in all_members(classes).items()}
     largest = max(sizes, key=sizes.__getitem__)
     assert sizes[largest] <= LIMITS["members"]["inherited"]["limit"], largest
 

@@ -19,7 +19,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/tutorials/plate.ipynb"
 _LARGEST_BYTES = 300_000
 
 
-def shown(notebook):
+def stable_outputs(notebook):
     """Return the text outputs of cells without parts that vary between runs and machines."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output.get("text") or output.data["text/plain"] for output in outputs]
@@ -34,7 +34,7 @@ def test_it_runs_and_gives_what_is_committed(tmp_path, monkeypatch):
     committed = nbformat.read(NOTEBOOK, 4)
     notebook = nbformat.read(NOTEBOOK, 4)
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=os.fspath(tmp_path))
-    assert shown(notebook) == shown(committed)
+    assert stable_outputs(notebook) == stable_outputs(committed)
     pictures = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert sum("image/png" in data for data in pictures) == 1
     assert sum("data:image/png;base64," in data.get("text/html", "") for data in pictures) == 2

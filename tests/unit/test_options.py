@@ -67,7 +67,7 @@ class WithHalo(OpenSettings):
 
 
 def declared(record):
-    return {each.name: each for each in options_of(record)}
+    return {field.name: field for field in options_of(record)}
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -75,11 +75,11 @@ def test_signatures_have_the_options_and_defaults_of_the_record(name):
     function, record, expected = SIGNATURES[name]
     parameters = inspect.signature(function).parameters
     keywords = {
-        each.name: each.default
-        for each in parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.name in {*declared(record), *expected}
+        parameter.name: parameter.default
+        for parameter in parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name in {*declared(record), *expected}
     }
-    assert keywords == {each: declared(record)[each].default for each in expected}
+    assert keywords == {option_name: declared(record)[option_name].default for option_name in expected}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_typed_keywords_are_options_of_the_record(typed, record):
 @pytest.mark.parametrize("record", RECORDS)
 def test_choices_are_those_of_the_annotation(record):
     hints = typing.get_type_hints(record, None, {"re": re, "Executor": object})
-    for each in options_of(record):
-        choices = {arm for arm in _literals(hints[each.name]) if arm is not None}
-        assert choices == set(rule_of(each).choices), each.name
+    for field in options_of(record):
+        choices = {arm for arm in _literals(hints[field.name]) if arm is not None}
+        assert choices == set(rule_of(field).choices), field.name
 
 
 def _literals(hint):
@@ -134,8 +134,8 @@ class TestNewOption:
 def test_reference_page_lists_each_option(record):
     conf = runpy.run_path(str(Path(tests.__file__).parents[1] / "docs" / "conf.py"))
     page = conf["options_page"]()
-    for each in options_of(record):
-        assert f"| `{each.name}=` | {f'`{flag_of(each)}`' if flag_of(each) else ''} |" in page
+    for field in options_of(record):
+        assert f"| `{field.name}=` | {f'`{flag_of(field)}`' if flag_of(field) else ''} |" in page
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -105,9 +105,9 @@ def test_neither_modules_nor_packages_import_each_other_in_a_cycle():
 
 
 def test_the_first_line_of_a_module_is_a_noun_phrase():
-    asked = ("What ", "Which ", "Where ", "Whether ", "How ", "Why ", "When ")
+    question_words = ("What ", "Which ", "Where ", "Whether ", "How ", "Why ", "When ")
     for name, tree in ({**TREES, **{f"benchmarks/{name}": tree for name, tree in SUITE_TREES.items()}}).items():
-        assert not (ast.get_docstring(tree) or "").startswith(asked), name
+        assert not (ast.get_docstring(tree) or "").startswith(question_words), name
 
 
 def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow():
@@ -132,7 +132,9 @@ def test_results_are_processed_without_torch_and_without_the_package():
 def test_benchmarks_import_internals_of_the_package_in_one_module():
     for name, tree in SUITE_TREES.items():
         if name != "support/library.py":
-            assert {target for target in own_imports(tree) if target} <= {(each,) for each in omearrow_ds.__all__}, name
+            assert {target for target in own_imports(tree) if target} <= {
+                (public_name,) for public_name in omearrow_ds.__all__
+            }, name
 
 
 def test_only_layers_from_the_dataset_on_import_torch():
@@ -143,8 +145,10 @@ def test_only_layers_from_the_dataset_on_import_torch():
 def test_a_format_imports_no_other_format_and_nothing_else_imports_a_backend():
     for name, tree in TREES.items():
         if name.startswith("storage/formats/"):
-            found = {target[2] for target in own_imports(tree) if target[:2] == ("storage", "formats") and target[2:]}
-            assert not found & set(NAMES) - {parts_of(name)[-1]}, name
+            imported_formats = {
+                target[2] for target in own_imports(tree) if target[:2] == ("storage", "formats") and target[2:]
+            }
+            assert not imported_formats & set(NAMES) - {parts_of(name)[-1]}, name
         else:
             assert not roots(tree) & BACKENDS, name
 
@@ -153,7 +157,7 @@ def test_only_formats_compare_format_names():
     for name, tree in TREES.items():
         for node in ast.walk(tree) if not name.startswith("storage/formats/") else ():
             if isinstance(node, ast.Compare | ast.MatchValue):
-                compared = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                compared = {constant.value for constant in ast.walk(node) if isinstance(constant, ast.Constant)}
                 assert not compared & set(NAMES), f"{name}:{node.lineno}"
 
 
@@ -161,7 +165,9 @@ def test_no_exception_is_swallowed_blindly():
     for name, node in ((name, node) for name, tree in TREES.items() for node in ast.walk(tree)):
         if isinstance(node, ast.ExceptHandler):
             caught = {
-                each.id for each in ast.walk(node.type or ast.Name("BaseException")) if isinstance(each, ast.Name)
+                exception_name.id
+                for exception_name in ast.walk(node.type or ast.Name("BaseException"))
+                if isinstance(exception_name, ast.Name)
             }
             passes_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
             assert passes_on or not caught & {"Exception", "BaseException"}, f"{name}:{node.lineno}"

@@ -39,8 +39,8 @@ class Swap:
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory):
     """Outcomes of wrong calls that name the option or path at fault."""
-    made = outcomes(tmp_path_factory.mktemp("wrong"), (*OPEN, *FILES, *WRITE, *DATASET))
-    errors = [outcome for outcome in made if isinstance(outcome.error, OMEArrowDSError)]
+    all_outcomes = outcomes(tmp_path_factory.mktemp("wrong"), (*OPEN, *FILES, *WRITE, *DATASET))
+    errors = [outcome for outcome in all_outcomes if isinstance(outcome.error, OMEArrowDSError)]
     return [outcome for outcome in errors if names_its_option(outcome) or names_its_path(outcome)]
 
 

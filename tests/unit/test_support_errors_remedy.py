@@ -79,7 +79,7 @@ def test_warns_fails_when_no_warning_has_the_facts(expected: dict[str, str], lac
 def test_warns_issues_other_warnings_again_when_one_has_the_facts() -> None:
     with pytest.warns(UserWarning, match="other") as outer, warns(UserWarning, mentions="first"):
         _warn("the first", "the other")
-    assert [str(each.message) for each in outer] == ["the other"]
+    assert [str(warning.message) for warning in outer] == ["the other"]
 
 
 def test_warns_fails_when_nothing_is_warned() -> None:

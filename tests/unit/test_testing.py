@@ -55,8 +55,10 @@ def test_count_is_the_number_of_images_and_does_not_change_them():
 
 
 def test_indices_and_seeds_differ():
-    made = {synthetic_image(index, (1, 1, 1, 20, 20), seed=seed).tobytes() for index in range(5) for seed in range(5)}
-    assert len(made) == 25
+    distinct = {
+        synthetic_image(index, (1, 1, 1, 20, 20), seed=seed).tobytes() for index in range(5) for seed in range(5)
+    }
+    assert len(distinct) == 25
 
 
 def test_every_dtype_shows_the_same_scene_over_its_whole_range():

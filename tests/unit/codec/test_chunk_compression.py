@@ -40,8 +40,8 @@ def test_ome_arrow_reads_it(stored, codec):
     images = images_of([*MIXED, *(((2, 3, 2, 5, 4), dtype) for dtype in DTYPES)])
     column = pq.read_table(stored("parquet", images, compression=f"chunk-{codec}"))["ome_image"]
     assert {chunk["compression"] for row in column.to_pylist() for chunk in row["chunks"]} == {codec}
-    found = [ome_arrow.to_numpy(scalar, dtype=image.dtype) for scalar, image in zip(column, images, strict=True)]
-    assert all_same(found, images)
+    decoded = [ome_arrow.to_numpy(scalar, dtype=image.dtype) for scalar, image in zip(column, images, strict=True)]
+    assert all_same(decoded, images)
 
 
 def test_as_ome_arrow_writes_it(stored, tmp_path):
@@ -51,7 +51,7 @@ def test_as_ome_arrow_writes_it(stored, tmp_path):
     theirs = ome_arrow.from_numpy(
         image, dim_order="TCZYX", chunk_encoding="bytes", chunk_compression="zstd", chunk_compression_level=1
     ).as_py()
-    assert [each["pixel_bytes"] for each in ours["chunks"]] == [each["pixel_bytes"] for each in theirs["chunks"]]
+    assert [chunk["pixel_bytes"] for chunk in ours["chunks"]] == [chunk["pixel_bytes"] for chunk in theirs["chunks"]]
 
 
 @pytest.mark.parametrize("name", slow_except(["parquet", "vortex"], TABLES))

@@ -81,14 +81,14 @@ def records(draw, encoding):
     if stored == "whole":
         return record_of(image, whole_chunks(image, encoding), planes)
     chunks = []
-    for number, (t, c, place) in enumerate(draw(boxes(image.shape))):
+    for number, (t, c, slices) in enumerate(draw(boxes(image.shape))):
         other = image + image.dtype.type(number % 2)
         if encoding == "list":
-            chunks.append(list_chunk(other, t, c, place))
+            chunks.append(list_chunk(other, t, c, slices))
         else:
             dtype = draw(st.sampled_from([None, image.dtype.name, image.dtype.newbyteorder(">").str]))
             compression = draw(st.sampled_from([None, None, "none", "None", "", " NONE ", "zstd", "lz4", "gzip"]))
-            chunks.append(byte_chunk(other, t, c, place, dtype, compression))
+            chunks.append(byte_chunk(other, t, c, slices, dtype, compression))
     return record_of(image, chunks, planes)
 
 
@@ -100,27 +100,29 @@ def collected(encoding):
 @quick
 @given(data=st.data())
 def test_a_block_decodes_as_ome_arrow_does(encoding, data):
-    found = data.draw(collected(encoding))
-    rows = pa.array(found, BYTES if encoding == "bytes" else LIST)
-    assert all_same(decoded(rows, found), [oracle(record) for record in found])
+    drawn_records = data.draw(collected(encoding))
+    rows = pa.array(drawn_records, BYTES if encoding == "bytes" else LIST)
+    assert all_same(decoded(rows, drawn_records), [oracle(record) for record in drawn_records])
 
 
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
 @quick
 @given(data=st.data())
 def test_slices_and_null_rows_do_not_shift_pixels(encoding, data):
-    found = data.draw(st.lists(st.one_of(st.none(), records(encoding)), min_size=1, max_size=5))
-    rows = pa.array(found, BYTES if encoding == "bytes" else LIST)
-    start = data.draw(st.integers(0, len(found) - 1))
-    stop = data.draw(st.integers(start, len(found)))
-    kept = [number for number in range(start, stop) if found[number] is not None]
-    if not kept:
+    drawn_records = data.draw(st.lists(st.one_of(st.none(), records(encoding)), min_size=1, max_size=5))
+    rows = pa.array(drawn_records, BYTES if encoding == "bytes" else LIST)
+    start = data.draw(st.integers(0, len(drawn_records) - 1))
+    stop = data.draw(st.integers(start, len(drawn_records)))
+    numbers = [number for number in range(start, stop) if drawn_records[number] is not None]
+    if not numbers:
         return
-    for first, last in pairwise([*(number for number in kept if number == kept[0] or number - 1 not in kept), None]):
-        run = [number for number in kept if number >= first and (last is None or number < last)]
+    for first, last in pairwise(
+        [*(number for number in numbers if number == numbers[0] or number - 1 not in numbers), None]
+    ):
+        run = [number for number in numbers if number >= first and (last is None or number < last)]
         part = rows.slice(first, len(run))
-        wanted = [found[number] for number in run]
-        assert all_same(decoded(part, wanted), [oracle(record) for record in wanted])
+        expected = [drawn_records[number] for number in run]
+        assert all_same(decoded(part, expected), [oracle(record) for record in expected])
 
 
 def _fixed(kind):
@@ -153,10 +155,10 @@ def test_other_arrow_types_of_the_same_values(variant, encoding):
     from tests.support.strategies import retyped
 
     images = [image_of((1, 2, 1, 2, 3), "uint16", number) for number in range(3)]
-    found = [record_of(image, whole_chunks(image, encoding), []) for image in images]
-    rows = pa.array(found, retyped(schema.image_struct(encoding), VARIANTS[variant][1]))
-    assert all_same(decoded(rows, found), images)
-    assert all_same(decoded(rows.slice(1), found[1:]), images[1:])
+    drawn_records = [record_of(image, whole_chunks(image, encoding), []) for image in images]
+    rows = pa.array(drawn_records, retyped(schema.image_struct(encoding), VARIANTS[variant][1]))
+    assert all_same(decoded(rows, drawn_records), images)
+    assert all_same(decoded(rows.slice(1), drawn_records[1:]), images[1:])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.arrow"
         write_ipc(path, [rows.slice(0, 1), rows.slice(1)])
@@ -201,9 +203,9 @@ def test_encode_gives_ome_arrows_own_types_and_values(encoding, images, data):
     rows = table["ome_image"].combine_chunks()
     rows.validate(full=True)
     assert rows.type == (BYTES if encoding == "bytes" else LIST)
-    found = rows.to_pylist()
-    assert all_same([oracle(record) for record in found], images)
-    assert all_same(decoded(rows, found), images)
+    encoded = rows.to_pylist()
+    assert all_same([oracle(record) for record in encoded], images)
+    assert all_same(decoded(rows, encoded), images)
 
 
 def _change(record, **fields):

@@ -38,7 +38,7 @@ def run(act, home, **environment):
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(process):
+def output_words(process):
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, ""), err
     return out.split()
@@ -74,22 +74,22 @@ def test_crops_count_four_times_their_bytes(monkeypatch):
 
 
 def test_without_numba_it_is_numpy(tmp_path):
-    assert said(run(f"sys.modules['numba'] = None\n{DIVIDE}", tmp_path)) == ["1", "True"]  # The cached None.
+    assert output_words(run(f"sys.modules['numba'] = None\n{DIVIDE}", tmp_path)) == ["1", "True"]  # The cached None.
 
 
 @pytest.mark.slow
 def test_two_processes_and_the_next_share_what_is_kept(tmp_path):
     pytest.importorskip("numba")
     both = [run(DIVIDE, tmp_path) for _ in range(2)]
-    assert [said(program) for program in both] == [["1", "True"]] * 2
+    assert [output_words(program) for program in both] == [["1", "True"]] * 2
     compiled_files = sorted((tmp_path / ".cache" / "omearrow_ds" / "numba").rglob("*.nbc"))
     assert compiled_files
     times = [file.stat().st_mtime_ns for file in compiled_files]
-    assert said(run(DIVIDE, tmp_path)) == ["1", "True"]
+    assert output_words(run(DIVIDE, tmp_path)) == ["1", "True"]
     assert [file.stat().st_mtime_ns for file in compiled_files] == times
     for file in compiled_files:
         file.write_bytes(b"damaged")
-    assert said(run(DIVIDE, tmp_path)) == ["1", "True"]
+    assert output_words(run(DIVIDE, tmp_path)) == ["1", "True"]
 
 
 @pytest.mark.parametrize("act", ["no folder", pytest.param("full disk", marks=pytest.mark.slow)])
@@ -103,7 +103,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 {DIVIDE}"""
     process = run(DIVIDE, home) if act == "no folder" else run(full, tmp_path)
-    assert said(process) == ["1", "True"]
+    assert output_words(process) == ["1", "True"]
 
 
 def test_threads_that_race_and_a_child_that_is_forked(tmp_path):
@@ -121,4 +121,4 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 out = outs[7]
 """
-    assert said(run(act, tmp_path)) == ["1", "True"]
+    assert output_words(run(act, tmp_path)) == ["1", "True"]

@@ -25,10 +25,10 @@ def dtypes(request):
         yield COMPILED if request.param == "numba" else [*DTYPES, *(dtype.newbyteorder() for dtype in DTYPES)]
 
 
-def oracle(stack, places, window, divisor, pad, dtype):
+def oracle(stack, corners, window, divisor, pad, dtype):
     """Scale whole fields, pad them by NumPy, and cut the windows out."""
-    found = []
-    for field, top, left in places:
+    windows = []
+    for field, top, left in corners:
         scaled = np.empty(stack.shape[1:], dtype)
         scale(stack[field], divisor, scaled)
         sides = [
@@ -40,23 +40,23 @@ def oracle(stack, places, window, divisor, pad, dtype):
             slice(first + before, first + before + length)
             for first, (before, _), length in zip((top, left), sides, window, strict=True)
         )
-        found.append(padded[..., rows, columns])
-    return np.array(found, dtype)
+        windows.append(padded[..., rows, columns])
+    return np.array(windows, dtype)
 
 
 def divisors(stack, which):
     """Return divisors of the given kind."""
     size_c, plane = stack.shape[2], stack.shape[-2:]
-    each = np.linspace(0.3, 7, size_c, dtype=np.float32)[:, None, None, None]
-    whole = np.broadcast_to(each, stack.shape[1:])
+    per_channel = np.linspace(0.3, 7, size_c, dtype=np.float32)[:, None, None, None]
+    whole = np.broadcast_to(per_channel, stack.shape[1:])
     illumination = np.linspace(0.5, 2, plane[0] * plane[1], dtype=np.float32).reshape(plane)
     return {
         "none": None,
         "largest": np.float32(255),
-        "mean": Scaling(None, each, whole, clip=False),
+        "mean": Scaling(None, per_channel, whole, clip=False),
         "low": Scaling(None, whole, np.float32(3), clip=True),
         "illumination": Scaling(illumination, None, np.float32(255), clip=False),
-        "all": Scaling(np.broadcast_to(illumination, stack.shape[1:]), each, each, clip=True),
+        "all": Scaling(np.broadcast_to(illumination, stack.shape[1:]), per_channel, per_channel, clip=True),
         "within": Scaling(None, illumination, illumination, clip=True),
     }[which]
 
@@ -65,9 +65,9 @@ def divisors(stack, which):
 def cases(draw):
     shape = draw(st.tuples(*[st.integers(1, 3)] * 4, *[st.integers(1, 9)] * 2))
     window = draw(st.tuples(*[st.integers(1, 20)] * 2))
-    place = st.tuples(st.integers(0, shape[0] - 1), *[st.integers(-30, 30)] * 2)
+    corner = st.tuples(st.integers(0, shape[0] - 1), *[st.integers(-30, 30)] * 2)
     laid = draw(st.sampled_from(["C", "F", "mirrored", "every second", "odd", "headers"]))
-    return shape, window, draw(st.lists(place, min_size=1, max_size=4)), laid, draw(st.booleans())
+    return shape, window, draw(st.lists(corner, min_size=1, max_size=4)), laid, draw(st.booleans())
 
 
 def laid_out(stack, how):
@@ -79,9 +79,9 @@ def laid_out(stack, how):
     if how == "headers":  # Nine bytes before each plane, as in Lance files.
         steps = np.cumprod([1, *stack.shape[3:0:-1]])[::-1] * (9 + stack[0, 0, 0, 0].nbytes)
         memory = np.zeros(stack.shape[0] * steps[0] + 9, np.uint8)
-        found = np.ndarray(stack.shape, stack.dtype, memory, 9, (*map(int, steps), *stack.strides[4:]))
-        found[...] = stack
-        return found
+        memory_view = np.ndarray(stack.shape, stack.dtype, memory, 9, (*map(int, steps), *stack.strides[4:]))
+        memory_view[...] = stack
+        return memory_view
     views = {"mirrored": np.s_[::-1, ..., ::-1, ::-1], "every second": np.s_[:, ::2, ::-2, :, ::2, ::2]}
     return np.asfortranarray(stack) if how == "F" else stack[views.get(how, np.s_[:])]
 
@@ -94,18 +94,18 @@ def laid_out(stack, how):
 )
 @settings(deadline=None, max_examples=150)
 def test_crops_are_those_of_padded_fields(dtypes, pad, case, which, data):
-    shape, window, boxes, laid, turned = case
+    shape, window, corners, laid, turned = case
     dtype = data.draw(st.sampled_from(dtypes))
     stack = laid_out(np.stack([image_of(shape[1:], dtype.newbyteorder("="), seed) for seed in range(shape[0])]), laid)
     stack = stack.astype(dtype, copy=False)
     divisor = divisors(stack, which)
-    out_dtype = FLOAT32 if divisor is not None or (dtype.kind == "f" and turned) else dtype
-    want = oracle(stack, boxes, window, divisor, pad, out_dtype)
-    out = np.full((len(boxes), *window, *stack.shape[1:4]), 77, out_dtype).transpose(0, 3, 4, 5, 1, 2)
+    result_dtype = FLOAT32 if divisor is not None or (dtype.kind == "f" and turned) else dtype
+    want = oracle(stack, corners, window, divisor, pad, result_dtype)
+    out = np.full((len(corners), *window, *stack.shape[1:4]), 77, result_dtype).transpose(0, 3, 4, 5, 1, 2)
     out = out if turned else np.ascontiguousarray(out)
     before = stack.tobytes()
     parts = data.draw(st.sampled_from([Stacks([stack]), Stacks([stack[:1], stack[1:]]), Stacks([*stack[:, None]])]))
-    crops.crops(parts, np.array(boxes).T.copy(), out, divisor, pad)
+    crops.crops(parts, np.array(boxes).T.copy(*corners, strict=True), out, divisor, pad)
     assert out.tobytes() == want.tobytes()
     assert stack.tobytes() == before
 

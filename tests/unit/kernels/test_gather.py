@@ -29,13 +29,13 @@ def which(request):
 
 
 def one_by_one(stack, positions, divisor, dtype):
-    found = np.empty((len(positions), *stack.shape[1:]), dtype)
-    for place, position in enumerate(positions):
+    batch = np.empty((len(positions), *stack.shape[1:]), dtype)
+    for index, position in enumerate(positions):
         if isinstance(divisor, np.float32):
-            found[place] = stack[position].astype(np.float32) / divisor
+            batch[index] = stack[position].astype(np.float32) / divisor
         else:
-            scale(stack[position], divisor, found[place])
-    return found
+            scale(stack[position], divisor, batch[index])
+    return batch
 
 
 def stack_of(shape, dtype, laid):
@@ -62,9 +62,9 @@ def at_byte(array, byte):
     """Copy an array to a byte offset, with the same order of axes."""
     like = np.empty_like(array)
     memory = np.empty(like.nbytes + 16, np.uint8)[byte:]
-    found = np.ndarray(array.shape, array.dtype, memory, strides=like.strides)
-    found[...] = array
-    return found
+    copy_at_byte = np.ndarray(array.shape, array.dtype, memory, strides=like.strides)
+    copy_at_byte[...] = array
+    return copy_at_byte
 
 
 @pytest.mark.parametrize("dtype", DIVIDED, ids=str)
@@ -137,8 +137,8 @@ def test_large_batches_are_shared_out_between_threads(which, parts):
     positions = [8, 0, 3, 3, 7, 1, 2] * 5
     out = np.empty((len(positions), 1, 300, 400), np.float32)
     rows.batch(positions, out, threads=3)
-    for place, position in enumerate(positions):
-        assert np.array_equal(out[place], images[position].astype(np.float32) / np.float32(65535))
+    for index, position in enumerate(positions):
+        assert np.array_equal(out[index], images[position].astype(np.float32) / np.float32(65535))
     with pytest.raises(ImageIndexError):
         rows.batch([*positions[:-1], 9], out, threads=3)
 
@@ -158,14 +158,14 @@ def test_large_batches_are_shared_out_between_threads(which, parts):
 @pytest.mark.parametrize("preload", [True, False])
 def test_datasets_give_the_same_bits_by_loops(stored, options, preload):
     path = stored("arrow", images_of([((1, 3, 1, 6, 7), "uint16")] * 5))
-    found = []
+    bits = []
     for which in ("numpy", "numba"):
         with made_by(which):
             dataset = OMEArrowDataset(path, preload=preload, **options)
             batches = [collate(dataset.__getitems__(order)) for order in ([4, 0, -1, 0], [2])]
             loaded = list(OMEArrowDataLoader(dataset, 2, num_workers=0))
-            found.append([each.numpy().tobytes() for each in (*batches, dataset[3], *loaded)])
-    assert found[0] == found[1]
+            bits.append([tensor.numpy().tobytes() for tensor in (*batches, dataset[3], *loaded)])
+    assert bits[0] == bits[1]
 
 
 @pytest.mark.parametrize("pad", ["constant", "edge", "reflect"])
@@ -175,10 +175,10 @@ def test_datasets_give_the_same_bits_by_loops(stored, options, preload):
 def test_objects_give_the_same_bits_by_loops(stored, options, pad):
     path = stored("arrow", images_of([((1, 3, 1, 20, 30), "uint16")] * 3), image_ids=["a", "b", "c"])
     objects = pa.table({"image_id": [*"abcab"], "y": [0.0, 10, 19, 5, 12], "x": [29.0, 15, 0, 3, 22]})
-    found = []
+    bits = []
     for which in ("numpy", "numba"):
         with made_by(which):
             dataset = OMEArrowDataset(path, objects=objects, center=("y", "x"), crop_size=(8, 9), pad=pad, **options)
             batch = collate(dataset.__getitems__([4, 0, 2, 1, 3]))
-            found.append([batch.numpy().tobytes(), *(dataset[index].numpy().tobytes() for index in range(5))])
-    assert found[0] == found[1]
+            bits.append([batch.numpy().tobytes(), *(dataset[index].numpy().tobytes() for index in range(5))])
+    assert bits[0] == bits[1]
