@@ -74,8 +74,8 @@ def runs(programs):
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
     """Python programs, each in its own process that does not have to import torch."""
-    with forked_programs(tmp_path_factory.mktemp("programs")) as found:
-        yield found
+    with forked_programs(tmp_path_factory.mktemp("programs")) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +101,8 @@ def bucket(weed, monkeypatch):
 
 @pytest.fixture(scope="session")
 def session_proxy(weed):
-    with proxying(weed.url) as found:
-        yield found
+    with proxying(weed.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

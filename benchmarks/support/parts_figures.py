@@ -1,4 +1,4 @@
-"""Figures of collections in parts that are no ratio of times: each is printed by one command.
+"""Figures of collections in parts other than ratios of times, each printed by one command.
 
 ``python -m benchmarks.support.parts_figures open`` (1,000 files of others, and descriptors while all are read),
 ``index`` (opening 1,000,000 images and 8 columns), ``memory`` (of a worker that makes parts, of ``--part-mib`` or the
