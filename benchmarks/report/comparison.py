@@ -92,7 +92,7 @@ class Comparison:
 
     def _refuse_impossible(self, session: BenchmarkSession) -> None:
         if session.compare_fail and not self._run_name:
-            raise pytest.UsageError("--benchmark-compare-fail: there is no comparison; add --benchmark-compare")
+            raise pytest.UsageError("--benchmark-compare-fail: nothing is compared; add --benchmark-compare")
         if self._run_name and (session.disabled or session.skip):
             raise pytest.UsageError(
                 "--benchmark-compare: --benchmark-disable, --benchmark-skip and xdist (-n) measure nothing; "

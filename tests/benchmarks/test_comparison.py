@@ -105,7 +105,7 @@ def test_clock_of_the_moment_is_no_other_machine():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((FAIL,), "--benchmark-compare-fail: there is no comparison; add --benchmark-compare"),
+        ((FAIL,), "--benchmark-compare-fail: nothing is compared; add --benchmark-compare"),
         ((COMPARE, FAIL), "store one by running with --benchmark-compare only"),
         ((COMPARE, "--benchmark-disable"), "measure nothing; remove these options"),
         ((COMPARE, "--benchmark-skip"), "measure nothing; remove these options"),
