@@ -38,14 +38,14 @@ def refused(action, path, *words):
 
 for name in names:
     path = small / f"images{get_format(name).suffix}"
-    refused(lambda: write_images(many, path, name), path, "no room", "choose another path")
+    refused(lambda: write_images(many, path, name), path, "disk is full", "choose another path")
     assert not list(small.iterdir()), (name, list(small.iterdir()))
     write_images(few, path, name)
     for action in (
         lambda: write_images(many, path, name, overwrite=True),
         lambda: convert(source, path, name, overwrite=True),
     ):
-        refused(action, path, "no room", "choose another path")
+        refused(action, path, "disk is full", "choose another path")
         assert [each.name for each in small.iterdir()] == [path.name], (name, list(small.iterdir()))
         with open_images(path, name) as found:
             assert all((each[0, 0, 0] == image).all() for each, image in zip(found.take(range(3)), few, strict=True))
@@ -54,14 +54,14 @@ for name in names:
     large = Path(sys.argv[2]) / f"large{get_format(name).suffix}"
     write_images(many, large, name)
     held = small / "held"
-    refused(lambda: OMEArrowDataset(large, name, cache_dir=held), held, "no room", "pass another cache_dir")
+    refused(lambda: OMEArrowDataset(large, name, cache_dir=held), held, "pass another cache_dir")
     assert [each.name for each in held.iterdir() if each.suffix != ".lock"] == []
     OMEArrowDataset(large, name, cache_dir=Path(sys.argv[2]) / "held")
     shutil.rmtree(held)
     print(f"\\n{name}")
 
 path, large = small / "x.parts", {"part_bytes": 2**19, "compression": "none"}
-refused(lambda: convert(source, path, **large), path, "no room", "the same command goes on")
+refused(lambda: convert(source, path, **large), path, "disk is full", "repeat the command")
 assert [each.name for each in small.iterdir()] == ["x.parts"]
 assert not [each for each in (path / "jobs").iterdir() if each.name.startswith(".")], list((path / "jobs").iterdir())
 assert len(list((path / "jobs").glob("0*.json"))) == len(list((path / "parts").iterdir())) >= 2

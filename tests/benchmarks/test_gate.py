@@ -360,6 +360,7 @@ def test_every_benchmark_calls_what_would_be_slowed(tmp_path, runs):
     with (tmp_path / "tree/src/omearrow_ds/_planted.py").open("a") as file:
         file.write("import atexit\natexit.register(lambda: open('called', 'w').write('\\n'.join(calls)))\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # pytest-benchmark refuses to measure in a worker.
     words = ["-m", "pytest", "benchmarks", "-m", "gate", "-q", "-p", "no:cacheprovider", "--data=data"]
     subprocess.run([sys.executable, *words], cwd=tmp_path / "tree", env=environment, check=True)
     called = (tmp_path / "tree/called").read_text().splitlines()
