@@ -209,7 +209,7 @@ def test_pixels_never_become_python_objects():
             "pc.all(pc.equal(index['fragment_path'], _CHUNKS))",
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
-        "storage/formats/_html.py": {"column[row]"},
+        "storage/formats/_pictures.py": {"column[row]"},
         "storage/published_source.py": {
             "names.dictionary",
             "self._array[index]",

@@ -30,9 +30,9 @@ from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.dataset.show import show as draw
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import source
+from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.selected_rows import SelectedRows
 from omearrow_ds.storage.stats import check_output
 from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource

@@ -28,7 +28,7 @@ from omearrow_ds.kernels.stacks import request_files
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
-from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
+from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16
 from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
 
 Array = np.ndarray[Any, Any]

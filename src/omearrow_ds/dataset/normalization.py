@@ -23,7 +23,7 @@ from omearrow_ds.kernels.scaling import Array, Divisor, Scaling
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
-from omearrow_ds.storage.formats._pixel_range import HIGH, PixelRange
+from omearrow_ds.storage.formats._pictures import HIGH, PixelRange
 from omearrow_ds.storage.listed import ILLUM
 from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
 

@@ -36,8 +36,7 @@ from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.fields import warn_of_layout
-from omearrow_ds.storage.formats._html import as_html, kinds, shapes
-from omearrow_ds.storage.formats._pictures import Pictures
+from omearrow_ds.storage.formats._pictures import Pictures, as_html, kinds, shapes
 from omearrow_ds.storage.masks import Masks, open_masks, select_masks
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import label_of

@@ -24,8 +24,10 @@ from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._pictures import (
+    MAX_IMAGES,
     PERCENTILES,
     Pictures,
+    PixelRange,
     Thumbnail,
     colours,
     composed,
@@ -34,7 +36,6 @@ from omearrow_ds.storage.formats._pictures import (
     png,
     thumbnail,
 )
-from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, PixelRange
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish

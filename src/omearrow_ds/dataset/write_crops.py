@@ -25,7 +25,7 @@ from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.jobs import Image, Material, opening_of
-from omearrow_ds.storage.keys import IMAGE_ID, read_input_table
+from omearrow_ds.storage.keys import IMAGE_ID
 from omearrow_ds.storage.manifest import JOBS
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import is_path
@@ -33,6 +33,7 @@ from omearrow_ds.storage.parts_stores import PartsStore
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
+from omearrow_ds.storage.table_files import read_input_table
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count

@@ -37,20 +37,10 @@ _MIN_READ_BYTES = 2**15  # Smallest cached read of a library, which reads header
 
 
 class MappedFile:
-    """Memory-mapped local file. If it is truncated, touching the missing bytes ends the process (SIGBUS).
+    """Memory-mapped local file, with the map as ``file`` (a buffer for Arrow) and as uint8 ``data``.
 
-    Overwritten bytes appear in the map. A file that replaces it at its path does not.
-
-    Attributes
-    ----------
-    file
-        The memory map, a buffer for Arrow.
-    data
-        (size_bytes,) uint8, the same bytes.
-    lock
-        Lock to hold while a library seeks and reads; it never blocks.
-    read_ahead_bytes
-        Read-ahead of the disk: the bytes that one page fault reads.
+    If it is truncated, touching the missing bytes ends the process (SIGBUS). Overwritten bytes appear in the map. A
+    file that replaces it at its path does not. ``read_ahead_bytes`` are those that the disk reads per page fault.
     """
 
     lock: AbstractContextManager[Any] = nullcontext()  # Threads may read it at once.
@@ -114,21 +104,13 @@ class ChangedFileError(FormatError):
 
 @dataclass(slots=True, eq=False)
 class LocalFile:
-    """Local file that is opened for each read, such as a TIFF file.
+    """Local file that is opened for each read, such as a TIFF file."""
 
-    Attributes
-    ----------
-    name
-        Path, or a path relative to ``folder``.
-    folder
-        Open folder of the file, referenced so that no other folder gets its descriptor; None for a full path.
-    fingerprint
-        Size in bytes, modification time, device and inode, or the first ones of these, which each read compares.
-    """
-
-    name: str
-    folder: OpenFolder | None
-    fingerprint: tuple[int, ...]
+    name: str  # Path, or a path relative to ``folder``.
+    folder: OpenFolder | None  # Referenced so that no other folder gets its descriptor; None for a full path.
+    fingerprint: tuple[
+        int, ...
+    ]  # Size, modification time, device and inode, or the first of these, which reads compare.
     cached_bytes: ClassVar[int] = 0
 
     @classmethod
@@ -195,17 +177,8 @@ class ObjectFile(io.RawIOBase):
     """Object in an object store, read by range requests through the interface of a seekable file.
 
     Threads may call `cache_ranges` and `read_ranges` at once; each sequential reader needs a copy from `reopen`.
-
-    Parameters
-    ----------
-    fetch
-        Returns the bytes of ranges.
-    version
-        Size in bytes and ETag.
-    head
-        First bytes.
-    name
-        URL, for errors.
+    ``fetch`` returns the bytes of ranges, ``version`` is size and ETag, ``head`` are the first bytes, and ``name`` is
+    the URL, for errors.
     """
 
     data = None

@@ -14,8 +14,7 @@ from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._html import as_html, kinds, shapes
-from omearrow_ds.storage.formats._pictures import Pictures
+from omearrow_ds.storage.formats._pictures import Pictures, as_html, kinds, shapes
 from omearrow_ds.storage.formats._regions import Pick, pick_region
 from omearrow_ds.text import count
 

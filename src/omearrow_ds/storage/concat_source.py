@@ -79,10 +79,7 @@ class LazyColumns(NamedTuple):
             stored = _all_owned(source.column_table([name for name in names if name in source.column_names]))
             keys = {name: value for name, value in part.keys.items() if name in kinds}
             tables.append(_filled(_with_keys(stored, keys, kinds, len(source)), names[0], len(source)))
-        table = _join([joined_schema.empty_table(), *tables])
-        if table is None:
-            raise _clash(self.parts, tables, path)
-        return table.combine_chunks()
+        return _join([joined_schema.empty_table(), *tables], self.parts, path)
 
 
 class ConcatSource(PartsSource):
@@ -201,10 +198,10 @@ def _look_at_all(opening: Callable[..., Images], paths: Sequence[Path]) -> list[
 def read_part_info(opening: Open, path: Path) -> PartInfo:
     """Open a collection, return its ids, shapes, dtypes and columns, and close it."""
     with closing(opening(path)) as source:
-        return _known_of(source)
+        return _info_of(source)
 
 
-def _known_of(source: Images) -> PartInfo:
+def _info_of(source: Images) -> PartInfo:
     columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
     checksums = None if source.checksums is None else _owned(source.checksums)
     names = set(PartInfo._fields) - {"columns", "checksums", "fingerprint"}
@@ -217,10 +214,9 @@ def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:
     with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
-            return _known_of(source)
-        info, columns = looked
+            return _info_of(source)
         about = source.format, source.image_column, source.other_image_columns, source.guard.fingerprint
-        return PartHeader(*about, info, _all_owned(columns))
+        return PartHeader(*about, looked[0], _all_owned(looked[1]))
 
 
 def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHeader]:
@@ -231,25 +227,24 @@ def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHead
     columns, checksums = columns_and_checksums(pa.concat_tables([header.columns for header in looked]), "")
     checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
     ids = ids_of(info)
-    stop = 0
-    for header in looked:
-        first, stop, count = stop, stop + len(header.info), len(header.info)
-        if kinds.null[first:stop].any():
+    starts = accumulate((len(header.info) for header in looked), initial=0)
+    for header, first in zip(looked, starts, strict=False):
+        count = len(header.info)
+        part = slice(first, first + count)
+        if kinds.null[part].any():
             yield header
             continue
         yield PartInfo(
             header.format,
-            named(ids[first:stop]),
-            kinds.shapes[first:stop],
-            dtypes[first:stop],
+            named(ids[part]),
+            kinds.shapes[part],
+            dtypes[part],
             columns.schema,
             columns.slice(first, count),
             None if checksums is None else checksums.slice(first, count),
             np.arange(count),
             count,
-            header.image_column,
-            header.other_image_columns,
-            header.fingerprint,
+            *header[1:4],
         )
 
 
@@ -273,13 +268,12 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]
 
 
 def _checksums(known: Sequence[PartInfo]) -> pa.ChunkedArray | None:
-    if all(info.checksums is None for info in known):
-        return None
-    chunks: list[pa.Array] = []
-    for info in known:
-        nulls = [pa.nulls(len(info.image_ids), pa.string())]
-        chunks += nulls if info.checksums is None else info.checksums.chunks
-    return pa.chunked_array(chunks, pa.string())
+    """Return the checksums of all parts, null for parts without; None if no part has any."""
+    columns = [info.checksums or pa.chunked_array([pa.nulls(len(info.image_ids), pa.string())]) for info in known]
+    are_absent = all(info.checksums is None for info in known)
+    return (
+        None if are_absent else pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+    )
 
 
 def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequence[int], path: Path) -> pa.Table:
@@ -287,7 +281,9 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
 
     Raises `ColumnError` if the types of a column have no common type, or a column contradicts a key of its folder.
     """
-    kinds = _kinds_of_keys(parts)
+    pairs = [pair for part in parts for pair in part.keys.items()]
+    texts = {name for name, value in pairs if value is not None and not _is_whole(value)}
+    kinds = {name: pa.string() if name in texts else pa.int64() for name, _ in pairs}
     for part, table in zip(parts, tables, strict=True):
         for name in part.keys.keys() & set(table.column_names):
             _refuse_other(table[name], name, part.keys[name], part.path)
@@ -297,11 +293,7 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
     first = next((table.column_names[0] for table in with_keys if table.num_columns), None)
     if first is None:
         return tables[0]
-    filled = [_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)]
-    joined_table = _join(filled)
-    if joined_table is None:
-        raise _clash(parts, filled, path)
-    return joined_table.combine_chunks()
+    return _join([_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)], parts, path)
 
 
 def _lazy_columns(
@@ -323,7 +315,27 @@ def _filled(table: pa.Table, name: str, length: int) -> pa.Table:
     return table if table.num_columns else pa.table({name: pa.nulls(length)})
 
 
-def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
+def _join(tables: Sequence[pa.Table], parts: Sequence[Part], path: Path) -> pa.Table:
+    """Return tables joined by name with types that hold all values; the last tables are those of ``parts``.
+
+    Raises `ColumnError`, which names two parts, if a column has no such type.
+    """
+    table = _promoted(tables)
+    if table is not None:
+        return table.combine_chunks()
+    for name in dict.fromkeys(name for table in tables for name in table.column_names):
+        both = zip(parts, tables[-len(parts) :], strict=True)
+        holders = [(part.path, table.select([name])) for part, table in both if name in table.column_names]
+        for (path_1, table_1), (path_2, table_2) in combinations(holders, 2):  # 2**53 + 1 is not a double.
+            if _promoted([table_1, table_2]) is None:
+                types = f"{table_1.schema.types[0]} in {path_1} and {table_2.schema.types[0]} in {path_2}"
+                remedy = "cast or drop the column, or pass column_types= for CSV files"
+                problem = f"column {name!r} is {types}, which have no common type"
+                raise MixedColumnError(f"{path}: {problem}; {remedy}", column=name)
+    raise ColumnError(f"{path}: columns of the parts have no common types; cast them to equal types")
+
+
+def _promoted(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return tables joined by name with types that hold all values; None if no such types exist."""
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
@@ -333,27 +345,6 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
     binary = {field.name for field in table.schema if field.type == pa.binary()}
     is_mixed = any(field.name in binary and field.type == pa.string() for part in tables for field in part.schema)
     return None if is_mixed else table
-
-
-def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> ColumnError:
-    """Return the error that names a column without a common type, and two parts that have it."""
-    for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        both = zip(parts, tables, strict=True)
-        holders = [(part.path, table.select([name])) for part, table in both if name in table.column_names]
-        for (path_1, table_1), (path_2, table_2) in combinations(holders, 2):  # 2**53 + 1 is not a double.
-            if _join([table_1, table_2]) is None:
-                types = f"{table_1.schema.types[0]} in {path_1} and {table_2.schema.types[0]} in {path_2}"
-                remedy = "cast or drop the column, or pass column_types= for CSV files"
-                problem = f"column {name!r} is {types}, which have no common type"
-                return MixedColumnError(f"{path}: {problem}; {remedy}", column=name)
-    return ColumnError(f"{path}: columns of the parts have no common types; cast them to equal types")
-
-
-def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
-    """Return the types of keys: integers if all values are integers, else text."""
-    pairs = [pair for part in parts for pair in part.keys.items()]
-    texts = {name for name, value in pairs if value is not None and not _is_whole(value)}
-    return {name: pa.string() if name in texts else pa.int64() for name, _ in pairs}
 
 
 def _is_whole(value: str) -> bool:
@@ -383,8 +374,5 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
             is_equal = all(chunk.true_count == len(chunk) for chunk in equal.chunks)
     if not is_equal:
         expected = "no value" if value is None else repr(value)
-        raise ColumnError(
-            f"{path}: column {name!r} differs from the value in the folder name, {expected}",
-            column=name,
-            remedy="correct one of them, or drop the column",
-        )
+        problem = f"{path}: column {name!r} differs from the value in the folder name, {expected}"
+        raise ColumnError(problem, column=name, remedy="correct one of them, or drop the column")

@@ -18,7 +18,7 @@ from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_by
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._image_columns import ImagesOf
-from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16, PixelRange
+from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16, PixelRange
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths

@@ -29,38 +29,20 @@ _MIN_SKIPPED_BYTES = 2**13  # Unused bytes per row from which the rows of a regi
 
 
 class ChunkLayout(NamedTuple):
-    """Chunk shape, dtype and decoder that several chunks have in common.
+    """Chunk shape, dtype and decoder that several chunks have in common."""
 
-    Attributes
-    ----------
-    chunk_shape
-        TCZYX.
-    num_across
-        Number of chunks along X.
-    dtype
-        Pixel dtype in the byte order of the file.
-    pixel_dtype
-        Pixel dtype in the byte order of this machine.
-    decode
-        Returns the pixels of a chunk (T, C, Z, Y, X) from its bytes and its number in its plane. None if each plane is
-        one uncompressed chunk.
-    """
-
-    chunk_shape: tuple[int, ...]
-    num_across: int
-    dtype: np.dtype[Any]
-    pixel_dtype: np.dtype[Any]
+    chunk_shape: tuple[int, ...]  # TCZYX.
+    num_across: int  # Number of chunks along X.
+    dtype: np.dtype[Any]  # In the byte order of the file.
+    pixel_dtype: np.dtype[Any]  # In the byte order of this machine.
+    # Returns the pixels (T, C, Z, Y, X) of a chunk with this number in its plane; None for uncompressed planes.
     decode: Decode | None = None
 
 
 class ImageChunks(NamedTuple):
-    """Byte ranges of the chunks of one image.
+    """Byte ranges of the chunks of one image: first byte and number of bytes, in numbers of chunks (T, C, Z, Y * X).
 
-    Attributes
-    ----------
-    offsets, lengths
-        (T, C, Z, Y * X) int64 in numbers of chunks, first byte and number of bytes of each. Without lengths, chunks are
-        uncompressed planes.
+    Without lengths, chunks are uncompressed planes.
     """
 
     layout: ChunkLayout
@@ -84,25 +66,13 @@ def consecutive_planes(shape: tuple[int, ...], dtype: np.dtype[Any], first_byte:
 
 
 class ChunkFiles:
-    """Chunks of one image in several files, each with one chunk or, if it is a shard, with a grid of chunks.
+    """Chunks of one image in several files, each with one chunk or, if it is a shard, with a grid of chunks."""
 
-    Attributes
-    ----------
-    name
-        Path or URL, for errors.
-    shape
-        Shape of the image (T, C, Z, Y, X).
-    shard
-        Number of chunks of a file along each axis.
-    fill_value
-        Pixel value of missing chunks.
-    """
-
-    name: str
+    name: str  # Path or URL, for errors.
     layout: ChunkLayout
-    shape: tuple[int, ...]
-    shard: tuple[int, ...]
-    fill_value: Any
+    shape: tuple[int, ...]  # (T, C, Z, Y, X).
+    shard: tuple[int, ...]  # Number of chunks of a file along each axis.
+    fill_value: Any  # Pixel value of missing chunks.
 
     def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
         """Return the bytes of chunks of a file, None for missing ones; numbers are in C order."""
@@ -191,12 +161,8 @@ _Request = tuple[ImageChunks, Region, Array, _FileReads]
 class ExtentReader:
     """Reader of whole images and regions, which opens each file and decodes each chunk once per call.
 
-    Parameters
-    ----------
-    errors
-        Errors of locating and decoding after which the library of the format reads the image.
-    max_parallel_files
-        Number of files that are read at once.
+    After ``errors`` of locating and decoding, the library of the format reads the image. ``max_parallel_files`` are
+    read at once.
     """
 
     def __init__(self, errors: tuple[type[Exception], ...] = (), max_parallel_files: int = 1) -> None:
@@ -238,16 +204,9 @@ class ExtentReader:
     ) -> list[Array | None]:
         """Return one array per region, or None for each region that the library of the format must read.
 
-        Parameters
-        ----------
-        locate
-            Returns the chunks of an image, or None if the library of the format must read it; it may call `cached`.
-        rows
-            The image of each region, in any order, with repeats.
-        regions
-            Starts of T, C, Z, Y and X, then their stops; not empty.
-        images
-            Arrays to fill, contiguous and of the size of the regions; by default new ones.
+        ``locate`` returns the chunks of an image, or None if the library must read it; it may call `cached`. ``rows``
+        is the image of each region, in any order, with repeats. ``images`` are contiguous arrays to fill, by default
+        new ones.
         """
         arrays: list[Array | None] = [None] * len(rows) if images is None else [*images]
         located = self._locate_images(locate, rows)

@@ -168,10 +168,8 @@ class FieldSource(ImagesWrapper):
     @cached_property
     def _shared_files(self) -> set[str]:
         """Files with pages of several fields, whose names do not identify a field."""
-        of_fields = Counter(
-            file for grid in self._fields.grids for file in {self._fields.files[number] for number in grid.flat}
-        )
-        return {file for file, count in of_fields.items() if count > 1}
+        of_fields = ({self._fields.files[number] for number in grid.flat} for grid in self._fields.grids)
+        return {file for file, count in Counter(chain.from_iterable(of_fields)).items() if count > 1}
 
     def mask_name_stems(self, index: int) -> list[str]:
         files = (self._fields.files[number] for number in self._fields.grids[index].flat)
@@ -212,12 +210,8 @@ def open_pattern(
         by_index = _by_index(path, parsed, named="channel" in names)
         names += [] if "channel" in names else ["channel"]
     if channels is not None and "channel" not in names:
-        raise ArgumentError(
-            f"pattern={compiled.text!r} does not contain {{channel}}",
-            option="channels",
-            value=channels,
-            remedy="add {channel} to the pattern",
-        )
+        problem, remedy = f"pattern={compiled.text!r} does not contain {{channel}}", "add {channel} to the pattern"
+        raise ArgumentError(problem, option="channels", value=channels, remedy=remedy)
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
@@ -244,7 +238,10 @@ def open_pattern(
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the image files of a folder with the values in their names; raise `FormatError` if some do not match."""
+    """Return the image files of a folder with the values in their names.
+
+    Raises `FormatError` if image files do not match, or a matching file is not an image.
+    """
     parsed: dict[str, dict[str, Any]] = {}
     others = []
     for name in names:
@@ -253,10 +250,21 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
             parsed[name] = values
         elif _is_tiff(name) and not is_hidden(name.rpartition("/")[2]) and not pattern.is_known(name):
             others.append(name)
-    _refuse_unmatched(path, pattern.text, parsed, others)
-    foreign = next((name for name in parsed if not is_unicode(name)), None)
-    if foreign is not None:
-        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, so no column can store it; rename the file")
+    subject = f"pattern={pattern.text!r}"
+    if not parsed and not others:
+        refuse_folder_of_others(path)
+        remedy = "pass the folder of the images, or change the pattern"
+        raise FormatError(f"{path}: contains no TIFF file at the folder depth of {subject}; {remedy}")
+    if others:
+        raise FormatError(
+            f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match {subject}, e.g. "
+            f"{min(others, key=natural_key)!r}; correct the pattern, or move these files to another folder"
+        )
+    for name in parsed:
+        if not _is_tiff(name):
+            raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
+        if not is_unicode(name):
+            raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
 
 
@@ -291,11 +299,16 @@ def joined_files(
     read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
     all files are inspected, and a field with the most frequent shape and dtype is the reference.
     """
-    module = get_format("tiff").module()
-    how: dict[str, Any] = {} if objects is None else {"objects": objects}
-    how["split_along"] = fields.split_along
-    source_type = module.Source
-    names, pages = _names_and_pages(fields, path)
+    source_type = get_format("tiff").module().Source
+    how: dict[str, Any] = {"split_along": fields.split_along, **({} if objects is None else {"objects": objects})}
+    channels, names = fields.channels or [""], [""] * len(fields.files)
+    pages: list[ListedPage | None] = [None] * len(names)
+    for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
+        for (_, c, _), number in np.ndenumerate(grid):
+            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
+            if fields.pages:
+                series, page = fields.pages[number]
+                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
     model = 0
     if skip_errors:
         empty = source_type.of_files(path, root, [], [], [], **how)
@@ -306,28 +319,16 @@ def joined_files(
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
     source = source_type.of_files(path, root, fields.files, names, like.tolist(), pages, **how)
-    examples: dict[str, int] = {}
+    examples: dict[str, str] = {}
     for number in first.tolist():
-        examples.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
+        kind = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
+        examples.setdefault(kind, f"{fields.files[number]} is {kind}")
     if len(examples) > 1:
-        differing = [f"{fields.files[number]} is {kind}" for kind, number in examples.items()]
         raise FormatError(
-            f"{path}: channels of field {fields.image_ids[model]} differ: {differing[0]}, {differing[1]}; pass "
+            f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}; pass "
             f"channels= with channels of one shape and dtype"
         )
     return FieldSource(source, fields)
-
-
-def _names_and_pages(fields: Fields, path: Path) -> tuple[list[str], list[ListedPage | None]]:
-    channels, names = fields.channels or [""], [""] * len(fields.files)
-    pages: list[ListedPage | None] = [None] * len(names)
-    for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
-        for (_, c, _), number in np.ndenumerate(grid):
-            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-            if fields.pages:
-                series, page = fields.pages[number]
-                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
-    return names, pages
 
 
 def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, path: Path) -> int:
@@ -335,8 +336,8 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
     of_fields: list[str | OMEArrowDSError] = []
     for grid in fields.grids:
         of_files = [kinds[number] for number in grid.flat]
-        error = next((kind for kind in of_files if isinstance(kind, OMEArrowDSError)), None)
-        of_fields.append(" and ".join(dict.fromkeys(map(str, of_files))) if error is None else error)
+        errors = [kind for kind in of_files if isinstance(kind, OMEArrowDSError)]
+        of_fields.append(errors[0] if errors else " and ".join(dict.fromkeys(map(str, of_files))))
     return index_of_most(of_fields, fields.image_ids, path)
 
 
@@ -346,10 +347,10 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
     layout = patterns.layout_of(names)
     if layout is None:
         return None
-    parsed = [values for values in map(patterns.compiled(layout).parse, names) if values is not None]
+    parsed = [values for values in map(layout.parse, names) if values is not None]
     not_of_fields = (*patterns.AXIS_NAMES, "channel_index")
     fields = {tuple(value for name, value in values.items() if name not in not_of_fields) for values in parsed}
-    return layout, len(fields), len({values.get("channel") for values in parsed})
+    return layout.text, len(fields), len({values.get("channel") for values in parsed})
 
 
 def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
@@ -411,22 +412,6 @@ def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> I
         is_ignored = any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps))
         if is_deepest and not is_ignored and all(map(pattern.enters, parents, range(len(parents)))):
             yield name
-
-
-def _refuse_unmatched(path: Path, text: str, parsed: Mapping[str, Any], others: Sequence[str]) -> None:
-    """Raise `FormatError` if image files do not match, or a matching file is not an image."""
-    if not parsed and not others:
-        refuse_folder_of_others(path)
-        remedy = "pass the folder of the images, or change the pattern"
-        raise FormatError(f"{path}: contains no TIFF file at the folder depth of pattern={text!r}; {remedy}")
-    if others:
-        raise FormatError(
-            f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match pattern={text!r}, e.g. "
-            f"{min(others, key=natural_key)!r}; correct the pattern, or move these files to another folder"
-        )
-    odd = next((name for name in parsed if not _is_tiff(name)), None)
-    if odd is not None:
-        raise FormatError(f"{path}: pattern={text!r} matches {odd!r}, expected TIFF files only; narrow the pattern")
 
 
 def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:

@@ -23,27 +23,13 @@ class OtherLayoutError(Exception):
 
 @dataclass(frozen=True)
 class PieceLayout:
-    """Shape, dtype and arrangement in pieces of images that a file stores in the same way.
+    """Shape, dtype and arrangement in pieces of images that a file stores in the same way."""
 
-    Attributes
-    ----------
-    shape
-        (T, C, Z, Y, X).
-    dtype
-        Pixel dtype in the byte order of the file.
-    num_pieces
-        Number of pieces of equal size, in the order TCZYX; 0 for an image without pixels.
-    prefixes
-        Expected bytes before each piece, of equal length; empty for images without such bytes.
-    gap_bytes
-        Number of bytes between two pieces without ``prefixes``.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    num_pieces: int
-    prefixes: tuple[bytes, ...] = ()
-    gap_bytes: int = 0
+    shape: tuple[int, ...]  # (T, C, Z, Y, X).
+    dtype: np.dtype[Any]  # In the byte order of the file.
+    num_pieces: int  # Pieces of equal size, in the order TCZYX; 0 for an image without pixels.
+    prefixes: tuple[bytes, ...] = ()  # Expected bytes before each piece, of equal length; empty without such bytes.
+    gap_bytes: int = 0  # Between two pieces without ``prefixes``.
 
     @cached_property
     def prefix_bytes(self) -> int:
@@ -107,14 +93,9 @@ class PieceLayout:
 
 
 class ImageExtents:
-    """Offsets of uncompressed images in a file.
+    """Offsets of uncompressed images in a file: that of the first pixel, and the storage of each image.
 
-    Parameters
-    ----------
-    starts
-        (n,) int64, the offset of the first pixel of each image.
-    layouts
-        Storage of each image; images that are stored alike share one object.
+    Images that are stored alike share one object of ``layouts``.
     """
 
     def __init__(self, starts: Array, layouts: Sequence[PieceLayout]) -> None:

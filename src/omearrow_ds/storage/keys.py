@@ -1,186 +1,31 @@
-"""Tables that are joined to images: read from a table, frame or file, and matched with the images by key."""
+"""Tables that are joined to images by key: plates, wells and sites, ids, or columns that a user names."""
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
-from omearrow_ds.storage.byte_source import LocalFile
+from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
+from omearrow_ds.storage.compositions import SourceWithColumns
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._columns import (
-    is_narrow,
-    plain_columns,
-    plain_schema,
-    refuse_extensions,
-    unknown_column,
-)
-from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.protocol import On
-from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
+from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, InputTable, read_input_table
 
 IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
+PLATE, SITE, FIELD = "Metadata_Plate", "Metadata_Site", "Metadata_Field"
 _METADATA = "Metadata_"
 _NUMBERED = ("site", "field", "number")  # Parts of column names whose text values are compared as numbers.
 _WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
 _NUM_EXAMPLES = 3
 _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
-
-
-class UnreadColumns(NamedTuple):
-    """Columns of a Parquet file that are not read before they are requested."""
-
-    file: TableFile
-    fingerprint: tuple[int, ...]  # Fingerprint of the file when it was opened.
-    column_schema: pa.Schema  # Names and plain types.
-
-    def column_table(self, names: Sequence[str]) -> pa.Table:
-        """Return columns with plain types; raise `FormatError` if the file was changed since it was opened."""
-        path = self.file.path
-        if LocalFile.as_it_is(path).fingerprint != self.fingerprint:
-            raise FormatError(f"{path}: was changed since it was opened; open the images again")
-        return plain_columns(self.file.read(names), str(path))
-
-
-class InputTable(NamedTuple):
-    """Table that a user passed as an option, with its name for error messages and its metadata."""
-
-    table: pa.Table  # The table, with plain types.
-    name: str  # Its name in errors.
-    renamed: Mapping[str, str] = {}  # New names of columns by their names in CellProfiler.
-    metadata: Mapping[bytes, bytes] = {}  # Metadata of its schema.
-    is_text: bool = False  # Whether it is a file of text.
-    unread: UnreadColumns | None = None  # Other columns.
-
-    @property
-    def subject(self) -> dict[str, Any]:
-        """Field of errors about the table: its path, or the option that passed it."""
-        return {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
-
-    def column_schema(self, read: pa.Schema) -> pa.Schema:
-        """Return all columns in the order of the table; ``read`` are those that are not unread."""
-        if self.unread is None:
-            return read
-        fields = {field.name: field for field in (*read, *self.unread.column_schema)}
-        return pa.schema([fields[self.renamed.get(name, name)] for name in self.unread.file.names])
-
-
-def table_file(table: Any, option: str) -> TableFile | None:
-    """Return the file of a table that a user passed as a path in ``option``; None if ``table`` is not a path."""
-    if not isinstance(table, str | os.PathLike):
-        return None
-    path = Path(table).absolute()
-    if not path.is_file():
-        raise missing(table, f"no such file; pass the path of a CSV or Parquet file as {option}=")
-    return TableFile(path)
-
-
-def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Collection[str] | None = None) -> InputTable:
-    """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
-
-    If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
-    """
-    file = table_file(source, option)
-    name = f"{option}=" if file is None else str(file.path)
-    wide = None if file is None or needed is None or file.is_text or is_narrow(file.names) else file
-    if wide is not None:
-        fingerprint, stored = LocalFile.as_it_is(wide.path).fingerprint, pq.read_schema(wide.path)
-    else:
-        table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
-        stored = table.schema
-    if len(set(stored.names)) < len(stored):
-        raise MetadataError(
-            f"{name}: two columns have the same name; rename one", path=None if file is None else file.path
-        )
-    refuse_extensions(stored, name)
-    renamed = {column: plain for plain, column in described(stored.names).items()}
-    unread = None
-    if wide is not None:
-        at_once = {*renamed, *(needed or ())}
-        later = pa.schema([field for field in stored if field.name not in at_once])
-        unread = UnreadColumns(wide, fingerprint, plain_schema(later, name))
-        table = wide.read([column for column in stored.names if column in at_once])
-    plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
-    return InputTable(plain, name, renamed, stored.metadata or {}, file is not None and file.is_text, unread)
-
-
-def column_names_of(on: On | None) -> list[str]:
-    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
-    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
-    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
-
-
-def _of_frame(frame: Any, option: str) -> pa.Table:
-    try:
-        if isinstance(frame, pa.Table | Mapping):
-            return frame if isinstance(frame, pa.Table) else pa.table(dict(frame))
-        if type(frame).__module__.partition(".")[0] == "pandas" and frame.ndim > 1:
-            # A named index is a column too.
-            is_named = any(name is not None for name in frame.index.names)
-            return pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
-        if hasattr(frame, "__arrow_c_stream__") and getattr(frame, "ndim", 2) > 1:
-            return pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise MetadataError(
-            f"cannot be converted to an Arrow table: {error}",
-            option=option,
-            remedy="pass columns of equal length, each of one type",
-        ) from error
-    raise ArgumentError(
-        f"has the type {type(frame).__name__}",
-        option=option,
-        allowed="a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file",
-    )
-
-
-def join_column_pairs(source: Images, joined: InputTable, on: On | None) -> list[tuple[str, str]]:
-    """Return the pairs of columns to join by; each pair is a name in the source and a name in the table."""
-    left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
-    if on is None:
-        ours = source.column_table([name for name in left_names if name in right_names])
-        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
-        if not common:
-            raise ColumnError(
-                f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the table has "
-                f"{right_names[:20]}, the images have {left_names}",
-                **joined.subject,
-                remedy="pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
-            )
-        return [(name, name) for name in common]
-    names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
-    pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
-    if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        raise ArgumentError(
-            option="on",
-            value=on,
-            allowed="one or several column names, or a mapping from names in the source to names in the table",
-        )
-    if not isinstance(names, Mapping):
-        pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
-    pairs = [(left, right if right in right_names else renamed.get(right, right)) for left, right in pairs]
-    for left, right in pairs:
-        for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
-            if name not in known:
-                raise unknown_column(name, known, table, " for on=")
-    return pairs
-
-
-def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
-    """Return the metadata columns of both tables, or else the image number; empty columns match nothing."""
-    known = set(right.column_names)
-    names = [name for name in left.column_names if name in known]
-    is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
-    metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
-    return metadata or [name for name in names if name == IMAGE_NUMBER]
+Pairs = Sequence[tuple[str, str]]  # Names in the source and in the table.
 
 
 class JoinKeys:
@@ -189,40 +34,33 @@ class JoinKeys:
     Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages.
     """
 
-    def __init__(self, source: Images, joined: InputTable, pairs: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, source: Images, joined: InputTable, pairs: Pairs) -> None:
         self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
         self.names = " and ".join(f"{left!r}" for left, _ in pairs)
         self._source_path, self._joined = source.path, joined
-        num_images = len(source)
-        keys = np.zeros(num_images + len(joined.table), np.int64)
+        keys = np.zeros(len(source) + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
         for left, right in pairs:
             ours = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.column(left)
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
-                raise ColumnError(
-                    f"column {right!r} cannot be joined with {left!r}",
-                    **joined.subject,
-                    column=right,
-                    remedy="pass strings, numbers or times",
-                )
+                problem, remedy = f"column {right!r} cannot be joined with {left!r}", "pass strings, numbers or times"
+                raise ColumnError(problem, **joined.subject, column=right, remedy=remedy)
             normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
             codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
             is_null |= codes < 0
             keys = np.unique(keys * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
             self._columns.append((normalize, (ours, theirs)))
         keys[is_null] = -1
-        self.images, self.rows = keys[:num_images], keys[num_images:]
+        self.images, self.rows = keys[: len(source)], keys[len(source) :]
 
     def refuse_duplicate_rows(self, noun: str, remedy: str) -> None:
         """Raise `MetadataError` if two rows, each of which is a ``noun``, have the same key."""
         twice = first_duplicate(self.rows)
         if twice is not None:
-            raise MetadataError(
-                f"{noun}s {twice[0]} and {twice[1]} have the same {self.names}, {self.describe(twice[1], row=True)}",
-                **self._joined.subject,
-                remedy=remedy,
-            )
+            key = f"{self.names}, {self.describe(twice[1], row=True)}"
+            problem = f"{noun}s {twice[0]} and {twice[1]} have the same {key}"
+            raise MetadataError(problem, **self._joined.subject, remedy=remedy)
 
     def no_match(self, noun: str) -> MetadataError:
         """Return the error for a table where no row, each of which is a ``noun``, matches an image."""
@@ -259,7 +97,7 @@ def _encode(column: pa.ChunkedArray, normalize: Callable[[Any], Any], known: dic
     return encoded_rows
 
 
-def numbers_of(column: pa.ChunkedArray) -> Array:
+def _numbers_of(column: pa.ChunkedArray) -> Array:
     """Convert the numbers in a column, including numeric text, to float64; other values become NaN."""
     known = dict[Any, int]()
     codes = np.full(len(column), -1) if pa.types.is_nested(column.type) else _encode(column, _number, known)
@@ -319,3 +157,164 @@ def _well(value: Any) -> Any:
 def _number(value: Any) -> Any:
     match = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
     return _text(value) if match is None else int(match[1])
+
+
+def column_names_of(on: On | None) -> list[str]:
+    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
+    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
+    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
+
+
+def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
+    """Return the columns to join by; raise an error if the table may number the fields of a plate differently.
+
+    Sites of plates count from 1, paths of fields often from 0. See `_column_pairs` for other errors.
+    """
+    pairs: Pairs = _column_pairs(source, joined, on)
+    names = dict(pairs)
+    ours = source.column_table([name for name in source.column_names if name in (SITE, FIELD)])
+    are_plates = [_is_plate(table) for table in (ours, joined.table)]
+    if any(are_plates) and on is None and {SITE, FIELD} <= set(names):
+        pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site is equivalent.
+    if SITE in names:
+        for plate in (0, 1):
+            if are_plates[plate] and (plate == 0 or names[SITE] == SITE):
+                _refuse_sites(source, joined, pairs, plate)
+    elif any(are_plates) and on is None and FIELD in names:
+        _refuse_paths(source, joined, pairs)
+    return pairs
+
+
+def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
+    """Return pairs of a name in the source and a name in the table, by default those of common columns."""
+    left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
+    if on is None:
+        ours = source.column_table([name for name in left_names if name in right_names])
+        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
+        if not common:
+            raise ColumnError(
+                f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the table has "
+                f"{right_names[:20]}, the images have {left_names}",
+                **joined.subject,
+                remedy="pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
+            )
+        return [(name, name) for name in common]
+    names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
+    pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
+    if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
+        allowed = "one or several column names, or a mapping from names in the source to names in the table"
+        raise ArgumentError(option="on", value=on, allowed=allowed)
+    if not isinstance(names, Mapping):
+        pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
+    pairs = [(left, right if right in right_names else renamed.get(right, right)) for left, right in pairs]
+    for left, right in pairs:
+        for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
+            if name not in known:
+                raise unknown_column(name, known, table, " for on=")
+    return pairs
+
+
+def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
+    """Return the metadata columns of both tables, or else the image number; empty columns match nothing."""
+    names = [name for name in left.column_names if name in set(right.column_names)]
+    is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
+    metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
+    return metadata or [name for name in names if name == IMAGE_NUMBER]
+
+
+def _is_plate(columns: pa.Table) -> bool:
+    """Return whether sites were made of the paths of fields, as for OME-Zarr plates and their conversions."""
+    if not {SITE, FIELD} <= set(columns.column_names) or not pa.types.is_string(columns[FIELD].type):
+        return False
+    sites = _numbers_of(columns[SITE])
+    is_numbered = np.isfinite(sites)
+    return bool(is_numbered.any() and np.isin((sites - _numbers_of(columns[FIELD]))[is_numbered], (0, 1)).all())
+
+
+def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) -> None:
+    """Raise `MetadataError` if a site is 0 or above the largest of its plate: that of images (0) or the table (1)."""
+    others = [pair for pair in pairs if pair[0] != SITE]
+    column = dict(pairs)[SITE]
+    numbers = _numbers_of(source.column(SITE)), _numbers_of(joined.table[column])
+    keys, plates = (
+        (codes.images, codes.rows)
+        for codes in (JoinKeys(source, joined, others), JoinKeys(source, joined, [p for p in others if p[0] == PLATE]))
+    )
+    largest = np.zeros(max(codes.max(initial=0) for codes in plates) + 1)
+    np.fmax.at(largest, plates[plate], numbers[plate])
+    other = 1 - plate
+    is_shared = np.isin(keys[other], keys[plate]) & (keys[other] >= 0)
+    unfit = is_shared & ((numbers[other] == 0) | (numbers[other] > largest[plates[other]]))
+    if unfit.any():
+        index = int(unfit.argmax())
+        subject = joined.subject if other else {"path": source.path, "image": index}
+        field = {FIELD: column} if other else {SITE: FIELD}
+        raise MetadataError(
+            f"{'row' if other else 'image'} {index} has site {numbers[other][index]:g}, but sites of its plate are 1 "
+            f"to {largest[plates[other]][index]:g}",
+            **subject,
+            remedy=f"for field paths (often counted from 0), pass on={ {**dict(others), **field} }",
+        )
+
+
+def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
+    """Raise `MetadataError` if only one of images and table has a path 0, since the other one may have sites."""
+    others = [pair for pair in pairs if pair[0] != FIELD]
+    keys = JoinKeys(source, joined, others)
+    is_shared = np.isin(keys.rows, keys.images) & (keys.rows >= 0)
+    paths, numbers = _numbers_of(source.column(FIELD)), _numbers_of(joined.table[FIELD])[is_shared]
+    if (paths == 0).any() != (numbers == 0).any() and len(numbers):
+        path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
+        problem = f"{FIELD!r} is ambiguous: it may contain field paths of {source.path} or sites counted from 1"
+        remedy = f"pass on={path} for paths, or on={site} for sites"
+        raise MetadataError(problem, **joined.subject, remedy=remedy)
+
+
+def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes) -> Images:
+    """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
+    needed = {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *column_names_of(on)}
+    joined = read_input_table(columns, "columns", types, needed)
+    pairs = choose_pairs(source, joined, on)
+    keys = JoinKeys(source, joined, pairs)
+    equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
+    if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
+        raise MetadataError(
+            f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}, compared as "
+            f"numbers with column {pairs[0][1]!r}",
+            **joined.subject,
+            remedy="pass the ids as strings",
+        )
+    keys.refuse_duplicate_rows("row", "aggregate the table, or pass on= with columns that distinguish its rows")
+    rows = match_rows(keys.rows, keys.images)
+    added = joined.table.drop_columns([right for _, right in pairs])
+    row_or_null = pa.array(rows, mask=rows < 0)
+    added = added.take(row_or_null) if added.num_columns else added
+    is_matched = pa.array(rows >= 0)
+    for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
+        # Profiles written from these images have equal columns.
+        ours = None if name == IMAGE_ID else source.column(name).filter(is_matched)
+        if ours is None or ours.type != added[name].type or not ours.equals(added[name].filter(is_matched)):
+            problem = f"values of column {name!r} differ from those in {source.path}"
+            remedy = "rename or drop the column, or pass it in on="
+            raise MetadataError(problem, **joined.subject, column=name, remedy=remedy)
+        added = added.drop_columns(name)
+    _warn_unmatched(keys, rows)
+    return SourceWithColumns(source, added, joined.unread, row_or_null)
+
+
+def _warn_unmatched(keys: JoinKeys, rows: Array) -> None:
+    """Warn of images without a row, and of rows without an image; raise `MetadataError` if nothing matches."""
+    without = np.flatnonzero(rows < 0)
+    is_key = keys.rows >= 0
+    unused = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images))
+    if len(rows) and len(without) == len(rows):
+        raise keys.no_match("row")
+    notes = []
+    if len(without):
+        examples = keys.examples(without, row=False)
+        notes.append(f"{len(without):,} of {len(rows):,} images have no row, so their values are null: {examples}")
+    if len(unused):
+        examples = keys.examples(unused, row=True)
+        notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")
+    if notes:
+        keys.warn("; ".join(notes))

@@ -18,17 +18,16 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.collection_source import CollectionSource
+from omearrow_ds.storage.compositions import select_rows, with_label_dtypes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
-from omearrow_ds.storage.keys import IMAGE_ID, InputTable, JoinKeys, match_rows, refuse_contradiction
-from omearrow_ds.storage.label_images import with_label_dtypes
+from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, choose_pairs, match_rows, refuse_contradiction
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
-from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import OpenOptions, Paths
-from omearrow_ds.storage.selected_rows import select_rows
 from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.table_files import InputTable
 from omearrow_ds.text import nearest
 
 Masks = Paths | Mapping[str, Any] | CollectionSource

@@ -15,26 +15,29 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.options import check_names
+from omearrow_ds.storage.compositions import select_rows
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
     IMAGE_NUMBER,
-    InputTable,
     JoinKeys,
-    UnreadColumns,
+    choose_pairs,
     column_names_of,
     first_duplicate,
     match_rows,
-    read_input_table,
     refuse_contradiction,
-    table_file,
 )
-from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.storage.row_filter import RowFilter
-from omearrow_ds.storage.selected_rows import select_rows
-from omearrow_ds.storage.table_files import ColumnTypes, parse_as
+from omearrow_ds.storage.table_files import (
+    ColumnTypes,
+    InputTable,
+    UnreadColumns,
+    parse_as,
+    read_input_table,
+    table_file,
+)
 from omearrow_ds.text import count
 
 # The first names of each kind that a table has are used. CellProfiler's per-object tables omit the object's name, and
@@ -89,22 +92,17 @@ class Objects:
     def keep(self, selected: Array) -> Objects:
         """Return the objects that indices or a boolean mask select."""
         numbers = np.flatnonzero(selected) if selected.dtype == np.bool_ else selected
-        if len(numbers) == len(self.rows) and (numbers == np.arange(len(numbers))).all():
+        if np.array_equal(numbers, np.arange(len(self.rows))):
             return self
-        centers = None if self.centers is None else self.centers[numbers]
-        boxes = None if self.boxes is None else self.boxes[numbers]
-        table = self.table.take(pa.array(numbers))
-        return replace(
-            self, table=table, rows=self.rows[numbers], fields=self.fields[numbers], centers=centers, boxes=boxes
-        )
+        centers, boxes = (known if known is None else known[numbers] for known in (self.centers, self.boxes))
+        table, rows, fields = self.table.take(pa.array(numbers)), self.rows[numbers], self.fields[numbers]
+        return replace(self, table=table, rows=rows, fields=fields, centers=centers, boxes=boxes)
 
     def column_table(self, names: Sequence[str]) -> pa.Table:
         """Return columns of the given table, one row per object; columns of a wide table are read."""
-        later = [name for name in names if name not in self.table.column_names]
-        if self.unread is None or not later:
+        if self.unread is None:
             return self.table.select(list(names))
-        unread = self.unread.column_table(later).take(pa.array(self.rows))
-        return pa.table({name: (unread if name in later else self.table)[name] for name in names})
+        return self.unread.column_table(names, self.table, pa.array(self.rows))
 
     def labels(self) -> tuple[str, Array] | None:
         """Return the name and values of the column with the label of each object; None without such a column."""
@@ -178,9 +176,8 @@ class ObjectSettings:
         a center with known names.
         """
         if center is not None and box:
-            raise ArgumentError(
-                f"box={box!r} also sets positions", option="center", value=center, remedy="pass only one of them"
-            )
+            problem, remedy = f"box={box!r} also sets positions", "pass only one of them"
+            raise ArgumentError(problem, option="center", value=center, remedy=remedy)
         positions_of = [name for names in (center, box) if isinstance(names, Sequence) for name in names]
         needed = {*_USED_COLUMNS, *source.column_names, *column_names_of(self.on)}
         needed.update(name for name in positions_of if isinstance(name, str))
@@ -203,12 +200,9 @@ class ObjectSettings:
         is_known = np.isfinite(positions).all(axis=1)
         unknown = np.flatnonzero((fields >= 0) & ~is_known)
         if len(unknown) and not self.skip_nulls:
-            raise MetadataError(
-                f"{', '.join(map(repr, names))} are null for {count(len(unknown), 'object')}, the first in row "
-                f"{unknown[0]}",
-                **joined.subject,
-                remedy="pass nulls='skip' to skip them",
-            )
+            nulls = f"null for {count(len(unknown), 'object')}, the first in row {unknown[0]}"
+            problem = f"{', '.join(map(repr, names))} are {nulls}"
+            raise MetadataError(problem, **joined.subject, remedy="pass nulls='skip' to skip them")
         rows = np.flatnonzero((fields >= 0) & is_known)
         positions, fields = positions[rows], fields[rows]
         _refuse_outside(source, joined, names, positions, fields, rows)
@@ -290,12 +284,11 @@ def _refuse_unplaced(source: Images, joined: InputTable, keys: JoinKeys, fields:
             remedy="pass on= with columns that distinguish the images",
         )
     without = np.flatnonzero(fields < 0)
-    if not len(without):
-        return
-    if len(without) == len(fields):
+    if len(without) and len(without) == len(fields):
         raise keys.no_match("object")
-    examples = keys.examples(without, row=True)
-    keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
+    if len(without):
+        examples = keys.examples(without, row=True)
+        keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
 
 
 def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tuple[tuple[str, ...], Array]:
@@ -327,12 +320,8 @@ def _numbers(joined: InputTable, name: str) -> Array:
     if joined.is_text and pa.types.is_string(column.type):
         column = parse_as("float", column, joined.name, name)
     if not _is_number(column.type):
-        raise ColumnError(
-            f"column {name!r} is of type {column.type}, expected numbers in pixels",
-            **joined.subject,
-            column=name,
-            remedy="cast it, or choose another column",
-        )
+        problem = f"column {name!r} is of type {column.type}, expected numbers in pixels"
+        raise ColumnError(problem, **joined.subject, column=name, remedy="cast it, or choose another column")
     numbers: Array = column.cast(pa.float64()).to_numpy()
     return numbers
 
@@ -355,17 +344,15 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     """Return the indices of Y and X in the points of an ome-arrow shape table."""
     shapes: Mapping[str, Any] = json.loads(joined.metadata.get(_SHAPES, b"{}"))
     axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
+    units = dict(zip(axes, shapes.get("units", ["pixel"] * len(axes)), strict=False))
+    problem, remedy = "", "pass center= in pixels"
     if not {"y", "x"} <= set(axes):
-        raise MetadataError(
-            f"points have the axes {axes}, expected y and x", **joined.subject, remedy="pass center= with two columns"
-        )
-    y, x = axes.index("y"), axes.index("x")
-    units = shapes.get("units", ["pixel"] * len(axes))
-    if {units[y], units[x]} != {"pixel"}:
-        raise MetadataError(
-            f"points are in {units[y]}, expected pixels", **joined.subject, remedy="pass center= in pixels"
-        )
-    return y, x
+        problem, remedy = f"points have the axes {axes}, expected y and x", "pass center= with two columns"
+    elif {units["y"], units["x"]} != {"pixel"}:
+        problem = f"points are in {units['y']}, expected pixels"
+    if problem:
+        raise MetadataError(problem, **joined.subject, remedy=remedy)
+    return axes.index("y"), axes.index("x")
 
 
 def _refuse_outside(

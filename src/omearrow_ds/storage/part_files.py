@@ -24,11 +24,11 @@ from omearrow_ds.storage.formats._detect import (
     is_hidden,
     is_plain,
     missing,
+    others_in,
     refuse_folder_of_others,
 )
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
-from omearrow_ds.storage.formats._others import endings_of, others_in
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count
@@ -129,7 +129,7 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
     if len(tables) > 1:
         of_images = {fmt: [file for file in files if not is_plain(file)] for fmt, files in tables.items()}
         tables = {fmt: files for fmt, files in of_images.items() if files}
-    pictures = {other.noun: number for other, number in others_in(endings_of(others)).items() if other.is_image}
+    pictures = {other.noun: number for other, number in others_in(others).items() if other.is_image}
     if tables and len(tables) + len(pictures) > 1:
         kinds = [
             f"{count(len(files), f'{fmt.label} table')}, e.g. {files[0].relative_to(folder)}"

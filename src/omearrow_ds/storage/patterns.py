@@ -86,11 +86,8 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
-        raise ArgumentError(
-            option="pattern",
-            value=pattern,
-            allowed="a pattern with braces, a regular expression or the name of a layout",
-        )
+        allowed = "a pattern with braces, a regular expression or the name of a layout"
+        raise ArgumentError(option="pattern", value=pattern, allowed=allowed)
     is_regex = isinstance(pattern, re.Pattern) or "(?P<" in text
     steps = re.sub(r"\[[^]]*\]", "", text).split("/") if is_regex else text.split("/")
     hidden = tuple(step.startswith(("\\.", "^\\.") if is_regex else ".") for step in steps)
@@ -102,13 +99,11 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     except re.error as error:
         raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
     if not file.groupindex:
-        raise ArgumentError(
-            "contains no names",
-            option="pattern",
-            value=text,
-            remedy="write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the "
-            f"name of a layout: {', '.join(map(repr, LAYOUTS))}",
+        layouts = f"the name of a layout: {', '.join(map(repr, LAYOUTS))}"
+        remedy = (
+            "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass " + layouts
         )
+        raise ArgumentError("contains no names", option="pattern", value=text, remedy=remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
 
 
@@ -118,12 +113,8 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
     for group, name in names.items():
         close = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
         if close:
-            raise ArgumentError(
-                f"has the unknown name {group!r}",
-                option="pattern",
-                value=text,
-                remedy=f"write {close[0]!r}, or rename it",
-            )
+            problem, remedy = f"has the unknown name {group!r}", f"write {close[0]!r}, or rename it"
+            raise ArgumentError(problem, option="pattern", value=text, remedy=remedy)
     refuse_equal_names(text, list(names.values()))
     return names
 
@@ -132,12 +123,8 @@ def refuse_equal_names(text: str, names: Sequence[str]) -> None:
     """Raise `ArgumentError` if two names in a pattern denote the same axis or column."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ArgumentError(
-            f"two of its names refer to the column {column_of(twice)!r}",
-            option="pattern",
-            value=text,
-            remedy="rename one",
-        )
+        problem = f"two of its names refer to the column {column_of(twice)!r}"
+        raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
 
 
 def _regex(pattern: str) -> str:
@@ -163,9 +150,9 @@ def _regex(pattern: str) -> str:
     return regex
 
 
-def layout_of(names: Sequence[str]) -> str | None:
-    layouts = map(_layout, LAYOUTS if names else ())
-    return next((layout.text for layout in layouts if all(map(layout.is_known, names))), None)
+def layout_of(names: Sequence[str]) -> Pattern | None:
+    """Return the first layout that all files have; None without files."""
+    return next((layout for layout in map(_layout, LAYOUTS if names else ()) if all(map(layout.is_known, names))), None)
 
 
 def column_of(name: str) -> str:

@@ -19,17 +19,16 @@ from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, Mis
 from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
 from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
-from omearrow_ds.storage.column_join import with_columns
+from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
 from omearrow_ds.storage.concat_source import MixedColumnError, Part, joined
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Images
-from omearrow_ds.storage.formats._detect import found_at, missing
+from omearrow_ds.storage.formats._detect import found_at, missing, refuse_open_table, table_path
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
-from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.jobs import Material, SourceImages, make_parts
-from omearrow_ds.storage.label_images import refuse_label_dtypes
+from omearrow_ds.storage.keys import with_columns
 from omearrow_ds.storage.manifest import is_published
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several, open_below, open_several
@@ -40,7 +39,6 @@ from omearrow_ds.storage.published_source import PublishedSource
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts_source import RemotePartsSource
 from omearrow_ds.storage.row_filter import RowFilter
-from omearrow_ds.storage.selected_rows import filter_rows
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
 from omearrow_ds.storage.urls import BucketReader, open_remote_part, open_url, urls_of
@@ -190,7 +188,7 @@ def open_source(
 ) -> Images:
     """Open a collection as `open_images` does, and return the internal type `Images`.
 
-    Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
+    Label images may also be of the dtypes that `omearrow_ds.storage.compositions.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
@@ -212,7 +210,7 @@ def open_source(
         source = with_columns(source, columns, on, types)
     types.refuse_unknown()
     if row_filter is not None:
-        source = filter_rows(source, row_filter)
+        source = select_rows(source, row_filter.choose(source), row_filter.text)
     if verify:
         source = VerifiedSource(source)
     reopening: dict[str, Any] = {**opening, "column_types": types or None}

@@ -228,12 +228,8 @@ def _measured(
         if name not in types:
             raise unknown_column(name, opened.column_names, opened.path)
         if pa.types.is_nested(types[name]):
-            raise ColumnError(
-                f"column {name!r} is of type {types[name]}",
-                path=opened.path,
-                column=name,
-                remedy="pass a column of strings, numbers or times",
-            )
+            problem, remedy = f"column {name!r} is of type {types[name]}", "pass a column of strings, numbers or times"
+            raise ColumnError(problem, path=opened.path, column=name, remedy=remedy)
     indices = range(len(opened)) if of_dataset is None else of_dataset
     if not len(indices):
         raise FormatError("has no images to measure", path=opened.path, remedy="pass a collection with images")
@@ -252,12 +248,9 @@ def _measured(
                 channels.append((kind, _Histogram() if kind == "small" else _Moments(is_float=kind == "float")))
             expected, values = channels[channel]
             if kind != expected:
-                raise FormatError(
-                    f"image {index} is {image.dtype}, but previous images have another dtype",
-                    path=opened.path,
-                    image=index,
-                    remedy="measure them separately, with by=",
-                )
+                problem = f"image {index} is {image.dtype}, but previous images have another dtype"
+                remedy = "measure them separately, with by="
+                raise FormatError(problem, path=opened.path, image=index, remedy=remedy)
             values.add(image[:, channel])
     labels = [*channel_names(opened, indices), *[None] * max(map(len, groups.values()))]
     rows = [
@@ -277,12 +270,9 @@ def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
         names = [channel["name"] for channel in source.metadata(picked[position])["channels"]]
         longest, shorter = (names, longest) if len(names) > len(longest) else (longest, names)
         if longest[: len(shorter)] != shorter:
-            raise FormatError(
-                f"image {picked[position]} has the channels {names} but a previous image has {longest}",
-                path=source.path,
-                image=picked[position],
-                remedy="measure images with different channels separately",
-            )
+            problem = f"image {picked[position]} has the channels {names} but a previous image has {longest}"
+            remedy = "measure images with different channels separately"
+            raise FormatError(problem, path=source.path, image=picked[position], remedy=remedy)
     return longest
 
 

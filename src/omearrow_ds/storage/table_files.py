@@ -6,20 +6,24 @@ import codecs
 import csv
 import difflib
 import io
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
 from omearrow_ds.resources import available_cores
-from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.byte_source import LocalFile
+from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema, refuse_extensions
+from omearrow_ds.storage.formats._detect import missing, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
@@ -211,6 +215,104 @@ def described(names: Sequence[str]) -> dict[str, str]:
         rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
         ranked[plain] = min(ranked.get(plain, (rank, name)), (rank, name))
     return {plain: name for plain, (_, name) in ranked.items()}
+
+
+class UnreadColumns(NamedTuple):
+    """Columns of a Parquet file that are not read before they are requested."""
+
+    file: TableFile
+    fingerprint: tuple[int, ...]  # Fingerprint of the file when it was opened.
+    column_schema: pa.Schema  # Names and plain types.
+
+    def column_table(self, names: Sequence[str], table: pa.Table, rows: pa.Array) -> pa.Table:
+        """Return columns of ``table`` and, at ``rows``, of the file; raise `FormatError` if the file was changed."""
+        later = [name for name in names if name not in table.column_names]
+        if not later:
+            return table.select(list(names))
+        path = self.file.path
+        if LocalFile.as_it_is(path).fingerprint != self.fingerprint:
+            raise FormatError(f"{path}: was changed since it was opened; open the images again")
+        unread = plain_columns(self.file.read(later), str(path)).take(rows)
+        return pa.table({name: (unread if name in later else table)[name] for name in names})
+
+
+class InputTable(NamedTuple):
+    """Table that a user passed as an option, with its name for error messages and its metadata."""
+
+    table: pa.Table  # The table, with plain types.
+    name: str  # Its name in errors.
+    renamed: Mapping[str, str] = {}  # New names of columns by their names in CellProfiler.
+    metadata: Mapping[bytes, bytes] = {}  # Metadata of its schema.
+    is_text: bool = False  # Whether it is a file of text.
+    unread: UnreadColumns | None = None  # Other columns.
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Field of errors about the table: its path, or the option that passed it."""
+        return {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
+
+    def column_schema(self, read: pa.Schema) -> pa.Schema:
+        """Return all columns in the order of the table; ``read`` are those that are not unread."""
+        if self.unread is None:
+            return read
+        fields = {field.name: field for field in (*read, *self.unread.column_schema)}
+        return pa.schema([fields[self.renamed.get(name, name)] for name in self.unread.file.names])
+
+
+def table_file(table: Any, option: str) -> TableFile | None:
+    """Return the file of a table that a user passed as a path in ``option``; None if ``table`` is not a path."""
+    if not isinstance(table, str | os.PathLike):
+        return None
+    path = Path(table).absolute()
+    if not path.is_file():
+        raise missing(table, f"no such file; pass the path of a CSV or Parquet file as {option}=")
+    return TableFile(path)
+
+
+def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Collection[str] | None = None) -> InputTable:
+    """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
+
+    If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
+    """
+    file = table_file(source, option)
+    name = f"{option}=" if file is None else str(file.path)
+    wide = None if file is None or needed is None or file.is_text or is_narrow(file.names) else file
+    if wide is not None:
+        fingerprint, stored = LocalFile.as_it_is(wide.path).fingerprint, pq.read_schema(wide.path)
+    else:
+        table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
+        stored = table.schema
+    if len(set(stored.names)) < len(stored):
+        raise MetadataError(
+            f"{name}: two columns have the same name; rename one", path=None if file is None else file.path
+        )
+    refuse_extensions(stored, name)
+    renamed = {column: plain for plain, column in described(stored.names).items()}
+    unread = None
+    if wide is not None:
+        at_once = {*renamed, *(needed or ())}
+        later = pa.schema([field for field in stored if field.name not in at_once])
+        unread = UnreadColumns(wide, fingerprint, plain_schema(later, name))
+        table = wide.read([column for column in stored.names if column in at_once])
+    plain = plain_columns(table.rename_columns([renamed.get(column, column) for column in table.column_names]), name)
+    return InputTable(plain, name, renamed, stored.metadata or {}, file is not None and file.is_text, unread)
+
+
+def _of_frame(frame: Any, option: str) -> pa.Table:
+    try:
+        if isinstance(frame, pa.Table | Mapping):
+            return frame if isinstance(frame, pa.Table) else pa.table(dict(frame))
+        if type(frame).__module__.partition(".")[0] == "pandas" and frame.ndim > 1:
+            # A named index is a column too.
+            is_named = any(name is not None for name in frame.index.names)
+            return pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
+        if hasattr(frame, "__arrow_c_stream__") and getattr(frame, "ndim", 2) > 1:
+            return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        problem, remedy = f"cannot be converted to an Arrow table: {error}", "pass columns of equal length and one type"
+        raise MetadataError(problem, option=option, remedy=remedy) from error
+    allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
+    raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
 
 
 def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:

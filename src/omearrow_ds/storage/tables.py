@@ -13,13 +13,13 @@ import numpy as np
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.options import check_names
+from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
-from omearrow_ds.storage.selected_rows import SelectedRows
 
 
 def open_as(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from omearrow_ds import OMEArrowDataset, OMEArrowDatasetNumpy, recommend, show, write_images
 from omearrow_ds.cli import main
 from omearrow_ds.dataset.normalization import has_warned
-from omearrow_ds.storage.formats._pixel_range import PixelRange
+from omearrow_ds.storage.formats._pictures import PixelRange
 from tests.support.errors import warns
 
 SUGGESTED = {"low": 0, "high": 4095}

@@ -41,10 +41,10 @@ from omearrow_ds.advise.recommend.choices import StorageLayout, conversion
 from omearrow_ds.advise.recommend.sample import Limits, SampleFields, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.dataset.crop_boxes import DatasetOptions
+from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.selected_rows import SelectedRows
 from tests.conftest import needs
 from tests.support.errors import raises, warns
 from tests.support.raw_tables import raw_table, store_table, struct_of

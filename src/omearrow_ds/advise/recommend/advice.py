@@ -42,7 +42,7 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes, workspace
 from omearrow_ds.storage.fields import warn_of_layout
-from omearrow_ds.storage.formats._pixel_range import PixelRange
+from omearrow_ds.storage.formats._pictures import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.objects import ObjectSettings

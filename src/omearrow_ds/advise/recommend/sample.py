@@ -19,9 +19,10 @@ from omearrow_ds.dataset.crop_boxes import boxes_around_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.keys import IMAGE_ID, table_file
+from omearrow_ds.storage.keys import IMAGE_ID
 from omearrow_ds.storage.objects import Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.table_files import table_file
 from omearrow_ds.text import PythonName, count, size
 
 Clock = Callable[[], float]

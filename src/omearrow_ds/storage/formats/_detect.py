@@ -6,16 +6,17 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
 from omearrow_ds.storage.formats._error_translation import damaged
-from omearrow_ds.storage.formats._others import endings_of, others_in, refuse_other
 from omearrow_ds.text import count
 
 StrPath = str | os.PathLike[str]
@@ -31,6 +32,67 @@ ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
 _COPIERS = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "http": "curl -O", "https": "curl -O"}
 _SPECIAL = {"p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}  # By the letters of `ls`.
+
+_CONVERT = "save as TIFF, or write the pixels with omearrow_ds.write_images, and pass the path of the result"
+_EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of the result"
+_TABLE = "pass the path of the images, and the table as a CSV or Parquet file in columns="
+_LISTING = "add columns FileName_<channel> with TIFF files, or pass the path of the images, and this table in columns="
+_REWRITE = (
+    "convert it to an Arrow IPC file, e.g. with pyarrow.feather.write_feather(pyarrow.ipc.open_stream(open(PATH, 'rb'))"
+    ".read_all(), COPY, 'uncompressed'), and pass the path of the result"
+)
+_UNPACK = "unpack it, and pass the path of its contents"
+
+
+class Other(NamedTuple):
+    """An unsupported file type, the suffixes and first bytes that identify it, and the remedy."""
+
+    article: str
+    noun: str
+    suffixes: tuple[str, ...]
+    magic: bytes | None
+    remedy: str
+    is_image: bool = False
+
+
+_OTHERS = (
+    Other("a", "PNG image", (".png",), b"\x89PNG\r\n", _CONVERT, is_image=True),
+    Other("a", "JPEG image", (".jpg", ".jpeg"), b"\xff\xd8\xff", _CONVERT, is_image=True),
+    Other("a", "BMP image", (".bmp",), None, _CONVERT, is_image=True),
+    Other("a", "Zeiss CZI image", (".czi",), b"ZISRAWFILE", _EXPORT, is_image=True),
+    Other("a", "Leica LIF image", (".lif",), None, _EXPORT, is_image=True),
+    Other("a", "Nikon ND2 image", (".nd2",), None, _EXPORT, is_image=True),
+    Other("an", "HDF5 file", (".h5", ".hdf5"), b"\x89HDF\r\n", _CONVERT),
+    Other("a", "NumPy file", (".npy", ".npz"), b"\x93NUMPY", _CONVERT),
+    Other("an", "Excel file", (".xlsx", ".xls"), None, _TABLE),
+    Other("a", "CSV file", (".csv", ".tsv"), None, _LISTING),
+    Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
+    Other("an", "Arrow IPC stream", (".arrows",), b"\xff\xff\xff\xff", _REWRITE),
+    Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
+    Other("a", "TAR archive", (".tar",), None, _UNPACK),
+    Other("a", "gzip file", (".gz", ".tgz"), b"\x1f\x8b", _UNPACK),
+)
+
+
+def refuse_other(path: Path, head: bytes, name: str = "") -> None:
+    """Raise `FormatError` for a file of a known unsupported type, from its name or its first bytes."""
+    ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
+    named = (other for other in _OTHERS if ending in other.suffixes)
+    marked = (other for other in _OTHERS if other.magic and head.startswith(other.magic))
+    for other in islice(chain(named, marked), 1):
+        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not supported; {other.remedy}")
+
+
+def _endings_of(names: Iterable[str]) -> Counter[str]:
+    """Return each distinct suffix of the names in lower case, with the number of names that have it."""
+    return Counter(os.path.splitext(name)[1].lower() for name in names)  # noqa: PTH122  # there may be 100,000
+
+
+def others_in(names: Iterable[str]) -> dict[Other, int]:
+    """Return the unsupported types with the suffixes of names, images first, with the number of files of each."""
+    endings = _endings_of(names)
+    numbers = {other: sum(endings[suffix] for suffix in other.suffixes) for other in _OTHERS}
+    return {other: number for other, number in numbers.items() if number}
 
 
 def detect(path: Path) -> Format:
@@ -156,7 +218,7 @@ def refuse_folder_of_others(path: Path) -> None:
             remedy = f"pass {str(folder)!r}, or a pattern= with a / that matches the files of all subfolders"
             raise FormatError(f"{problem} does; {remedy}")
         names += inside
-    others = list(others_in(endings_of(names)))
+    others = list(others_in(names))
     if others:
         nouns = " and ".join(f"{other.noun}s" for other in others)
         raise FormatError(f"{path}: contains only {nouns}, which are not supported; {others[0].remedy}")
@@ -172,12 +234,12 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
     Otherwise, they would be skipped silently.
     """
     numbers = Counter[str]()
-    for ending in (endings := endings_of(names)):
+    for ending in _endings_of(names):
         table = of_suffix(f"x{ending}")
         if table is not None and table.kind == "table":
             of_table = (path / name for name in names if name.lower().endswith(ending))
             numbers[f"{table.label} table"] += sum(not is_plain(file) for file in of_table)
-    numbers.update({other.noun: number for other, number in others_in(endings).items() if other.is_image})
+    numbers.update({other.noun: number for other, number in others_in(names).items() if other.is_image})
     others = [count(number, noun) for noun, number in numbers.items() if number]
     if others:
         raise FormatError(
@@ -246,3 +308,42 @@ def _folder_formats(path: Path) -> list[str]:
 def is_zarr_node(path: str) -> bool:
     """Whether a folder is a Zarr array or group, of Zarr version 2 or 3."""
     return any(os.path.isfile(f"{path}/{name}") for name in ZARR_FILES)  # noqa: PTH113  # of thousands of folders
+
+
+_LANCE_SUFFIX = ".lance"
+
+
+def table_path(folder: Path, table: str | None) -> Path | None:
+    """Return the path of the table called ``table``, or of the only table, in a LanceDB folder; None without tables.
+
+    Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
+    """
+    entries = (entry for entry in folder.iterdir() if entry.name.endswith(_LANCE_SUFFIX) and entry.is_dir())
+    names = sorted(entry.name.removesuffix(_LANCE_SUFFIX) for entry in entries)
+    names = [name for name in names if name == table or not is_hidden(name)]
+    if not names:
+        return None
+    listed = ", ".join(map(repr, names))
+    if table is not None and table not in names:
+        raise ArgumentError(
+            "no such table in the folder", path=folder, option="table", value=table, remedy=f"pass one of {listed}"
+        )
+    if table is None and len(names) > 1:
+        raise FormatError(
+            f"{folder}: contains {len(names)} Lance tables: {listed}; pass table= with the name of one, "
+            f"or {str(folder / f'*{_LANCE_SUFFIX}')!r} to open all as one collection"
+        )
+    return folder / f"{table or names[0]}{_LANCE_SUFFIX}"
+
+
+def refuse_open_table(value: object) -> None:
+    """Raise `ArgumentError` for a LanceDB object, which cannot be opened; the message has the path of a table."""
+    if not type(value).__module__.startswith("lancedb."):
+        return
+    uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None
+    if uri is None or uri.startswith("memory:"):
+        raise ArgumentError(
+            f"{value!r}: expected a path, not a LanceDB object; pass the folder or URL of a table, or first copy it "
+            f"from memory or LanceDB Cloud: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
+        )
+    raise ArgumentError(f"{value!r}: expected a path, not a LanceDB table; pass {uri!r} to read its newest version")

@@ -23,13 +23,7 @@ _MAX_METADATA = 4096  # Files of metadata that are cached.
 
 
 class FileSet:
-    """Files on this machine by path; each is opened for each read.
-
-    Attributes
-    ----------
-    max_parallel_files
-        Number of files that are read at once.
-    """
+    """Files on this machine by path; each is opened for each read, of which ``max_parallel_files`` run at once."""
 
     is_remote = False
     max_parallel_files = 1
@@ -62,16 +56,12 @@ class FileSet:
         refuse_special(path)
         return path if path.is_file() else None
 
-    def read_whole(self, path: StrPath) -> LocalFile | ObjectFile:
-        """Return a file whose bytes are all needed."""
-        return self.open(path)
-
     def prefetch(self, paths: Iterable[Path]) -> None:
         """Take the whole files that will be read next, in this order."""
 
     @contextmanager
-    def open_for_library(self, path: Path) -> Iterator[Any]:
-        """Return a path, or a seekable file that a library reads by ranges."""
+    def open_for_library(self, path: Path, *, is_whole: bool = False) -> Iterator[Any]:  # noqa: ARG002  # Of objects.
+        """Return a path, or a seekable file that a library reads by ranges, unless all of its bytes are needed."""
         refuse_special(path)
         yield path
 
@@ -82,10 +72,7 @@ class FileSet:
 class ObjectFileSet(FileSet):
     """Objects on servers by URL; those used recently stay open.
 
-    Attributes
-    ----------
-    versions
-        Size and ETag of each known object, which each read compares.
+    ``versions`` are size and ETag of each known object, which each read compares.
     """
 
     is_remote = True
@@ -126,8 +113,12 @@ class ObjectFileSet(FileSet):
         return opened.reopen()
 
     @contextmanager
-    def open_for_library(self, path: Path) -> Iterator[Any]:
+    def open_for_library(self, path: Path, *, is_whole: bool = False) -> Iterator[Any]:
         """Return a file; on exit, raise the error of a request that the library may have ignored."""
+        if is_whole:
+            data = self.read(path)
+            yield ObjectFile(lambda _: [], (len(data), ""), data, str(path))
+            return
         opened = self.open(path)
         try:
             yield opened
@@ -141,11 +132,6 @@ class ObjectFileSet(FileSet):
         del likely_bytes  # The size is unknown until the object arrives.
         url = os.fspath(path)
         return self.objects.read(url, self.versions.get(url))
-
-    def read_whole(self, path: StrPath) -> ObjectFile:
-        """Return an object with all of its bytes."""
-        data = self.read(path)
-        return ObjectFile(lambda _: [], (len(data), ""), data, str(path))
 
     def read_metadata(self, path: StrPath, likely_bytes: int = 0) -> memoryview:
         """Return a whole object, which is cached, also that it does not exist; raises `MissingPathError` then."""

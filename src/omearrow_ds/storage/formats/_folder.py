@@ -80,30 +80,16 @@ class ListedPage(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
-
-    ``pixel_offset`` is set if the file stores the pixels as they are in memory on a little-endian machine; the file
-    then had ``size_bytes``. ``modified_ns`` is the modification time of a file that was not listed by a sidecar.
-    """
+    """One image of a folder: its file, its id, its shape (T, C, Z, Y, X) and its dtype."""
 
     file: str
     image_id: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    size_bytes: int | None = None
-    pixel_offset: int | None = None
-    modified_ns: int | None = None
+    size_bytes: int | None = None  # When the offset was found.
+    pixel_offset: int | None = None  # Of pixels that are stored as they are in memory on a little-endian machine.
+    modified_ns: int | None = None  # Modification time of a file that no sidecar lists.
     listed: ListedPage | None = None
-
-
-def member_name(index: int, image_id: str, suffix: str) -> str:
-    """Return a file name that sorts in image order and contains the image's id."""
-    return f"{index:06d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', image_id)[:80]}{suffix}"
-
-
-def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
-    """Return one field of all members as an Arrow array, dtypes by name."""
-    return pa.array([value.name if isinstance(value, np.dtype) else value for value in values], field.type)
 
 
 def link_refused(path: Path) -> FormatError:
@@ -129,29 +115,13 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part]
 
 
-def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
-    """Yield each shape as a tuple; equal shapes share one tuple, to save memory and time."""
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for shape in zip(*shapes.T.tolist(), strict=True):
-        yield known.setdefault(shape, shape)
-
-
 class FolderSource(Images):
-    """Images stored one per file (or per Zarr node) in a folder, or a single such file.
+    """Images stored one per file (or per Zarr node) in a folder, or a single such file, on this machine or at a URL.
 
-    The folder is on this machine or at a URL: a format opens files by ``_files``. If its images are files, it sets
-    ``suffixes``, and implements `_describe` and `_decode`. Pixels at the ``pixel_offset`` of their `Member`
-    are read in place, and those that `_locate_chunks` locates by chunks.
-
-    Attributes
-    ----------
-    suffixes
-        Lower-case suffixes of image files; empty if images are folders.
-
-    Raises
-    ------
-    FormatError
-        If it contains no images, or the files are not those that the sidecar lists.
+    A subclass opens files by ``_files``. If its images are files, it sets ``suffixes``, in lower case, and implements
+    `_describe` and `_decode`. Pixels at the ``pixel_offset`` of their `Member` are read in place, and those that
+    `_locate_chunks` locates by chunks. Raises `FormatError` if the folder contains no images, or other files than its
+    sidecar lists.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]]
@@ -177,7 +147,6 @@ class FolderSource(Images):
         self.guard = FileGuard(path, self.format.label, self.errors, tracked=tracked)
         vars(self).update(known or {})
         self.fetches = self._files.is_remote
-        self._fetches_whole = self.fetches and bool(self.suffixes)  # Whole files of images, not their chunks.
         self._folder = ProcessLocal(self._open_folder)
         self._chunks = ExtentReader(self.errors, self._files.max_parallel_files)
         self.guard.refuse_changed()
@@ -202,7 +171,13 @@ class FolderSource(Images):
         self._listed = not is_single and self._read_sidecar()
         if not self._listed:
             self._take_files(sorted(names, key=natural_key))
-        _refuse_strangers(self.path, {member.file for member in self._members}, set(names))
+        listed, present = {member.file for member in self._members}, set(names)
+        for others, problem in ((listed - present, "is missing, but"), (present - listed, "is not")):
+            if others:
+                raise FormatError(
+                    f"{self.path}: {min(others)} {problem} listed in {SIDECAR} ({len(others)} such files); restore the "
+                    f"folder, or remove {SIDECAR} to read the folder without it"
+                )
         if isinstance(self._files, ObjectFileSet):
             self._set_fingerprint(self._files.versions)
 
@@ -284,24 +259,12 @@ class FolderSource(Images):
         split_along: str = "",
         **how: Any,
     ) -> Self:
-        """Open files whose shapes and dtypes are assumed to be those of reference files, and are checked when read.
+        """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes.
 
-        Parameters
-        ----------
-        path
-            The folder, or table of files, that errors name.
-        root
-            Folder of the relative paths in ``files``.
-        names
-            Description of each file, for errors.
-        like
-            Index of the file whose shape and dtype each is expected to have.
-        pages
-            Series and page of each file, if a table lists them.
-        split_along
-            Axes of T, C and Z along which files may hold parts of their images, which are joined by name.
-        how
-            Further keyword arguments of the class.
+        Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
+        ``path``, the folder or a table, and ``names``, descriptions of the files. ``pages`` are the series and page of
+        each file, if a table lists them. ``split_along`` are axes of T, C and Z along which files may hold parts of
+        their images, which are joined by name. ``how`` are further arguments of the class.
         """
         known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
         source = cls(path, {**known, "_members": [], "_split_along": split_along}, **how)
@@ -333,7 +296,6 @@ class FolderSource(Images):
         """Return the listing of a file, or of a series or page of it, without decoding pixels."""
 
     def _image_id(self, file: str) -> str:
-        """Return the id of the image in a file."""
         return file.rpartition(".")[0] or file
 
     def _present(self) -> list[str]:
@@ -380,6 +342,11 @@ class FolderSource(Images):
         expected = f"expected {member.shape} {member.dtype}"
         raise FormatError(f"{self._at(member.file)}: {name} is {shape} {dtype}, {expected}{remedy}")
 
+    @cached_property
+    def _fetches_whole(self) -> bool:
+        """Whether whole files of images are fetched, not their chunks or listed pages."""
+        return self.fetches and bool(self.suffixes) and all(member.listed is None for member in self._members[:1])
+
     @property
     def fills_out(self) -> bool:
         return not self._fetches_whole
@@ -390,8 +357,7 @@ class FolderSource(Images):
 
     def prefetch(self, rows: Sequence[int]) -> None:
         if self._fetches_whole:
-            members = (self._members[row] for row in rows)
-            self._files.prefetch(self._at(member.file) for member in members if member.listed is None)
+            self._files.prefetch(self._at(self._members[row].file) for row in rows)
 
     def stream(self) -> Iterator[Block]:
         self.prefetch(range(len(self)))
@@ -419,9 +385,7 @@ class FolderSource(Images):
         for number, row in enumerate(rows):
             member = self._members[row]
             image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}") if out is None else out[number]
-            if self._fetches_whole and member.listed is None:
-                image = self._read_fetched(row, image)
-            elif member.pixel_offset is None or not self._read_in_place(member, image):
+            if self._fetches_whole or member.pixel_offset is None or not self._read_in_place(member, image):
                 others.append(number)
             images.append(image)
         if others:
@@ -440,24 +404,16 @@ class FolderSource(Images):
             return False
         return True
 
-    def _read_fetched(self, row: int, image: Array) -> Array:
-        """Return an image whose file is fetched whole: ``image``, or an array of the library."""
-        member = self._members[row]
-        with self.guard:
-            if member.pixel_offset is None:
-                return self._read_by_library(row, [[0, 0, 0, 0, 0, *image.shape]])[0]
-            self._files.read_whole(self._at(member.file)).read_into([(member.pixel_offset, image)])
-            return image
-
     def _read_located(
         self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
     ) -> list[Array]:
         """Return an array per region, by default a new one; the library reads images that are not located."""
-        arrays: list[Any] = self._chunks.read(self._locate, rows, regions, images)
+        is_fetched = images is not None and self._fetches_whole
+        arrays: list[Any] = [None] * len(rows)
+        if not is_fetched:
+            arrays = self._chunks.read(self._locate, rows, regions, images)
         missing = [number for number, pixels in enumerate(arrays) if pixels is None]
-        if not missing:
-            return arrays
-        if len(missing) > 1:
+        if len(missing) > 1 and not is_fetched:
             self.prefetch([rows[number] for number in missing])
         for row, positions in rows_to_positions([rows[number] for number in missing]).items():
             numbers = [missing[position] for position in positions]
@@ -467,13 +423,15 @@ class FolderSource(Images):
         return arrays
 
     def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        """Return regions of an image that the library decodes as a whole."""
+        """Return regions of an image that the library decodes as a whole, or that is in place in a fetched file."""
         member = self._members[row]
         path = self._at(member.file)
-        is_whole = self._fetches_whole and member.listed is None
-        opening = nullcontext(self._files.read_whole(path)) if is_whole else self._files.open_for_library(path)
-        with opening as file, self.guard.reading(path):
-            image = self._decode(row, file)
+        with self._files.open_for_library(path, is_whole=self._fetches_whole) as file, self.guard.reading(path):
+            if self._fetches_whole and member.pixel_offset is not None:
+                image = new_image(member.shape, member.dtype, path)
+                file.read_into([(member.pixel_offset, image)])
+            else:
+                image = self._decode(row, file)
         self._refuse_other(row, image.shape, image.dtype)
         crops = [image[slices_of(region)] for region in regions]
         return [crop if crop.size == image.size else np.array(crop) for crop in crops]
@@ -490,9 +448,8 @@ class FolderSource(Images):
         layout, offsets = consecutive_planes(member.shape, member.dtype, member.pixel_offset)
         return ImageChunks(layout, self._listed_file(member), offsets)
 
-    def _locate_chunks(self, row: int) -> Located | None:
+    def _locate_chunks(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
         """Return the chunks of an image without listed offset."""
-        del row
         return None
 
     def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
@@ -501,7 +458,13 @@ class FolderSource(Images):
             return self._files.open(self._at(member.file))
         folder = self._folder.get()
         if self._listed and monotonic_ns() >= self._check_ns:
-            _refuse_written_over(self.guard, folder.descriptor)
+            try:  # Moving the folder is allowed, another sidecar in it is not.
+                status = os.stat(SIDECAR, dir_fd=folder.descriptor)
+            except FileNotFoundError:
+                raise FormatError(
+                    "was removed since it was opened", path=self.path, remedy="restore it, and open it again"
+                ) from None
+            self.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
             self._check_ns = monotonic_ns() + STATUS_NS
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
         return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
@@ -555,37 +518,17 @@ def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member]
     shapes = numbers(sizes).reshape(-1, 5)
     names = columns["dtype"].dictionary_encode()
     dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}  # Equal shapes share a tuple, which saves memory.
     members = map(
         Member,
         columns["file"].to_pylist(),
         columns["id"].to_pylist(),
-        _shared_rows(shapes),
+        [shared.setdefault(shape, shape) for shape in zip(*shapes.T.tolist(), strict=True)],
         [dtypes[number] for number in names.indices.to_pylist()],
         columns["size_bytes"].to_pylist(),
         columns["pixel_offset"].to_pylist(),
     )
     return list(members), shapes
-
-
-def _refuse_strangers(path: Path, listed: set[str], present: set[str]) -> None:
-    problems = (f"is missing, but listed in {SIDECAR}", f"is not listed in {SIDECAR}")
-    for names, problem in zip((listed - present, present - listed), problems, strict=True):
-        if names:
-            raise FormatError(
-                f"{path}: {min(names)} {problem} ({len(names)} such files); restore the folder, or remove "
-                f"{SIDECAR} to read the folder without it"
-            )
-
-
-def _refuse_written_over(guard: FileGuard, folder: int) -> None:
-    """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
-    try:
-        status = os.stat(SIDECAR, dir_fd=folder)
-    except FileNotFoundError:
-        raise FormatError(
-            "was removed since it was opened", path=guard.path, remedy="restore it, and open it again"
-        ) from None
-    guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 def _shapes_of(members: Sequence[Member]) -> Array:
@@ -624,13 +567,15 @@ def write_members(
     """
     members, checksums = [], []
     for index, image in enumerate(images):
-        file = path / member_name(index, image.image_id, suffix)
+        name = re.sub(r"[^A-Za-z0-9.-]+", "_", image.image_id)[:80]
+        file = path / f"{index:06d}_{name}{suffix}"  # Names sort in image order.
         offset = write_one(file, image)
         size_bytes = None if offset is None else file.stat().st_size
         checksums.append(image.checksum)
         members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
     values = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
-    arrays = [_listed(field, values.get(field.name, ())) for field in _MEMBER]
+    values["dtype"] = tuple(dtype.name for dtype in values.get("dtype", ()))
+    arrays = [pa.array(values.get(field.name, ()), field.type) for field in _MEMBER]
     listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
     table = beside(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
     pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)

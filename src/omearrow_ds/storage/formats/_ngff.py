@@ -82,13 +82,8 @@ def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read
                 f"list levels from fine to coarse, or correct the scales"
             )
     if level >= len(levels):
-        raise ArgumentError(
-            f"the image has {count(len(levels), 'level')}",
-            path=subject,
-            option="level",
-            value=level,
-            remedy=f"pass a level from 0 to {len(levels) - 1}",
-        )
+        problem, remedy = f"the image has {count(len(levels), 'level')}", f"pass a level from 0 to {len(levels) - 1}"
+        raise ArgumentError(problem, path=subject, option="level", value=level, remedy=remedy)
     return str(levels[level]["path"])
 
 

@@ -17,21 +17,11 @@ Pick = int | str | slice | Sequence[int | str]
 
 
 class PickedRegion(NamedTuple):
-    """Selected part of an image (T, C, Z, Y, X), which consists of one or more regions.
-
-    Attributes
-    ----------
-    shape
-        Shape of the part.
-    regions
-        Starts of the axes, then their stops, of each region.
-    targets
-        Slices of the part that each region fills; none if there is one region.
-    """
+    """Selected part of an image (T, C, Z, Y, X), which consists of one or more regions."""
 
     shape: tuple[int, ...]
     regions: list[Region]
-    targets: list[tuple[slice, ...]]
+    targets: list[tuple[slice, ...]]  # Slices of the part that each region fills; none if there is one region.
 
     @classmethod
     def from_spans(cls, spans: Sequence[Sequence[Span]]) -> PickedRegion:
@@ -60,29 +50,17 @@ def pick_region(
     region: Sequence[int] | None,
     picks: Mapping[str, Pick | None],
     channel_names: Callable[[], Sequence[str | None]],
-    where: str,
+    subject: str,
 ) -> PickedRegion:
-    """Return the part of an image that a caller chooses.
+    """Return the part of an image (T, C, Z, Y, X) that a caller chooses; errors name the image ``subject``.
 
-    Raises `AxesError` if the region is malformed, empty or outside the image, or a channel is unknown; `SelectError` if
-    a pick is empty or outside its axis.
-
-    Parameters
-    ----------
-    shape
-        Shape of the image (T, C, Z, Y, X).
-    region
-        ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded; None is the whole plane.
-    picks
-        Indices of the axes T, C and Z: one, several, or a slice; for C names too. None is the whole axis.
-    channel_names
-        Returns the names of the channels.
-    where
-        Name of the image in errors.
+    ``region`` is ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded. ``picks`` are indices of the axes T, C and
+    Z: one, several, or a slice; for C names too. None is the whole plane or axis. Raises `AxesError` if the region is
+    malformed, empty or outside the image, or a channel is unknown; `SelectError` if a pick is empty or outside.
     """
     sizes = zip("TCZ", shape[:3], strict=True)
-    spans = [_picked_spans(axis, size, picks.get(axis), channel_names, where) for axis, size in sizes]
-    return PickedRegion.from_spans([*spans, *([side] for side in _sides(shape, region, where))])
+    spans = [_picked_spans(axis, size, picks.get(axis), channel_names, subject) for axis, size in sizes]
+    return PickedRegion.from_spans([*spans, *([side] for side in _sides(shape, region, subject))])
 
 
 def _sides(shape: Sequence[int], region: Sequence[int] | None, subject: str) -> tuple[Span, Span]:

@@ -11,6 +11,7 @@ Chunks written here have one plane and, by default, at most 1,024 x 1,024 pixels
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import struct
@@ -23,18 +24,21 @@ import imagecodecs
 import numpy as np
 import zarr
 from google_crc32c import value as crc32c
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
-from omearrow_ds.errors import ImageError, OMEArrowDSError
+from omearrow_ds.errors import FormatError, ImageError, MissingPathError, OMEArrowDSError
 from omearrow_ds.resources import pixel_count
 from omearrow_ds.storage.extents import Array, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._codecs import decompress_into
+from omearrow_ds.storage.formats._detect import ZARR_FILES
 from omearrow_ds.storage.formats._error_translation import damaged
-from omearrow_ds.storage.formats._file_set import FileSet
+from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 
 CHUNK_SHAPE = (1024, 1024)
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
@@ -58,45 +62,23 @@ STAGES = {"ZarrChunks.decode": "decode", "ZarrChunks.fetch": "read"}
 
 
 class ZarrArray(NamedTuple):
-    """Chunks of an array whose axes are in the order TCZYX.
-
-    Attributes
-    ----------
-    shape
-        (T, C, Z, Y, X), 1 for axes that the array lacks.
-    shard
-        Number of chunks of a file along each axis.
-    is_sharded
-        Whether the files are shards, which end with an index of their chunks.
-    names
-        Names of the chunk files or shards in C order.
-    compressor
-        Name of the codec; None without compression.
-    fill_value
-        Pixel value of missing chunks; None if only zarr knows it.
-    chunk_bytes
-        Number of bytes of the pixels of a chunk.
-    """
+    """Chunks of an array whose axes are in the order TCZYX."""
 
     layout: ChunkLayout
-    shape: tuple[int, ...]
-    shard: tuple[int, ...]
-    is_sharded: bool
-    names: Sequence[str]
+    shape: tuple[int, ...]  # (T, C, Z, Y, X), 1 for axes that the array lacks.
+    shard: tuple[int, ...]  # Number of chunks of a file along each axis.
+    is_sharded: bool  # Whether the files are shards, which end with an index of their chunks.
+    names: Sequence[str]  # Chunk files or shards in C order.
     compressor: str | None
-    fill_value: Any
-    chunk_bytes: int
+    fill_value: Any  # Pixel value of missing chunks; None if only zarr knows it.
+    chunk_bytes: int  # Number of bytes of decoded pixels.
 
 
 def parse(description: bytes, axes: str | None = None) -> ZarrArray | None:
     """Return the chunks of an array from its metadata, or None if zarr must read it.
 
-    Supported: a regular chunk grid in C order, little-endian, plain or compressed by Blosc or zstd, also in shards.
-
-    Parameters
-    ----------
-    axes
-        Axes of the array; by default those that the names of its dimensions state, or that its rank implies.
+    Supported: a regular chunk grid in C order, little-endian, plain or compressed by Blosc or zstd, also in shards. By
+    default, ``axes`` are those that the names of its dimensions state, or that its rank implies.
     """
     try:
         fields = json.loads(description)
@@ -156,12 +138,7 @@ def _array_of(
 ) -> ZarrArray | None:
     """Return the chunks of an array, or None if zarr must read it.
 
-    Parameters
-    ----------
-    sizes
-        Shapes of the array, of a file and of a chunk.
-    key
-        Prefix and separator of the names of files.
+    ``sizes`` are the shapes of the array, of a file and of a chunk, ``key`` prefix and separator of the names of files.
     """
     rank = len(sizes[0])
     axes = axes or {2: "YX", 5: AXES}.get(rank, "")
@@ -390,3 +367,67 @@ class Writer:
             problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {self._chunk_shape}"
             raise ImageError(f"{problem}; pass a larger chunk_shape=")
         return description, array
+
+
+_METADATA_FILES = (*ZARR_FILES, ".zmetadata")
+
+
+class ZarrObjects(Store):
+    """Read-only store of the objects below a URL.
+
+    If ``complete``, a missing chunk raises an error, and is not replaced by the fill value.
+    """
+
+    supports_writes = supports_deletes = supports_listing = False
+
+    def __init__(self, files: ObjectFileSet, url: str, *, complete: bool) -> None:
+        super().__init__(read_only=True)
+        self._files, self._url, self._complete = files, url, complete
+
+    def node(self, url: str) -> zarr.Array[Any] | zarr.Group:
+        """Return the array or group at a URL below the root; version 3 is tried first, with one request."""
+        path = url.removeprefix(self._url).strip("/")
+        try:
+            return zarr.open(self, path=path, mode="r", zarr_format=3)
+        except FileNotFoundError:
+            return zarr.open(self, path=path, mode="r", zarr_format=2)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZarrObjects) and self._url == other._url
+
+    __hash__ = None  # type: ignore[assignment]  # like all classes that define equality
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return an object or a part of it; None if it does not exist."""
+        try:
+            data = await asyncio.to_thread(partial(self._read, key, byte_range))
+        except MissingPathError:
+            if self._complete and key.rpartition("/")[2] not in _METADATA_FILES:
+                raise FormatError(f"{self._url}/{key}: does not exist; restore the folder") from None
+            return None
+        return prototype.buffer.from_bytes(bytes(data))
+
+    def _read(self, key: str, part: ByteRequest | None) -> memoryview:
+        url = f"{self._url}/{key}"
+        if isinstance(part, RangeByteRequest):
+            return self._files.objects.part(url, part.start, part.end)
+        if part is None:
+            is_metadata = key.rpartition("/")[2] in _METADATA_FILES
+            return self._files.read_metadata(url) if is_metadata else self._files.read(url)
+        opened = self._files.open(url)
+        assert isinstance(part, OffsetByteRequest | SuffixByteRequest)
+        start = part.offset if isinstance(part, OffsetByteRequest) else max(0, opened.size_bytes - part.suffix)
+        return opened.read_ranges([(start, opened.size_bytes)])[0]
+
+    async def exists(self, key: str) -> bool:
+        """Whether an object exists."""
+        try:
+            await asyncio.to_thread(partial(self._files.objects.part, f"{self._url}/{key}", 0, 1))
+        except MissingPathError:
+            return False
+        return True
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    get_partial_values = set = delete = list = list_prefix = list_dir = _refuse

@@ -21,9 +21,9 @@ from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._columns import is_narrow
+from omearrow_ds.storage.formats._detect import refuse_other
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._others import refuse_other
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
 from omearrow_ds.storage.formats._urls import Objects

@@ -43,8 +43,7 @@ from omearrow_ds.storage.formats._folder import (
 )
 from omearrow_ds.storage.formats._regions import slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
-from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks
-from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
+from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks, ZarrObjects
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
@@ -101,20 +100,28 @@ class Source(FolderSource):
         return _zarr_chunks.Reader(self._level, self._files)
 
     def _look(self) -> None:
-        if not self.fetches:
-            super()._look()
-        else:
+        if self.fetches:
             self.columns, self._root, self._listed = pa.table({}), self.path, False
             self._listed = self._read_sidecar()  # One request lists all images.
             if not self._listed:
                 self._take_files(self._present())
             self._set_fingerprint({})
+        else:
+            super()._look()
         if self._listed:
             _refuse_level(self._level, "collections written by omearrow-ds have only level 0", self.path)
         elif self._plate is not None and self._members:
-            name, wells = self._plate
-            files = [member.file for member in self._members]
-            self._set_columns(_plate_columns(name or _without_suffix(self.path.name), wells, files))
+            name, listed = self._plate
+            known = frozenset(listed)
+            wells, paths = zip(*(_ngff.split_field(member.file, known) for member in self._members), strict=True)
+            sites = _ngff.site_numbers(wells, paths)
+            columns = {
+                "Metadata_Plate": [name or _without_suffix(self.path.name)] * len(wells),
+                "Metadata_Well": list(map(_ngff.well_name, wells)),
+                **({} if sites is None else {"Metadata_Site": sites}),
+                "Metadata_Field": list(paths),
+            }
+            self._set_columns(pa.table(columns))
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
@@ -392,21 +399,6 @@ def _may_be_plate(guard: FileGuard) -> bool:
             if file.is_file() and b'"plate"' in file.read_bytes():
                 return True
     return False
-
-
-def _plate_columns(plate: str, listed: Sequence[str], files: Sequence[str]) -> pa.Table:
-    """Return the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
-    known = frozenset(listed)
-    wells, paths = zip(*(_ngff.split_field(file, known) for file in files), strict=True)
-    columns: dict[str, list[Any]] = {
-        "Metadata_Plate": [plate] * len(wells),
-        "Metadata_Well": list(map(_ngff.well_name, wells)),
-    }
-    sites = _ngff.site_numbers(wells, paths)
-    if sites is not None:
-        columns["Metadata_Site"] = sites
-    columns["Metadata_Field"] = list(paths)
-    return pa.table(columns)
 
 
 def _laid_out(pixels: Array, axes: str | None, path: Path) -> Array:

@@ -21,14 +21,13 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.extents import Decode, ImageChunks
-from omearrow_ds.storage.formats import _ome_siblings, _ome_xml
+from omearrow_ds.storage.formats import _ome_xml
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, write_members
 from omearrow_ds.storage.formats._stored import Stored, spread
-from omearrow_ds.storage.formats._tiff_chunks import locate_chunks
-from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, refuse_mixed_pages, with_axes
+from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, locate_chunks, refuse_mixed_pages, with_axes
 
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
@@ -149,8 +148,8 @@ class Source(FolderSource):
         """
         root = _ome_xml.find_root(tif.pages.first.description)
         is_part = tif.is_ndtiff
-        if root is not None and _ome_siblings.names_other_files(root, path.name):
-            own = _ome_siblings.own_description(root, path.name, len(tif.pages), self._split_along)
+        if root is not None and _ome_xml.names_other_files(root, path.name):
+            own = _ome_xml.own_description(root, path.name, len(tif.pages), self._split_along)
             is_part = own is None
             tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
             tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.

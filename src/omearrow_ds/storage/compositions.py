@@ -1,22 +1,25 @@
-"""Selected images of a source."""
+"""Compositions of images: selected rows, columns of a joined table, and label images of wide dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
+from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import SelectedStacks, Stacks
+from omearrow_ds.resources import one_of
 from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, PartLayout
+from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.row_filter import RowFilter
+from omearrow_ds.storage.table_files import UnreadColumns
 
-_BLOCK_BYTES = 2**26
 _FEW = 8  # Whole parts are fetched if at least one of this number of images is selected.
 
 
@@ -113,11 +116,107 @@ class SelectedRows(ImagesWrapper):
                 num_read += len(run)
 
 
-def filter_rows(source: Images, row_filter: RowFilter) -> Images:
-    """Return a source of the images that a filter selects; see `RowFilter.choose` for errors."""
-    return select_rows(source, row_filter.choose(source), row_filter.text)
-
-
 def select_rows(source: Images, selected: Array, condition: str) -> Images:
     """Return a source of the images at sorted indices; ``condition`` is the text of the filter that selected them."""
     return source if len(selected) == len(source) else SelectedRows(source, selected, condition=condition)
+
+
+class SourceWithColumns(ImagesWrapper):
+    """A source with columns of a joined table: ``added``, or read from ``unread`` at ``rows``, null for absent rows."""
+
+    def __init__(self, source: Images, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
+        super().__init__(source)
+        self._added, self._unread, self._rows = added, unread, rows
+        more = () if unread is None else unread.column_schema
+        self.column_schema = pa.schema([*source.column_schema, *added.schema, *more])
+        if is_narrow(self.column_names):
+            self.columns = self._read_columns(self.column_names)
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        own = [name for name in names if name in self._source.column_names]
+        added = [name for name in names if name not in own]
+        table = self._added if self._unread is None else self._unread.column_table(added, self._added, self._rows)
+        columns = self._source.column_table(own)
+        return pa.table({name: (columns if name in own else table)[name] for name in names})
+
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        return self._source.read_arrays(rows, regions, out)
+
+    def read_groups(self) -> Iterable[slice]:
+        return self._source.read_groups()
+
+    def mapped_stacks(self) -> Stacks | None:
+        return self._source.mapped_stacks()
+
+    def stream(self) -> Iterator[Block]:
+        return self._source.stream()
+
+    def outline(self) -> Outline:
+        return self._source.outline()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceWithColumns, (self._source, self._added, self._unread, self._rows)
+
+
+class LabelSource(ImagesWrapper):
+    """Label images that are read as uint8 if stored as bool, and as int32 if stored as int64 or uint64.
+
+    Reading raises `DecodeError` for a label that does not fit in int32.
+    """
+
+    def __init__(self, source: Images) -> None:
+        super().__init__(source)
+        self.dtypes = [LABEL_DTYPES.get(dtype, dtype) for dtype in source.dtypes]
+
+    def read_arrays(
+        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
+    ) -> list[Array]:
+        del out
+        return list(map(self._narrow, rows, self._source.read_arrays(rows, regions)))
+
+    @property
+    def fills_out(self) -> bool:
+        return False
+
+    def read_groups(self) -> Iterable[slice]:
+        return self._source.read_groups()
+
+    def _narrow(self, index: int, pixels: Array) -> Array:
+        dtype = self.dtypes[index]
+        if pixels.dtype.itemsize > dtype.itemsize:
+            limits = np.iinfo(dtype)
+            beyond = [label for label in (pixels.min(), pixels.max()) if not limits.min <= label <= limits.max]
+            if beyond:
+                label = f"the label {beyond[0]}, which exceeds {dtype}"
+                raise DecodeError(
+                    f"{self.path}: mask {index} ({self.image_ids[index]!r}) has {label}; use consecutive labels, "
+                    f"e.g. with skimage.segmentation.relabel_sequential"
+                )
+        return pixels.astype(dtype, copy=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LabelSource, (self._source,)
+
+
+def with_label_dtypes(source: Images) -> Images:
+    """Return a source of label images with dtypes that torch supports; ``source`` itself if it needs no conversion."""
+    return source if _find_wide(source) is None else LabelSource(source)
+
+
+def refuse_label_dtypes(source: Images) -> None:
+    """Raise `DecodeError` if an image has a dtype that is supported only for label images."""
+    index = _find_wide(source)
+    if index is not None:
+        names = ", ".join(dtype.name for dtype in DTYPES)
+        raise DecodeError(
+            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the dtype {source.dtypes[index].name!r}, "
+            f"expected one of {names}; convert the image, or pass label images as masks=",
+            image=index,
+        )
+
+
+def _find_wide(source: Images) -> int | None:
+    dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
+    return next((index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES), None)
