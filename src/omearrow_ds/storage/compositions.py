@@ -13,7 +13,7 @@ from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import SelectedStacks, Stacks
 from omearrow_ds.resources import one_of
-from omearrow_ds.storage.extents import Region
+from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, PartLayout
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._stored import Outline
@@ -82,9 +82,7 @@ class SelectedRows(ImagesWrapper):
         stacks = self._source.mapped_stacks()
         return None if stacks is None else SelectedStacks(stacks, self._selected)
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         return self._source.read_arrays(self._selected[rows].tolist(), regions, out)
 
     def metadata(self, index: int) -> dict[str, Any]:
@@ -99,15 +97,12 @@ class SelectedRows(ImagesWrapper):
         return SelectedRows, (self._source, self._selected, None, self._condition)
 
     def stream(self) -> Iterator[Block]:
-        if not self._condition:  # Null images have no pixels, so reading all images reads no more.
-            yield from self._stream_source()
+        if self._condition:
+            if self.part_fetches is not None and self.part_layout is not None and not self._is_sparse:
+                self.part_fetches.expect(np.flatnonzero(np.diff(self.part_layout.starts)).tolist())
+            yield from super().stream()
             return
-        if self.part_fetches is not None and self.part_layout is not None and not self._is_sparse:
-            self.part_fetches.expect(np.flatnonzero(np.diff(self.part_layout.starts)).tolist())
-        yield from super().stream()
-
-    def _stream_source(self) -> Iterator[Block]:
-        num_read = 0
+        num_read = 0  # Null images have no pixels, so reading all images reads no more.
         for start, images in self._source.stream():
             first, stop = np.searchsorted(self._selected, [start, start + len(images)])
             selected = self._selected[first:stop] - start
@@ -139,9 +134,7 @@ class SourceWithColumns(ImagesWrapper):
         columns = self._source.column_table(own)
         return pa.table({name: (columns if name in own else table)[name] for name in names})
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         return self._source.read_arrays(rows, regions, out)
 
     def read_groups(self) -> Iterable[slice]:
@@ -161,18 +154,13 @@ class SourceWithColumns(ImagesWrapper):
 
 
 class LabelSource(ImagesWrapper):
-    """Label images that are read as uint8 if stored as bool, and as int32 if stored as int64 or uint64.
-
-    Reading raises `DecodeError` for a label that does not fit in int32.
-    """
+    """Label images read as uint8 if stored as bool, as int32 if 64-bit; `DecodeError` for a label beyond int32."""
 
     def __init__(self, source: Images) -> None:
         super().__init__(source)
         self.dtypes = [LABEL_DTYPES.get(dtype, dtype) for dtype in source.dtypes]
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
         return list(map(self._narrow, rows, self._source.read_arrays(rows, regions)))
 

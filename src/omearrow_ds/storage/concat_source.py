@@ -27,6 +27,7 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts_source import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
 
+_Opening = Callable[..., Images]  # Opens a part; with ``look=True``, the part is only inspected.
 _IN_THREADS = ("parquet", "parquet_duck", "vortex")  # Their libraries release the GIL while reading.
 _THREADS = 2  # More threads would wait for the GIL.
 
@@ -44,10 +45,7 @@ class Part(NamedTuple):
 
 
 class PartInfo(NamedTuple):
-    """Ids, shapes, dtypes and columns of a part, which remain available after the part is closed.
-
-    A wide table has no ``columns``: they are read on request.
-    """
+    """Ids, shapes, dtypes and columns of a part, available after it is closed; a wide table has no ``columns``."""
 
     format: Format
     image_ids: Sequence[str]
@@ -83,10 +81,7 @@ class LazyColumns(NamedTuple):
 
 
 class ConcatSource(PartsSource):
-    """Collections of other software that are read as one collection, which can be reopened from ``paths``.
-
-    See `PartsSource` for ``parts``. With ``lazy``, columns are read on request.
-    """
+    """Collections of other software read as one, which ``paths`` reopens; ``lazy`` columns are read on request."""
 
     def __init__(
         self,
@@ -118,15 +113,11 @@ class ConcatSource(PartsSource):
         return ConcatSource, self._arguments
 
 
-def joined(
-    path: Path, parts: Sequence[Part], opening: Callable[..., Images], paths: Paths | None = None
-) -> ConcatSource:
-    """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``.
-
-    ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
-    `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a column
-    has types without a common one.
-    """
+def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> ConcatSource:
+    """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``."""
+    # ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
+    # `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a
+    # column has types without a common one.
     known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
     for part, info in zip(parts, known, strict=True):
@@ -168,12 +159,10 @@ class PartHeader(NamedTuple):
     columns: pa.Table
 
 
-def _look_at_all(opening: Callable[..., Images], paths: Sequence[Path]) -> list[PartInfo]:
-    """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster.
-
-    Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened: that
-    leaves nulls out, or raises its error.
-    """
+def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[PartInfo]:
+    """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
+    # Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened:
+    # that leaves nulls out, or raises its error.
     inspect = partial(_look, opening)
     known = [inspect(paths[0])]
     if known[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
@@ -196,7 +185,6 @@ def _look_at_all(opening: Callable[..., Images], paths: Sequence[Path]) -> list[
 
 
 def read_part_info(opening: Open, path: Path) -> PartInfo:
-    """Open a collection, return its ids, shapes, dtypes and columns, and close it."""
     with closing(opening(path)) as source:
         return _info_of(source)
 
@@ -209,7 +197,7 @@ def _info_of(source: Images) -> PartInfo:
     return PartInfo(**values, columns=columns, checksums=checksums, fingerprint=source.guard.fingerprint)
 
 
-def _look(opening: Callable[..., Images], path: Path) -> PartInfo | PartHeader:
+def _look(opening: _Opening, path: Path) -> PartInfo | PartHeader:
     """Return the contents of a collection, or its stored info and columns if it can be inspected without reading."""
     with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
@@ -277,10 +265,7 @@ def _checksums(known: Sequence[PartInfo]) -> pa.ChunkedArray | None:
 
 
 def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequence[int], path: Path) -> pa.Table:
-    """Return the columns of all parts, joined by name in order of first occurrence; missing values are null.
-
-    Raises `ColumnError` if the types of a column have no common type, or a column contradicts a key of its folder.
-    """
+    """Return the columns of all parts, joined by name; raise `ColumnError` if one contradicts a key of its folder."""
     pairs = [pair for part in parts for pair in part.keys.items()]
     texts = {name for name, value in pairs if value is not None and not _is_whole(value)}
     kinds = {name: pa.string() if name in texts else pa.int64() for name, _ in pairs}
@@ -296,9 +281,7 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
     return _join([_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)], parts, path)
 
 
-def _lazy_columns(
-    parts: Sequence[Part], known: Sequence[PartInfo], opening: Callable[..., Images], path: Path
-) -> LazyColumns:
+def _lazy_columns(parts: Sequence[Part], known: Sequence[PartInfo], opening: _Opening, path: Path) -> LazyColumns:
     """Return columns that are read on request; types and keys are checked as by `_columns`."""
     for part, info in zip(parts, known, strict=True):
         names = part.keys.keys() & set(info.column_schema.names)
@@ -316,10 +299,7 @@ def _filled(table: pa.Table, name: str, length: int) -> pa.Table:
 
 
 def _join(tables: Sequence[pa.Table], parts: Sequence[Part], path: Path) -> pa.Table:
-    """Return tables joined by name with types that hold all values; the last tables are those of ``parts``.
-
-    Raises `ColumnError`, which names two parts, if a column has no such type.
-    """
+    """Return tables, the last ones of ``parts``, joined by name; raise `ColumnError` for types without a common one."""
     table = _promoted(tables)
     if table is not None:
         return table.combine_chunks()
@@ -366,7 +346,6 @@ def _with_keys(
 
 
 def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: Path) -> None:
-    """Raise `ColumnError` if a column contradicts the key of its folder."""
     is_equal = value is None and column.null_count == len(column)
     if value is not None:
         with suppress(pa.ArrowException):

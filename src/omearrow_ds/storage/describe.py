@@ -39,41 +39,34 @@ _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 class Description:
     """Shapes, dtypes, columns and storage layout of a collection of images."""
 
-    # path, format_name, format_label: where it is stored, and in which format
     path: str
     format_name: str
     format_label: str
-    # each shape (T, C, Z, Y, X) with the number of its images, the most frequent first
-    shapes: Mapping[tuple[int, ...], int]
-    dtypes: Mapping[str, int]  # each pixel dtype with the number of its images, the most frequent first
+    shapes: Mapping[tuple[int, ...], int]  # Each shape (T, C, Z, Y, X) with its number of images, most frequent first.
+    dtypes: Mapping[str, int]  # Each pixel dtype with its number of images, most frequent first.
     # Channel names in a few images spread over the collection, each None if unnamed. None overall if the images differ
     # or none could be read.
     channels: Sequence[str | None] | None
-    # pixel sizes in x, y and z with their units, of those images, if they agree
-    physical_sizes: Mapping[str, tuple[float, str | None]]
-    columns: Mapping[str, str]  # names and types of the other columns
-    # disk_files, disk_bytes, allocated_bytes: number of files of the collection, their size, and the space that the
-    # file system allocates for them and their folders
-    disk_files: int
-    disk_bytes: int
-    allocated_bytes: int
-    decoded_bytes: int  # size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``
-    available_bytes: int  # memory available now
-    stored: Stored  # how the images are stored and read
-    checksums: bool  # whether checksums of the images are stored
-    labels: Sequence[str]  # names of label images, such as masks, that are stored with a few of the images
-    image_column: Sequence[str]  # tables only: the columns that this describes
-    image_columns: Sequence[ImagesOf]  # contents of each image column of the table
+    physical_sizes: Mapping[str, tuple[float, str | None]]  # In x, y and z with units, if those images agree.
+    columns: Mapping[str, str]  # Names and types of the other columns.
+    disk_files: int  # Number of files of the collection.
+    disk_bytes: int  # Size of these files.
+    allocated_bytes: int  # Space that the file system allocates for them and their folders.
+    decoded_bytes: int  # Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
+    available_bytes: int  # Memory available now.
+    stored: Stored  # How the images are stored and read.
+    checksums: bool  # Whether checksums of the images are stored.
+    labels: Sequence[str]  # Names of label images, such as masks, that are stored with a few of the images.
+    image_column: Sequence[str]  # Tables only: the columns that this describes.
+    image_columns: Sequence[ImagesOf]  # Contents of each image column of the table.
     # For a folder of TIFF files named like the planes of an instrument: the name of the layout, for ``pattern=``, and
     # the numbers of fields and channels that it yields; otherwise None.
     looks_like: tuple[str, int, int] | None
-    # whether ``image_column`` can be opened; False if it must be chosen first, and this describes the first one
-    chosen: bool
+    chosen: bool  # Whether ``image_column`` can be opened; False if it must be chosen, and this describes the first.
     pixel_range: PixelRange | None  # Range of up to 64 images; None if pixels were not read.
 
     @property
     def images(self) -> int:
-        """Number of images."""
         return sum(self.shapes.values())
 
     @property
@@ -82,7 +75,6 @@ class Description:
         return self.decoded_bytes <= preload_limit_bytes(self.available_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the description as a dictionary of JSON values."""
         return {
             "path": self.path,
             "format": self.format_name,
@@ -216,11 +208,10 @@ def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[st
 
 
 def _physical_sizes(described: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str | None]]:
-    found = {}
+    sizes = {}
     for axis, name in zip("xyz", _SIZES, strict=True):
         values = {(metadata[name], metadata[f"{name}_unit"]) for metadata in described}
-        if len(values) == 1:
-            ((size, unit),) = values
-            if size is not None and math.isfinite(size):
-                found[axis] = (float(size), unit)
-    return found
+        size, unit = values.pop() if len(values) == 1 else (None, None)
+        if size is not None and math.isfinite(size):
+            sizes[axis] = (float(size), unit)
+    return sizes

@@ -17,8 +17,12 @@ from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.byte_source import ChangedFileError, Copy, LocalFile, ObjectFile
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
 Region = Sequence[int]  # Starts of some axes, then their stops.
+Regions = Sequence[Region] | None  # None for whole images.
+Targets = Sequence[Array] | None  # Contiguous arrays to fill; None for new ones.
 Window = tuple[slice, ...]
+_FileWindow = tuple[int, int, Window, Window]  # File number, chunk number, window of the chunk and of the region.
 ChunkFile = LocalFile | ObjectFile
 Decode = Callable[[memoryview, int], Array]
 StoredBytes = bytes | memoryview
@@ -31,7 +35,7 @@ _MIN_SKIPPED_BYTES = 2**13  # Unused bytes per row from which the rows of a regi
 class ChunkLayout(NamedTuple):
     """Chunk shape, dtype and decoder that several chunks have in common."""
 
-    chunk_shape: tuple[int, ...]  # TCZYX.
+    chunk_shape: Shape  # TCZYX.
     num_across: int  # Number of chunks along X.
     dtype: np.dtype[Any]  # In the byte order of the file.
     pixel_dtype: np.dtype[Any]  # In the byte order of this machine.
@@ -58,7 +62,7 @@ def plane_layout(dtype: np.dtype[Any], side: tuple[int, int]) -> ChunkLayout:
 
 
 @lru_cache(64)
-def consecutive_planes(shape: tuple[int, ...], dtype: np.dtype[Any], first_byte: int) -> tuple[ChunkLayout, Array]:
+def consecutive_planes(shape: Shape, dtype: np.dtype[Any], first_byte: int) -> tuple[ChunkLayout, Array]:
     """Return layout and offsets of the planes of an uncompressed image (T, C, Z, Y, X) at ``first_byte``."""
     plane_bytes = math.prod(shape[3:]) * dtype.itemsize
     offsets = first_byte + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64).reshape(*shape[:3], 1)
@@ -70,8 +74,8 @@ class ChunkFiles:
 
     name: str  # Path or URL, for errors.
     layout: ChunkLayout
-    shape: tuple[int, ...]  # (T, C, Z, Y, X).
-    shard: tuple[int, ...]  # Number of chunks of a file along each axis.
+    shape: Shape  # (T, C, Z, Y, X).
+    shard: Shape  # Number of chunks of a file along each axis.
     fill_value: Any  # Pixel value of missing chunks.
 
     def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
@@ -123,7 +127,6 @@ class _ChunkReads:
         return files
 
     def split(self) -> list[_ChunkReads]:
-        """Return the reads of each file."""
         return [_ChunkReads(self.image, self.requests, [], {file: chunks}) for file, chunks in self.group().items()]
 
     def fill(self) -> None:
@@ -185,7 +188,6 @@ class ExtentReader:
         return cache[key]
 
     def clear(self) -> None:
-        """Drop all cached chunks."""
         self._cache, self._cached_bytes = {}, 0
 
     def _forget(self, file: ChunkFile) -> bool:
@@ -196,18 +198,12 @@ class ExtentReader:
         return is_cached
 
     def read(
-        self,
-        locate: Locate,
-        rows: Sequence[int],
-        regions: Sequence[Region],
-        images: Sequence[Array] | None = None,
+        self, locate: Locate, rows: Sequence[int], regions: Sequence[Region], images: Targets = None
     ) -> list[Array | None]:
-        """Return one array per region, or None for each region that the library of the format must read.
-
-        ``locate`` returns the chunks of an image, or None if the library must read it; it may call `cached`. ``rows``
-        is the image of each region, in any order, with repeats. ``images`` are contiguous arrays to fill, by default
-        new ones.
-        """
+        """Return one array per region, or None for each region that the library of the format must read."""
+        # ``locate`` returns the chunks of an image, or None if the library must read it; it may call `cached`. ``rows``
+        # is the image of each region, in any order, with repeats. ``images`` are contiguous arrays to fill, by default
+        # new ones.
         arrays: list[Array | None] = [None] * len(rows) if images is None else [*images]
         located = self._locate_images(locate, rows)
         if len(rows) == 1 and self._max_parallel_files == 1:
@@ -281,7 +277,6 @@ class ExtentReader:
         return {**dict(zip(unknown, located, strict=True)), **{row: images[row] for row in rows if row in images}}
 
     def _locate_all(self, locate: Locate, rows: Sequence[int]) -> list[Located | None]:
-        """Return the chunks of images that are not cached."""
         images: list[Located | None] = []
         for row in rows:
             try:
@@ -326,11 +321,8 @@ class ExtentReader:
 
 
 def _plan_planes(requests: Iterable[_Request]) -> None:
-    """Add the rows of uncompressed planes that requests need to the reads of their files.
-
-    Whole rows are read into the array of a request, or into a band that is cropped. Rows of which little is needed are
-    read one by one.
-    """
+    """Add the rows of uncompressed planes that requests need to the reads of their files."""
+    # Whole rows are read into the array of a request or a band that is cropped; rows of which little is needed, singly.
     for image, region, array, reads in requests:
         t0, c0, z0, y0, x0, t1, c1, z1, _, x1 = region
         height, width = array.shape[3:]
@@ -364,16 +356,12 @@ def _plan_chunks(requests: Iterable[_Request]) -> None:
 
 
 @lru_cache(16)  # Most images of a folder are alike.
-def _whole_windows(
-    shape: tuple[int, ...], chunk_shape: tuple[int, ...], shard: tuple[int, ...]
-) -> list[tuple[int, int, Window, Window]]:
+def _whole_windows(shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
     """Return the chunks of an image; see `_file_windows`."""
     return _file_windows([0, 0, 0, 0, 0, *shape], shape, chunk_shape, shard)
 
 
-def _file_windows(
-    region: Region, shape: tuple[int, ...], chunk_shape: tuple[int, ...], shard: tuple[int, ...]
-) -> list[tuple[int, int, Window, Window]]:
+def _file_windows(region: Region, shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
     """Return the chunks that a region meets: number of the file and in the file, window of the chunk and the region."""
     windows = []
     for position, inner, outer in chunk_windows(region, chunk_shape):
@@ -386,7 +374,6 @@ def _file_windows(
 
 
 def _decode_chunks(reads: _FileReads) -> None:
-    """Read and decode chunks, and copy their windows."""
     decode = reads.decode
     assert decode is not None
     ranges = [(start, stop) for start, stop, _ in reads.chunks]
@@ -404,7 +391,7 @@ def size_of(region: Region) -> list[int]:
     return [stop - start for start, stop in zip(region[:rank], region[rank:], strict=True)]
 
 
-def chunk_windows(region: Region, chunk_shape: Sequence[int]) -> list[tuple[tuple[int, ...], Window, Window]]:
+def chunk_windows(region: Region, chunk_shape: Sequence[int]) -> list[tuple[Shape, Window, Window]]:
     """Return the grid indices of each chunk that a region overlaps, and the overlap within chunk and region."""
     rank = len(chunk_shape)
     axes = []

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
-from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.options import check_names
 from omearrow_ds.storage import patterns
-from omearrow_ds.storage.extents import Region, chunk_windows, size_of
+from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows, size_of
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
 from omearrow_ds.storage.formats._detect import (
@@ -32,7 +32,7 @@ from omearrow_ds.storage.formats._detect import (
     refuse_folder_of_others,
     refuse_special,
 )
-from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
+from omearrow_ds.storage.formats._folder import ListedPage, link_refused, natural_key
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import Objects
 from omearrow_ds.storage.hashes import digest_of
@@ -42,6 +42,7 @@ from omearrow_ds.text import count
 
 _NUM_EXAMPLES = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
+_Key = tuple[str, ...]  # Values of the columns of a field.
 Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as spelled in file names.
 
 
@@ -76,9 +77,7 @@ class FieldSource(ImagesWrapper):
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *fields.pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
         if not self._are_planes:
@@ -101,8 +100,7 @@ class FieldSource(ImagesWrapper):
             first = stop
         return arrays
 
-    def _read_whole(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
-        """Return whole fields, by one call for all their files."""
+    def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         files = [self._fields.grids[row].ravel().tolist() for row in rows]
         if out is None and all(len(numbers) == 1 for numbers in files):
             return self._source.read_arrays([number for (number,) in files])
@@ -113,7 +111,6 @@ class FieldSource(ImagesWrapper):
         return list(images)
 
     def _targets(self, row: int, image: Array) -> Iterator[Array]:
-        """Yield the part of an image that each of its files contains."""
         sizes = self._plane[row, :3].tolist()
         for position in np.ndindex(self._fields.grids[row].shape):
             yield image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
@@ -238,10 +235,7 @@ def open_pattern(
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the image files of a folder with the values in their names.
-
-    Raises `FormatError` if image files do not match, or a matching file is not an image.
-    """
+    """Return the image files of a folder with the values in their names; raise `FormatError` if some do not match."""
     parsed: dict[str, dict[str, Any]] = {}
     others = []
     for name in names:
@@ -263,15 +257,14 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
+    for name in parsed:
         if not is_unicode(name):
             raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
 
 
-def _planes(
-    path: Path, parsed: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
-) -> dict[tuple[str, ...], dict[Plane, str]]:
-    planes: dict[tuple[str, ...], dict[Plane, str]] = {}
+def _planes(path: Path, parsed: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> dict[_Key, dict[Plane, str]]:
+    planes: dict[_Key, dict[Plane, str]] = {}
     for name, values in parsed.items():
         plane = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
         key = tuple(map(values.__getitem__, keys))
@@ -293,12 +286,10 @@ def joined_files(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Return a source of fields whose files are in the folder ``root``, or at URLs if ``objects`` is passed.
-
-    Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
-    read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
-    all files are inspected, and a field with the most frequent shape and dtype is the reference.
-    """
+    """Return a source of fields whose files are in the folder ``root``, or at URLs if ``objects`` is passed."""
+    # Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
+    # read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
+    # all files are inspected, and a field with the most frequent shape and dtype is the reference.
     source_type = get_format("tiff").module().Source
     how: dict[str, Any] = {"split_along": fields.split_along, **({} if objects is None else {"objects": objects})}
     channels, names = fields.channels or [""], [""] * len(fields.files)
@@ -312,7 +303,7 @@ def joined_files(
     model = 0
     if skip_errors:
         empty = source_type.of_files(path, root, [], [], [], **how)
-        model = _index_like_most(empty.kinds_of(fields.files, pages), fields, path)
+        model = empty.index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
     firsts: dict[int, Array] = {of_kind[model]: first}
@@ -329,16 +320,6 @@ def joined_files(
             f"channels= with channels of one shape and dtype"
         )
     return FieldSource(source, fields)
-
-
-def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, path: Path) -> int:
-    """Return the index of the first field whose file shapes and dtypes are those of the majority."""
-    of_fields: list[str | OMEArrowDSError] = []
-    for grid in fields.grids:
-        of_files = [kinds[number] for number in grid.flat]
-        errors = [kind for kind in of_files if isinstance(kind, OMEArrowDSError)]
-        of_fields.append(errors[0] if errors else " and ".join(dict.fromkeys(map(str, of_files))))
-    return index_of_most(of_fields, fields.image_ids, path)
 
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
@@ -467,12 +448,12 @@ def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list
 
 def _gridded(
     path: Path,
-    planes: Mapping[tuple[str, ...], Mapping[Plane, str]],
-    order: Sequence[tuple[str, ...]],
+    planes: Mapping[_Key, Mapping[Plane, str]],
+    order: Sequence[_Key],
     chosen: Sequence[str],
     labels: Mapping[str, str],
     incomplete: str,
-) -> tuple[list[str], list[Array], list[tuple[str, ...]]]:
+) -> tuple[list[str], list[Array], list[_Key]]:
     """Return the files in the order of their planes, the grids of complete fields, and the keys of these fields."""
     files: list[str] = []
     grids, complete, lacking = [], [], []
@@ -502,10 +483,8 @@ def _gridded(
 
 
 def _steps(existing: Sequence[set[str]]) -> list[list[str]]:
-    """Return the sorted times or Z positions that each field should have, from the existing ones of each.
-
-    Fields may end early. If one field has all positions, no other may omit one before its last: later ones would shift.
-    """
+    """Return the sorted times or Z positions that each field should have, from the existing ones of each."""
+    # Fields may end early. If one field has all, no other may omit one before its last, as later ones would shift.
     every = sorted(set[str]().union(*existing), key=natural_key)
     if len(every) not in map(len, existing):
         return [sorted(steps, key=natural_key) for steps in existing]

@@ -33,12 +33,10 @@ class PieceLayout:
 
     @cached_property
     def prefix_bytes(self) -> int:
-        """Number of bytes before each piece."""
         return len(self.prefixes[0]) if self.prefixes else 0
 
     @cached_property
     def piece_pixels(self) -> int:
-        """Number of pixels of a piece."""
         return math.prod(self.shape) // max(self.num_pieces, 1)
 
     @cached_property
@@ -48,7 +46,6 @@ class PieceLayout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Number of bytes from the start of the first pixel of an image to the end of its last pixel."""
         return max(0, self.num_pieces * self.piece_step - (self.prefix_bytes or self.gap_bytes))
 
     @cached_property
@@ -93,10 +90,7 @@ class PieceLayout:
 
 
 class ImageExtents:
-    """Offsets of uncompressed images in a file: that of the first pixel, and the storage of each image.
-
-    Images that are stored alike share one object of ``layouts``.
-    """
+    """Offsets of the first pixels of uncompressed images in a file, and their layouts, which equal images share."""
 
     def __init__(self, starts: Array, layouts: Sequence[PieceLayout]) -> None:
         self.starts, self.layouts = starts, layouts
@@ -112,10 +106,7 @@ class ImageExtents:
         return ranges
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
-        """Return images from the bytes of their `ranges`, as views if possible, else as copies.
-
-        The bytes before the pieces of an image are compared at its first use. Raises `OtherLayoutError` if they differ.
-        """
+        """Return images from the bytes of their `ranges`, as views if possible; prefixes are compared once."""
         images = []
         for row, data in zip(rows, stored, strict=True):
             layout = self.layouts[row]
@@ -130,10 +121,7 @@ class ImageExtents:
         return images
 
     def check(self, data: Array, first: int, stop: int) -> None:
-        """Check the bytes before the pieces of images ``first`` to ``stop - 1``, which are at equal distances.
-
-        Raises `OtherLayoutError` if they differ.
-        """
+        """Raise `OtherLayoutError` if bytes before pieces of images ``first`` to ``stop - 1`` differ."""
         layout = self.layouts[first]
         if not layout.prefixes or b"\0" not in self._is_checked[first:stop]:
             return
@@ -172,10 +160,8 @@ class ImageExtents:
 def stack_images(
     arrays: Sequence[Array], layout: PieceLayout, guard: Callable[[int], object], refuse: Callable[[int], object]
 ) -> Stacks:
-    """Return all images of a collection; the bytes before the pieces of an image are checked at its first use.
-
-    ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
-    """
+    """Return all images of a collection; the bytes before the pieces of an image are checked at its first use."""
+    # ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
     prefixes = None
     if layout.prefixes:
         distances = np.arange(layout.num_pieces) * layout.piece_step - layout.prefix_bytes

@@ -55,7 +55,6 @@ class JoinKeys:
         self.images, self.rows = keys[: len(source)], keys[len(source) :]
 
     def refuse_duplicate_rows(self, noun: str, remedy: str) -> None:
-        """Raise `MetadataError` if two rows, each of which is a ``noun``, have the same key."""
         twice = first_duplicate(self.rows)
         if twice is not None:
             key = f"{self.names}, {self.describe(twice[1], row=True)}"
@@ -119,10 +118,8 @@ def match_rows(keys: Array, requests: Array) -> Array:
 
 
 def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows: Array) -> None:
-    """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites.
-
-    Ids such as ``image-00000`` occur in many collections.
-    """
+    """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites."""
+    # Ids such as ``image-00000`` occur in many collections.
     for name in set(NAMED_BY) & set(source.column_names) & set(joined.table.column_names):
         keys = JoinKeys(source, joined, [(name, name)])
         ours, theirs = keys.images[images], keys.rows[rows]
@@ -166,10 +163,8 @@ def column_names_of(on: On | None) -> list[str]:
 
 
 def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
-    """Return the columns to join by; raise an error if the table may number the fields of a plate differently.
-
-    Sites of plates count from 1, paths of fields often from 0. See `_column_pairs` for other errors.
-    """
+    """Return the columns to join by; raise an error if the table may number the fields of a plate differently."""
+    # Sites of plates count from 1, paths of fields often from 0.
     pairs: Pairs = _column_pairs(source, joined, on)
     names = dict(pairs)
     ours = source.column_table([name for name in source.column_names if name in (SITE, FIELD)])
@@ -215,8 +210,8 @@ def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
 
 
 def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
-    """Return the metadata columns of both tables, or else the image number; empty columns match nothing."""
-    names = [name for name in left.column_names if name in set(right.column_names)]
+    known = set(right.column_names)
+    names = [name for name in left.column_names if name in known]
     is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
     metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
     return metadata or [name for name in names if name == IMAGE_NUMBER]
@@ -224,7 +219,8 @@ def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
 
 def _is_plate(columns: pa.Table) -> bool:
     """Return whether sites were made of the paths of fields, as for OME-Zarr plates and their conversions."""
-    if not {SITE, FIELD} <= set(columns.column_names) or not pa.types.is_string(columns[FIELD].type):
+    is_known = {SITE, FIELD} <= set(columns.column_names)
+    if not is_known or columns[FIELD].type not in (pa.string(), pa.large_string()):
         return False
     sites = _numbers_of(columns[SITE])
     is_numbered = np.isfinite(sites)

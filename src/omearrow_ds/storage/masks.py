@@ -50,25 +50,18 @@ def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: 
     if len(without) and (not skip_nulls or len(without) == len(mask_of)):
         images = ", ".join(repr(source.image_ids[number]) for number in without[:_NUM_EXAMPLES].tolist())
         more = ", ..." if len(without) > _NUM_EXAMPLES else ""
-        remedy = "add masks" + ("" if len(without) == len(mask_of) else ", or pass nulls='skip' to skip these images")
+        lacking = f"{len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more}"
         ids = ", ".join(map(repr, opened.image_ids[:_NUM_EXAMPLES]))
-        raise MetadataError(
-            f"{len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more} (masks: {ids}, "
-            f"...)",
-            path=opened.path,
-            remedy=remedy,
-        )
+        remedy = "add masks" + ("" if len(without) == len(mask_of) else ", or pass nulls='skip' to skip these images")
+        raise MetadataError(f"{lacking} (masks: {ids}, ...)", path=opened.path, remedy=remedy)
     differs = (mask_of >= 0) & (opened.shapes[mask_of] != source.shapes)[:, 3:].any(axis=1)
     if differs.any():
         index, mask = int(differs.argmax()), int(mask_of[differs.argmax()])
         sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
-        raise MetadataError(
-            f"mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image {source.image_ids[index]!r} of "
-            f"{source.path} has {sizes[1]} pixels",
-            path=opened.path,
-            image=mask,
-            remedy="pass masks of the same size as their images",
-        )
+        image = f"{source.image_ids[index]!r} of {source.path} has {sizes[1]} pixels"
+        problem = f"mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image {image}"
+        remedy = "pass masks of the same size as their images"
+        raise MetadataError(problem, path=opened.path, image=mask, remedy=remedy)
     return opened, mask_of
 
 
@@ -150,13 +143,10 @@ def _by_key(source: Images, masks: Images, on: Any) -> Array:
 
 
 def _by_name(source: Images, name: str) -> tuple[Images, Array]:
-    """Return the files that are named by images, and the index of each image's file."""
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
-        raise error(
-            "is a URL, but names with braces apply only to local files",
-            remedy="copy their folder, or pass the URL of a collection of masks",
-        )
+        problem = "is a URL, but names with braces apply only to local files"
+        raise error(problem, remedy="copy their folder, or pass the URL of a collection of masks")
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):
@@ -170,7 +160,15 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     if not len(source):
         raise MetadataError(f"{source.path}: the collection is empty, so masks cannot be assigned; pass images")
     fields_of_template = {field for _, field, _, _ in template if field is not None}
-    values = {field: _values(source, field, name) for field in fields_of_template - {_FIELD, _ANY}}
+    values: dict[str, list[Any]] = {}
+    for field in fields_of_template - {_FIELD, _ANY}:
+        column = next((known for known in (field, column_of(field)) if known in source.column_names), None)
+        if column is None:
+            raise ColumnError(
+                f"masks={name!r}: {source.path} has no column for {{{field}}}; write one of {source.column_names} in "
+                f"braces, {{field}} for the id or file name of an image, or {{_}} for any text"
+            )
+        values[field] = source.column(column).to_pylist()
     names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
     files: list[str] = []
     mask_of = np.full(len(source), -1)
@@ -206,18 +204,6 @@ def _similar_files(path: Path) -> str:
     names = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []  # noqa: PTH208  # Only names are needed.
     examples = nearest(path.name, names, 2) or names[:1]
     return f" (the folder contains e.g. {' and '.join(map(repr, examples))})" if examples else ""
-
-
-def _values(source: Images, name: str, masks: str) -> list[Any]:
-    names = source.column_names
-    column = next((known for known in (name, column_of(name)) if known in names), None)
-    if column is None:
-        raise ColumnError(
-            f"masks={masks!r}: {source.path} has no column for {{{name}}}; write one of {names} in braces, {{field}} "
-            f"for the id or file name of an image, or {{_}} for any text"
-        )
-    values: list[Any] = source.column(column).to_pylist()
-    return values
 
 
 def _matching(template: Sequence[tuple[Any, ...]], values: Mapping[str, Any], names: Sequence[str]) -> list[str]:

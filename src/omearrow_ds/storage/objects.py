@@ -65,14 +65,7 @@ _LABELS = (
     "ObjectNumber",
     "label",
 )
-_USED_COLUMNS = {
-    IMAGE_ID,
-    IMAGE_NUMBER,
-    "centroid",
-    "bbox",
-    *_LABELS,
-    *chain.from_iterable((*_CENTERS, *_BOXES)),
-}
+_USED_COLUMNS = {IMAGE_ID, IMAGE_NUMBER, "centroid", "bbox", *_LABELS, *chain.from_iterable((*_CENTERS, *_BOXES))}
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,6 @@ class Objects:
     unread: UnreadColumns | None = None  # Columns that ``table`` lacks, if the given table is wide.
 
     def keep(self, selected: Array) -> Objects:
-        """Return the objects that indices or a boolean mask select."""
         numbers = np.flatnonzero(selected) if selected.dtype == np.bool_ else selected
         if np.array_equal(numbers, np.arange(len(self.rows))):
             return self
@@ -105,7 +97,6 @@ class Objects:
         return self.unread.column_table(names, self.table, pa.array(self.rows))
 
     def labels(self) -> tuple[str, Array] | None:
-        """Return the name and values of the column with the label of each object; None without such a column."""
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
@@ -141,10 +132,7 @@ class ObjectSettings:
 
     @classmethod
     def take(cls, opening: OpenOptions, objects: Any) -> Self:
-        """Return the options for a table of objects; those that apply only to it are removed from ``opening``.
-
-        With ``columns``, ``on`` applies to these.
-        """
+        """Return the options for a table of objects; those that apply only to it are removed from ``opening``."""
         types = ColumnTypes.of(opening.get("column_types"))
         file = table_file(objects, "objects") if types else None
         if file is not None:
@@ -158,10 +146,8 @@ class ObjectSettings:
         return cls(on, skip_nulls, types, None if condition is None else RowFilter(condition))
 
     def open(self, source: Images, objects: Any, center: Any, box: Any) -> tuple[Images, Objects]:
-        """Return the source of images, and the objects of a table in these images; see `_locate` for the parameters.
-
-        With a filter, these are the objects that it chooses, and the images that contain any of them.
-        """
+        """Return the source of images, and the objects of a table in these images; see `_locate` for the parameters."""
+        # With a filter, these are the objects that it chooses, and the images that contain any of them.
         located = self._locate(source, objects, center, box)
         if self.row_filter is None:
             return source, located
@@ -170,11 +156,9 @@ class ObjectSettings:
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
     def _locate(self, source: Images, objects: Any, center: Any, box: Any) -> Objects:
-        """Return the objects of a table whose images are in a source.
-
-        ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default is
-        a center with known names.
-        """
+        """Return the objects of a table whose images are in a source."""
+        # ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default
+        # is a center with known names.
         if center is not None and box:
             problem, remedy = f"box={box!r} also sets positions", "pass only one of them"
             raise ArgumentError(problem, option="center", value=center, remedy=remedy)
@@ -237,7 +221,6 @@ class CropRows(ColumnReader):
 
     @classmethod
     def of_objects(cls, source: Images, objects: Objects) -> Self:
-        """Return the rows of objects."""
         name_rows = partial(object_ids, objects, source.image_ids)
         rows = cls(source, objects.column_schema, objects.column_table, objects.fields, name_rows)
         rows.objects = objects
@@ -250,12 +233,10 @@ class CropRows(ColumnReader):
 
     @cached_property
     def image_ids(self) -> Sequence[str]:  # type: ignore[override]  # Named lazily.
-        """One id per row."""
         return self._name_rows()
 
     @cached_property
     def column_schema(self) -> pa.Schema:
-        """Names and types of the columns."""
         assert self.source is not None
         own = set(self._own_schema.names)
         return pa.schema([*self._own_schema, *(field for field in self.source.column_schema if field.name not in own)])

@@ -36,8 +36,7 @@ class Pattern:
 
     text: str  # The pattern as passed.
     file: re.Pattern[str]  # Matches the whole relative path of an image.
-    # Match the names of the folders in the path, from the first one on; None accepts any folder.
-    folders: tuple[re.Pattern[str], ...] | None = ()
+    folders: tuple[re.Pattern[str], ...] | None = ()  # Match the folders in the path in order; None accepts any.
     no_image: re.Pattern[str] | None = None  # Matches image files that do not belong to a field.
     names: Mapping[str, str] = field(default_factory=dict)  # Name of each group, known ones in lower case.
     hidden: tuple[bool, ...] = ()  # Whether the pattern of each folder, and of the file, begins with a dot.
@@ -121,10 +120,10 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
 
 def refuse_equal_names(text: str, names: Sequence[str]) -> None:
     """Raise `ArgumentError` if two names in a pattern denote the same axis or column."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        problem = f"two of its names refer to the column {column_of(twice)!r}"
-        raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
+    for name in names:
+        if names.count(name) > 1:
+            problem = f"two of its names refer to the column {column_of(name)!r}"
+            raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
 
 
 def _regex(pattern: str) -> str:
@@ -162,23 +161,19 @@ def column_of(name: str) -> str:
 
 def well_of(row: str, column: str) -> str:
     """Return the name of a well, such as ``B07`` for row 2 and column 7; row 27 is AA."""
-    number = int(row) - 1
-    letters = chr(ord("A") + number % 26)
-    return f"{chr(ord('A') + number // 26 - 1) if number >= 26 else ''}{letters}{int(column):02d}"
+    tens, ones = divmod(int(row) - 1, 26)
+    return f"{chr(ord('A') + tens - 1) if tens else ''}{chr(ord('A') + ones)}{int(column):02d}"
 
 
 def harmony_channels(
     folder: Path, channels: Sequence[str], objects: Objects | None = None
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read the channel names by number and the pixel sizes from the nearest Harmony index file.
-
-    Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
-    ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.
-    """
-    opened_index = _open_index(folder, objects)
-    if opened_index is None:
+    """Read the channel names by number and the pixel sizes from the nearest Harmony index file."""
+    # Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
+    # ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.
+    index, opened = _open_index(folder, objects)
+    if index is None:
         return {}, {}
-    index, opened = opened_index
     numbers, names, sizes = {str(int(channel)): channel for channel in channels}, dict[str, str](), dict[str, Any]()
     try:
         with opened as file:
@@ -206,7 +201,7 @@ def harmony_channels(
     return names, sizes
 
 
-def _open_index(folder: Path, objects: Objects | None) -> tuple[Path, Any] | None:
+def _open_index(folder: Path, objects: Objects | None) -> tuple[Path | None, Any]:
     """Return path and open file of the index next to the images or above their folder ``Images``; None without one."""
     folders = [folder, *([folder.parent] if folder.name.lower() == "images" else [])]
     indexes: list[tuple[Path, Any]] = []
@@ -221,4 +216,4 @@ def _open_index(folder: Path, objects: Objects | None) -> tuple[Path, Any] | Non
         unused.close()
         problem = f"{path}: is ignored, because {indexes[0][0]} names the channels"
         warnings.warn(f"{problem}; remove one of them", UserWarning, stacklevel=2)
-    return indexes[0] if indexes else None
+    return indexes[0] if indexes else (None, None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -19,6 +18,19 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.text import nearest
+
+Array = np.ndarray[Any, Any]
+Values = Any  # Arrow array or scalar.
+IMAGE_ID = "image_id"
+_ROW = "\0row"  # No stored column has a NUL in its name.
+_NUM_SHOWN = 20
+_UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
+    {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
+)
+_INT64_LIMIT = 2**63
+_INT_OR_UINT = pa.decimal128(20, 0)
+_JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -61,8 +73,6 @@ Value = Decimal | str | bool
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table."""
-
     name: str
 
 
@@ -84,11 +94,6 @@ class Operation:
 
 
 Condition = Predicate | Operation
-
-
-def parse_condition(text: str) -> Condition:
-    """Return the syntax tree of a condition."""
-    return _Parser(text).parse()
 
 
 def columns_of(condition: Condition) -> list[str]:
@@ -217,27 +222,13 @@ class _Parser:
         return Column(text[1:-1].replace('""', '"') if kind == "name" else text)
 
 
-Array = np.ndarray[Any, Any]
-Values = Any  # Arrow array or scalar.
-IMAGE_ID = "image_id"
-_ROW = "\0row"  # No stored column has a NUL in its name.
-_NUM_SHOWN = 20
-_UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
-_COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
-    {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
-)
-_INT64_LIMIT = 2**63
-_INT_OR_UINT = pa.decimal128(20, 0)
-_JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
-
-
 class RowFilter:
     """Condition that selects rows of a table; its ``text`` identifies the condition in all processes."""
 
     def __init__(self, condition: Any) -> None:
         self.condition, self._tree = condition, None
         if isinstance(condition, str):
-            self.text, self._tree = condition.strip(), parse_condition(condition)
+            self.text, self._tree = condition.strip(), _Parser(condition).parse()
         elif isinstance(condition, pc.Expression):
             self.text = str(condition)
             if "..." in self.text:  # Arrow shortens long lists of values.
@@ -249,105 +240,88 @@ class RowFilter:
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
     def choose(self, rows: ColumnReader) -> Array:
-        """Return the sorted indices of the rows for which the condition is true; rows with null are not selected.
-
-        Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one.
-        """
+        """Return the sorted indices of the rows for which the condition is true; rows with null are not selected."""
+        # Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one.
         known = rows.column_names
-        if self._tree is None:
-            if "FieldPath(" in self.text:
-                problem, remedy = "a column is referred to by its number", "use pyarrow.compute.field('name')"
-                raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
-            # The text has the name of each column of the expression, and possibly names of others.
-            names = [name for name in dict.fromkeys([*known, IMAGE_ID]) if name in self.text]
-        else:
+        if self._tree is not None:
             names = list(dict.fromkeys(columns_of(self._tree)))
+        elif "FieldPath(" in self.text:
+            problem, remedy = "a column is referred to by its number", "use pyarrow.compute.field('name')"
+            raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
+        else:  # The text has the name of each column of the expression, and possibly names of others.
+            names = [name for name in dict.fromkeys([*known, IMAGE_ID]) if name in self.text]
+        error = partial(ColumnError, path=rows.path, option="filter")
         unknown = next((name for name in names if name not in known and name != IMAGE_ID), None)
         if unknown is not None:
-            raise _unknown_column(unknown, known, rows.path)
+            raise _unknown_column(unknown, known, error)
         table = {name: rows.column(name) for name in names if name in known}
         if len(table) < len(names):
             table[IMAGE_ID] = pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
-        if self._tree is None:
-            chosen = _choose_by_expression(self.condition, table, rows)
-        else:
-            chosen = _Evaluation(table, rows.path).choose(self._tree)
+        chosen = self._choose(pa.table({**table, _ROW: np.arange(len(rows.image_ids))}), known, error)
         if not len(chosen):
             remedy = "correct the condition, or leave it out"
             raise SelectError("matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
         return chosen
 
-
-def _choose_by_expression(expression: pc.Expression, table: Mapping[str, pa.ChunkedArray], rows: ColumnReader) -> Array:
-    try:
-        chosen = pa.table({**table, _ROW: np.arange(len(rows.image_ids))}).filter(expression)
-    except pa.ArrowException as error:
-        unknown = _UNKNOWN.search(str(error))
-        if unknown is not None:
-            raise _unknown_column(unknown[1], rows.column_names, rows.path) from None
-        remedy = "correct the expression, or cast a column in it"
-        raise ColumnError(str(error), path=rows.path, option="filter", value=str(expression), remedy=remedy) from error
-    numbers: Array = chosen[_ROW].to_numpy()
-    return numbers
-
-
-def _unknown_column(name: str, known: Sequence[str], path: Path) -> ColumnError:
-    """Return the error for a column that does not exist; it names the columns with the most similar names."""
-    close = nearest(name, reversed(known), 3)
-    columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
-    remedy = f"use {columns}, or write a string in 'single quotes'"
-    return ColumnError(f"no column {name!r} exists", path=path, option="filter", column=name, remedy=remedy)
-
-
-class _Evaluation:
-    """Evaluation of a condition on columns of the collection at ``path``."""
-
-    def __init__(self, columns: Mapping[str, pa.ChunkedArray], path: Path) -> None:
-        self._columns, self._path = columns, path
-
-    def choose(self, condition: Condition) -> Array:
-        """Return the indices of the rows for which a condition is true."""
+    def _choose(self, table: pa.Table, known: Sequence[str], error: partial[ColumnError]) -> Array:
         try:
-            values = self._values(condition)
-        except pa.ArrowException as error:
-            raise self._error(str(error), "compare it with another value") from error
+            if self._tree is None:
+                numbers: Array = table.filter(self.condition)[_ROW].to_numpy()
+                return numbers
+            values = _evaluate(self._tree, table, error)
+        except pa.ArrowException as failure:
+            unknown = _UNKNOWN.search(str(failure))
+            if unknown is not None:
+                raise _unknown_column(unknown[1], known, error) from None
+            if self._tree is None:
+                remedy = "correct the expression, or cast a column in it"
+                raise error(str(failure), value=self.text, remedy=remedy) from failure
+            raise error(str(failure), remedy="compare it with another value") from failure
         if isinstance(values, pa.Scalar):  # Null for each row.
             return np.zeros(0, np.int64)
         chosen: Array = np.flatnonzero(pc.fill_null(values, fill_value=False).to_numpy(zero_copy_only=False))
         return chosen
 
-    def _values(self, condition: Condition) -> Values:
-        """Return whether a condition is true for each row, null if unknown; a null scalar if all are unknown."""
-        if isinstance(condition, Operation):
-            parts = map(self._values, condition.parts)
-            join = _JOIN.get(condition.operator)
-            return pc.invert(next(parts)) if join is None else functools.reduce(join, parts)
-        stored, others = self._columns[condition.column], condition.others
-        if condition.operator == "is null":
-            return pc.is_null(stored)
-        if condition.operator != "in":
-            return self._compare(condition.operator, condition.column, others[0])
-        if pa.types.is_string(stored.type) and all(isinstance(text, str) for text in others):
-            return pc.if_else(pc.is_null(stored), None, pc.is_in(stored, value_set=pa.array(others, pa.string())))
-        return functools.reduce(pc.or_kleene, (self._compare("==", condition.column, value) for value in others))
 
-    def _compare(self, operator: str, name: str, other: Column | Value) -> Values:
-        stored = self._columns[name]
-        if isinstance(other, Column):
-            values, described = self._columns[other.name], f"column {other.name!r}"
-        else:
-            values = _as_scalar(other, stored.type)
-            described = str(other) if isinstance(other, Decimal) else repr(other)
-        if pa.types.is_null(stored.type) or pa.types.is_null(values.type):
-            return pa.scalar(None, pa.bool_())
-        kind = _kind(stored.type)
-        if kind != _kind(values.type) or kind == "other":
-            remedy = "write strings in 'single quotes', and numbers without quotes"
-            raise self._error(f"column {name!r} is {stored.type} but {described} is {values.type}", remedy, name)
-        return _COMPARE[operator](*_with_one_type(stored, values))
+def _unknown_column(name: str, known: Sequence[str], error: partial[ColumnError]) -> ColumnError:
+    """Return the error for a column that does not exist; it names the columns with the most similar names."""
+    close = nearest(name, reversed(known), 3)
+    columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
+    remedy = f"use {columns}, or write a string in 'single quotes'"
+    return error(f"no column {name!r} exists", column=name, remedy=remedy)
 
-    def _error(self, problem: str, remedy: str, column: str | None = None) -> ColumnError:
-        return ColumnError(problem, path=self._path, option="filter", column=column, remedy=remedy)
+
+def _evaluate(condition: Condition, table: pa.Table, error: partial[ColumnError]) -> Values:
+    """Return whether a condition is true for each row, null if unknown; a null scalar if all are unknown."""
+    if isinstance(condition, Operation):
+        parts = (_evaluate(part, table, error) for part in condition.parts)
+        join = _JOIN.get(condition.operator)
+        return pc.invert(next(parts)) if join is None else reduce(join, parts)
+    stored, others = table[condition.column], condition.others
+    if condition.operator == "is null":
+        return pc.is_null(stored)
+    if condition.operator != "in":
+        return _compare(condition.operator, condition.column, others[0], table, error)
+    if pa.types.is_string(stored.type) and all(isinstance(text, str) for text in others):
+        return pc.if_else(pc.is_null(stored), None, pc.is_in(stored, value_set=pa.array(others, pa.string())))
+    return reduce(pc.or_kleene, (_compare("==", condition.column, value, table, error) for value in others))
+
+
+def _compare(operator: str, name: str, other: Column | Value, table: pa.Table, error: partial[ColumnError]) -> Values:
+    stored = table[name]
+    if isinstance(other, Column):
+        values, described = table[other.name], f"column {other.name!r}"
+    else:
+        values = _as_scalar(other, stored.type)
+        described = str(other) if isinstance(other, Decimal) else repr(other)
+    if pa.types.is_null(stored.type) or pa.types.is_null(values.type):
+        return pa.scalar(None, pa.bool_())
+    kind = _kind(stored.type)
+    if kind != _kind(values.type) or kind == "other":
+        problem = f"column {name!r} is {stored.type} but {described} is {values.type}"
+        remedy = "write strings in 'single quotes', and numbers without quotes"
+        raise error(problem, column=name, remedy=remedy)
+    return _COMPARE[operator](*_with_one_type(stored, values))
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -362,10 +336,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _as_scalar(value: Value, kind: pa.DataType) -> pa.Scalar:
-    """Return a value as an Arrow scalar that can be compared with a column of type ``kind``, if possible.
-
-    A number is exact, unless the column is of floating point.
-    """
+    """Return a value as a scalar to compare with a column of type ``kind``; exact unless the column is floating."""
     if isinstance(value, str) and _kind(kind) == "time":
         return pa.scalar(value).cast(pa.timestamp("ns" if pa.types.is_timestamp(kind) else "us")).cast(kind)
     if not isinstance(value, Decimal):

@@ -313,8 +313,6 @@ def read_stats(path: StrPath) -> Stats:
 
 
 class _Histogram:
-    """Counts of values of 8 and 16 bits."""
-
     def __init__(self) -> None:
         self._counts = np.zeros(_VALUES, np.int64)
         self._images = self._saturated = 0

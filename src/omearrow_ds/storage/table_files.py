@@ -59,10 +59,7 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFile:
-    """A table in a Parquet, CSV or TSV file; the suffix determines the file type and the separator of text.
-
-    Messages name the table by ``where``, by default ``path``.
-    """
+    """A table in a Parquet, CSV or TSV file, by its suffix; messages name it ``where``, by default ``path``."""
 
     def __init__(self, path: Path, where: Path | None = None) -> None:
         name = path.name.lower()
@@ -82,11 +79,7 @@ class TableFile:
             return []
 
     def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
-        """Return the named columns, or all columns if no names are passed.
-
-        Columns of text have the types of `infer_type`. ``types`` override some columns, regardless of how their values
-        are spelled.
-        """
+        """Return the named columns, by default all; text has types of `infer_type`, which ``types`` override."""
         refuse_special(self.path)
         with translate_errors(self._where, "a table", (pa.ArrowException, *MALFORMED)):
             if not self.is_text:
@@ -129,7 +122,6 @@ class TableFile:
         return names
 
     def _refuse_encoding(self) -> None:
-        """Raise `FormatError` that names the first byte that is not text, if one exists."""
         with pa.input_stream(str(self.path)) as stream:
             content: bytes = stream.read()
         try:
@@ -160,10 +152,7 @@ class TableFile:
 
 
 class ColumnTypes(dict[str, str]):
-    """Column types that ``column_types=`` passes for text tables, by column name.
-
-    ``names`` are those of all columns of the text tables that were read so far.
-    """
+    """Column types that ``column_types=`` passes for text tables; ``names`` are the columns of those read so far."""
 
     def __init__(self, types: Mapping[str, str] | None = None) -> None:
         error = partial(ArgumentError, option="column_types")
@@ -270,10 +259,8 @@ def table_file(table: Any, option: str) -> TableFile | None:
 
 
 def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Collection[str] | None = None) -> InputTable:
-    """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables.
-
-    If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
-    """
+    """Return the table, frame or file that was passed as ``option``; ``types`` apply to columns of text tables."""
+    # If ``needed`` is passed, only these columns and the metadata of CellProfiler are read from wide Parquet files.
     file = table_file(source, option)
     name = f"{option}=" if file is None else str(file.path)
     wide = None if file is None or needed is None or file.is_text or is_narrow(file.names) else file
@@ -344,10 +331,7 @@ def _spelled(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | No
 
 
 def parse_as(kind: str, column: pa.ChunkedArray, table: str, name: str) -> pa.ChunkedArray:
-    """Convert a text column to the type ``kind``, one of `TYPES`; ``+3``, ``007`` and ``1E5`` are valid numbers.
-
-    Raises `FormatError` for a value of another type. ``table`` and ``name`` are those of its message.
-    """
+    """Convert a text column to a type of `TYPES`, also ``+3``, ``007`` and ``1E5``; raise `FormatError` for others."""
     if kind == "text":
         return column
     text = pc.utf8_ltrim(_trimmed(column), "+")
@@ -376,7 +360,6 @@ def _match(values: pa.ChunkedArray, spelling: str) -> pa.ChunkedArray:
 
 
 def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
-    """Return text as numbers; None if there are others, or some do not fit."""
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:

@@ -14,7 +14,7 @@ from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.options import check_names
 from omearrow_ds.storage.compositions import SelectedRows
-from omearrow_ds.storage.extents import Region
+from omearrow_ds.storage.extents import Region, Regions, Targets
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
@@ -22,28 +22,17 @@ from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 
 
-def open_as(
-    fmt: Format,
-    source_type: Any,
-    path: Path,
-    *,
-    image_column: str | Sequence[str] | None = None,
-    nulls: str = "error",
-    **options: Any,
-) -> Images:
+def open_as(fmt: Format, source_type: Any, path: Path, **options: Any) -> Images:
     """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
-    how = {name: value for name, value in options.items() if value not in (None, 0)}
+    how = {name: value for name, value in options.items() if name == "image_column" or value not in (None, 0)}
     with translate_errors(path, fmt.label, (*source_type.errors, *MALFORMED)):
         if fmt.kind == "table":
-            return open_table(source_type, path, image_column, nulls, **how)
-        source: Images = source_type(path, **how)
+            return _open_table(source_type, path, **how)
+        source: Images = source_type(path, **{name: how[name] for name in how.keys() - {"image_column", "nulls"}})
         return source
 
 
-def open_table(
-    source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
-) -> Images:
-    """Open a table of images with ``source_type``, a `TableSource`; see `open_images` for other arguments."""
+def _open_table(source_type: Any, path: Path, image_column: Any = None, nulls: str = "error", **how: Any) -> Images:
     sources: list[Any] = []
     allowed = "a column name, several distinct names, or None"
     names = None if image_column is None else check_names("image_column", image_column, allowed, remedy="correct it")
@@ -54,7 +43,7 @@ def open_table(
             return opened
         how |= sources[0].version
     null = np.logical_or.reduce([source.null for source in sources])
-    reopen = partial(open_table, source_type, path, image_column, nulls, **how)
+    reopen = partial(_open_table, source_type, path, image_column, nulls, **how)
     if null.any():
         if nulls == "error":
             raise FormatError(_null_images_message(sources))
@@ -97,9 +86,7 @@ class JoinedColumns(ImagesWrapper):
         left = set(first.other_image_columns) - set(self.image_column)
         self.other_image_columns = tuple(name for name in first.other_image_columns if name in left)
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is not None:
             return self._read_regions(rows, regions)
         if out is None:
@@ -164,7 +151,6 @@ class JoinedColumns(ImagesWrapper):
 
 
 def _refuse_other_kinds(first: Images, other: Images) -> None:
-    """Raise `ColumnError` if an image cannot be joined to that of the first column in its row."""
     differ = (first.shapes != other.shapes)[:, [0, 2, 3, 4]].any(axis=1)
     differ |= np.array([one != two for one, two in zip(first.dtypes, other.dtypes, strict=True)], bool)
     if differ.any():

@@ -96,16 +96,14 @@ def others_in(names: Iterable[str]) -> dict[Other, int]:
 
 
 def detect(path: Path) -> Format:
-    """Return the format of the collection at ``path``, from its content or its suffix.
-
-    Raises `MissingPathError` if ``path`` does not exist; `FormatError` if the content fits no format, several
-    formats, or a known unsupported one.
-    """
-    found = found_at(path)
-    if found is None:
+    """Return the format of the collection at ``path``, from its content or its suffix."""
+    # Raises `MissingPathError` if ``path`` does not exist; `FormatError` if the content fits no format, several
+    # formats, or a known unsupported one.
+    fmt = found_at(path)
+    if fmt is None:
         refuse_folder_of_others(path)
         raise _uncertain(path, [])
-    return found
+    return fmt
 
 
 def found_at(path: Path) -> Format | None:
@@ -126,7 +124,6 @@ def found_at(path: Path) -> Format | None:
 
 
 def found_in_folder(path: Path) -> Format | None:
-    """Return the format of the images in a folder, or None if unknown; raise `FormatError` if there are several."""
     names = _folder_formats(path)
     if len(names) > 1:
         raise _uncertain(path, names)
@@ -180,11 +177,9 @@ def refuse_special(path: StrPath) -> None:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a search for images and tables skips a file or folder, such as macOS's ``._a.tif``.
-
-    Paths that a user names are read all the same. The rule is not for the contents of Zarr, Lance and parts folders,
-    nor for fingerprints.
-    """
+    """Return whether a search for images and tables skips a file or folder, such as macOS's ``._a.tif``."""
+    # Paths that a user names are read all the same. The rule is not for the contents of Zarr, Lance and parts folders,
+    # nor for fingerprints.
     return name.startswith(".")
 
 
@@ -229,10 +224,8 @@ def _entries_of(folder: Path) -> list[Path]:
 
 
 def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
-    """Raise `FormatError` for a folder that mixes images of one format with tables or unsupported images.
-
-    Otherwise, they would be skipped silently.
-    """
+    """Raise `FormatError` for a folder that mixes images of one format with tables or unsupported images."""
+    # Otherwise, they would be skipped silently.
     numbers = Counter[str]()
     for ending in _endings_of(names):
         table = of_suffix(f"x{ending}")
@@ -314,10 +307,8 @@ _LANCE_SUFFIX = ".lance"
 
 
 def table_path(folder: Path, table: str | None) -> Path | None:
-    """Return the path of the table called ``table``, or of the only table, in a LanceDB folder; None without tables.
-
-    Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
-    """
+    """Return the path of the table called ``table``, or of the only table, in a LanceDB folder; None without tables."""
+    # Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
     entries = (entry for entry in folder.iterdir() if entry.name.endswith(_LANCE_SUFFIX) and entry.is_dir())
     names = sorted(entry.name.removesuffix(_LANCE_SUFFIX) for entry in entries)
     names = [name for name in names if name == table or not is_hidden(name)]

@@ -33,10 +33,8 @@ class FileSet:
         return LocalFile.as_it_is(path)
 
     def read(self, path: StrPath, likely_bytes: int = _METADATA_BYTES) -> bytes | memoryview:
-        """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long.
-
-        Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
-        """
+        """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long."""
+        # Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
         descriptor = os.open(path, OPEN_FLAGS)
         try:
             data = os.read(descriptor, likely_bytes)
@@ -52,12 +50,10 @@ class FileSet:
     read_metadata = read  # Each time, because another tool may have overwritten the file.
 
     def find_table(self, path: Path) -> Any:
-        """Return a file for pyarrow; None if it does not exist."""
         refuse_special(path)
         return path if path.is_file() else None
 
-    def prefetch(self, paths: Iterable[Path]) -> None:
-        """Take the whole files that will be read next, in this order."""
+    def prefetch(self, paths: Iterable[Path]) -> None: ...
 
     @contextmanager
     def open_for_library(self, path: Path, *, is_whole: bool = False) -> Iterator[Any]:  # noqa: ARG002  # Of objects.
@@ -128,7 +124,6 @@ class ObjectFileSet(FileSet):
                 raise opened.last_error
 
     def read(self, path: StrPath, likely_bytes: int = 0) -> memoryview:
-        """Return a whole object, which may have been prefetched."""
         del likely_bytes  # The size is unknown until the object arrives.
         url = os.fspath(path)
         return self.objects.read(url, self.versions.get(url))
@@ -150,7 +145,6 @@ class ObjectFileSet(FileSet):
         return data
 
     def prefetch(self, paths: Iterable[Path]) -> None:
-        """Fetch whole objects that will be read next, in this order."""
         self.objects.expect({url: self.versions.get(url) for url in map(str, paths)})
 
     def close(self) -> None:

@@ -33,7 +33,16 @@ from omearrow_ds.storage.byte_source import (
     OpenFolder,
     version_fingerprint,
 )
-from omearrow_ds.storage.extents import ExtentReader, ImageChunks, Located, Region, consecutive_planes
+from omearrow_ds.storage.extents import (
+    ExtentReader,
+    ImageChunks,
+    Located,
+    Region,
+    Regions,
+    Shape,
+    Targets,
+    consecutive_planes,
+)
 from omearrow_ds.storage.formats._base import Array, Block, Images, files_below
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
@@ -84,7 +93,7 @@ class Member(NamedTuple):
 
     file: str
     image_id: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: np.dtype[Any]
     size_bytes: int | None = None  # When the offset was found.
     pixel_offset: int | None = None  # Of pixels that are stored as they are in memory on a little-endian machine.
@@ -157,13 +166,14 @@ class FolderSource(Images):
             self._members = [member._replace(pixel_offset=None) for member in self._members]
         self.image_ids = [member.image_id for member in self._members]
         self.dtypes = [member.dtype for member in self._members]
+        is_paged = bool(self._members and self._members[0].listed)
+        self._fetches_whole = self.fetches and bool(self.suffixes) and not is_paged  # Not chunks or listed pages.
 
     def _open_folder(self) -> OpenFolder:
         with self.guard:
             return OpenFolder(self._root)
 
     def _look(self) -> None:
-        """List the images of the folder, or the only image."""
         self.columns = pa.table({})
         is_single = self._is_single()
         self._root = self.path.parent if is_single else self.path
@@ -182,7 +192,6 @@ class FolderSource(Images):
             self._set_fingerprint(self._files.versions)
 
     def _is_single(self) -> bool:
-        """Whether the path is an image, not a folder with images."""
         if self.fetches:
             return self.path.name.lower().endswith(self.suffixes)
         is_single = self._is_member(self.path)
@@ -202,15 +211,13 @@ class FolderSource(Images):
         self.guard.fingerprint = version_fingerprint((len(self._members), repr(state)))
 
     def _take_files(self, files: Sequence[str]) -> None:
-        """Read the headers of files that no sidecar lists.
-
-        With ``skip_errors``, all get the most frequent shape and dtype, so that reading an image of another one raises.
-        """
+        """Read the headers of files that no sidecar lists."""
+        # With ``skip_errors``, all get the most frequent shape and dtype, which are compared when an image is read.
         if not files:
             raise self._no_images()
         if self._skip_errors:
-            kinds = self.kinds_of(files, [None] * len(files))
-            most = self._describe(files[index_of_most(kinds, files, self.path)])
+            groups = ([number] for number in range(len(files)))
+            most = self._describe(files[self.index_of_most(files, [None] * len(files), groups, files)])
             self._members = [Member(file, self._image_id(file), most.shape, most.dtype) for file in files]
             self._alike = True
         else:
@@ -224,8 +231,16 @@ class FolderSource(Images):
         with ThreadPoolExecutor(self._files.max_parallel_files, "omearrow-ds-header") as pool:
             return list(pool.map(function, *arguments))
 
-    def kinds_of(self, files: Sequence[str], pages: Sequence[ListedPage | None]) -> list[str | OMEArrowDSError]:
-        """Return the shape and dtype of each file or requested page as text, or the error if it is unreadable."""
+    def index_of_most(
+        self,
+        files: Sequence[str],
+        pages: Sequence[ListedPage | None],
+        groups: Iterable[Iterable[int]],
+        names: Sequence[str],
+    ) -> int:
+        """Return the index of the first group of files with the most frequent shapes and dtypes."""
+        # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
+        # none can be read. ``names`` are those of the groups.
 
         def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
             try:
@@ -234,14 +249,29 @@ class FolderSource(Images):
                 return error
             return f"{member.shape} {member.dtype}"
 
-        return self._map(kind_of, files, pages)
+        of_files = self._map(kind_of, files, pages)
+        kinds: list[str | OMEArrowDSError] = []
+        for group in groups:
+            of_group = [of_files[number] for number in group]
+            errors = [kind for kind in of_group if isinstance(kind, OMEArrowDSError)]
+            kinds.append(errors[0] if errors else " and ".join(dict.fromkeys(map(str, of_group))))
+        counts = Counter(kind for kind in kinds if isinstance(kind, str))
+        if not counts and isinstance(kinds[0], OMEArrowDSError):
+            raise kinds[0]
+        (most, number), *others = counts.most_common(2)
+        if others and others[0][1] == number:
+            first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
+            raise FormatError(
+                f"{self.path}: two combinations of shape and dtype are equally frequent ({number:,} images each): "
+                f"{first}, {second}; move the images of one of them to another folder"
+            )
+        return kinds.index(most)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the listing, so that other processes need not read every file again."""
         return type(self), (self.path, {name: getattr(self, name) for name in (*_PICKLED, *self._carried)})
 
     def _no_images(self) -> FormatError:
-        """Return the error for a folder without images."""
         return FormatError(
             f"{self.path}: contains no image of format {self.name!r}; correct the path, or pass another format="
         )
@@ -259,13 +289,11 @@ class FolderSource(Images):
         split_along: str = "",
         **how: Any,
     ) -> Self:
-        """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes.
-
-        Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
-        ``path``, the folder or a table, and ``names``, descriptions of the files. ``pages`` are the series and page of
-        each file, if a table lists them. ``split_along`` are axes of T, C and Z along which files may hold parts of
-        their images, which are joined by name. ``how`` are further arguments of the class.
-        """
+        """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes."""
+        # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors
+        # name ``path``, the folder or a table, and ``names``, descriptions of the files. ``pages`` are the series and
+        # page of each file, if a table lists them. ``split_along`` are axes of T, C and Z along which files may hold
+        # parts of their images, which are joined by name. ``how`` are further arguments of the class.
         known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
         source = cls(path, {**known, "_members": [], "_split_along": split_along}, **how)
         pages = pages or [None] * len(files)
@@ -276,14 +304,13 @@ class FolderSource(Images):
         ]
         source.shapes = _shapes_of(source._members)
         source.image_ids, source.dtypes = names, [member.dtype for member in source._members]
+        source._fetches_whole = source._fetches_whole and not any(pages)
         return source
 
     def _at(self, file: str) -> Path:
-        """Return the path or URL of a file."""
         return (url_of(file) if self.fetches else None) or self._root / file
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        """Whether a local path is an image."""
         if not path.name.lower().endswith(self.suffixes):
             return False
         if not path.is_file():
@@ -299,7 +326,6 @@ class FolderSource(Images):
         return file.rpartition(".")[0] or file
 
     def _present(self) -> list[str]:
-        """Return the names of the images of the folder, in any order."""
         if isinstance(self._files, ObjectFileSet):
             return self._files.list_names(self.path, self.suffixes)
         names = []
@@ -331,8 +357,7 @@ class FolderSource(Images):
             self._members, self.shapes = _listed_members(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
         return True
 
-    def _refuse_other(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Raise `FormatError` if an image has another shape or dtype than listed."""
+    def _refuse_other(self, row: int, shape: Shape, dtype: np.dtype[Any]) -> None:
         member = self._members[row]
         if shape == member.shape and dtype == member.dtype:
             return
@@ -341,11 +366,6 @@ class FolderSource(Images):
             name, remedy = member.image_id, " like most images; move it to another folder"
         expected = f"expected {member.shape} {member.dtype}"
         raise FormatError(f"{self._at(member.file)}: {name} is {shape} {dtype}, {expected}{remedy}")
-
-    @cached_property
-    def _fetches_whole(self) -> bool:
-        """Whether whole files of images are fetched, not their chunks or listed pages."""
-        return self.fetches and bool(self.suffixes) and all(member.listed is None for member in self._members[:1])
 
     @property
     def fills_out(self) -> bool:
@@ -363,9 +383,7 @@ class FolderSource(Images):
         self.prefetch(range(len(self)))
         return super().stream()
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
         with nullcontext() if self._in_place else self.guard:
@@ -376,7 +394,7 @@ class FolderSource(Images):
         """Whether each read of pixels checks their file, so that no further check is needed."""
         return isinstance(self.path, Url) or all(member.pixel_offset is not None for member in self._members)
 
-    def _read_whole(self, rows: Sequence[int], out: Sequence[Array] | None) -> list[Array]:
+    def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         """Return whole images: filled arrays of ``out``, or other arrays."""
         if len(rows) > 1:
             self.prefetch(rows)
@@ -404,15 +422,15 @@ class FolderSource(Images):
             return False
         return True
 
-    def _read_located(
-        self, rows: Sequence[int], regions: Sequence[Region], images: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def _read_located(self, rows: Sequence[int], regions: Sequence[Region], images: Targets = None) -> list[Array]:
         """Return an array per region, by default a new one; the library reads images that are not located."""
         is_fetched = images is not None and self._fetches_whole
         arrays: list[Any] = [None] * len(rows)
         if not is_fetched:
             arrays = self._chunks.read(self._locate, rows, regions, images)
         missing = [number for number, pixels in enumerate(arrays) if pixels is None]
+        if not missing:
+            return arrays
         if len(missing) > 1 and not is_fetched:
             self.prefetch([rows[number] for number in missing])
         for row, positions in rows_to_positions([rows[number] for number in missing]).items():
@@ -434,7 +452,7 @@ class FolderSource(Images):
                 image = self._decode(row, file)
         self._refuse_other(row, image.shape, image.dtype)
         crops = [image[slices_of(region)] for region in regions]
-        return [crop if crop.size == image.size else np.array(crop) for crop in crops]
+        return [image if crop.size == image.size else np.array(crop) for crop in crops]
 
     def _decode(self, row: int, file: Any) -> Array:
         """Return an image (T, C, Z, Y, X) that the library decodes; ``file`` is a path, or a seekable file."""
@@ -449,7 +467,6 @@ class FolderSource(Images):
         return ImageChunks(layout, self._listed_file(member), offsets)
 
     def _locate_chunks(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
-        """Return the chunks of an image without listed offset."""
         return None
 
     def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
@@ -518,7 +535,7 @@ def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member]
     shapes = numbers(sizes).reshape(-1, 5)
     names = columns["dtype"].dictionary_encode()
     dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
-    shared: dict[tuple[int, ...], tuple[int, ...]] = {}  # Equal shapes share a tuple, which saves memory.
+    shared: dict[Shape, Shape] = {}  # Equal shapes share a tuple, which saves memory.
     members = map(
         Member,
         columns["file"].to_pylist(),
@@ -535,24 +552,6 @@ def _shapes_of(members: Sequence[Member]) -> Array:
     return np.array([member.shape for member in members], np.int64).reshape(-1, 5)
 
 
-def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:
-    """Return the index of the first image with the most frequent shape and dtype; unreadable images do not count.
-
-    Raises `FormatError` for a tie, and the error of the first image if none can be read.
-    """
-    counts = Counter(kind for kind in kinds if isinstance(kind, str))
-    if not counts and isinstance(kinds[0], OMEArrowDSError):
-        raise kinds[0]
-    (most, number), *others = counts.most_common(2)
-    if others and others[0][1] == number:
-        first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
-        raise FormatError(
-            f"{path}: two combinations of shape and dtype are equally frequent ({number:,} images each): "
-            f"{first}, {second}; move the images of one of them to another folder"
-        )
-    return kinds.index(most)
-
-
 def write_members(
     images: Iterable[Image],
     columns: pa.Table,
@@ -561,10 +560,7 @@ def write_members(
     suffix: str,
     write_one: Callable[[Path, Image], int | None],
 ) -> None:
-    """Write each image with ``write_one`` into the new folder ``path``, then the sidecar.
-
-    ``write_one(file, image)`` returns the offset of plainly stored pixels, or None.
-    """
+    """Write images, then the sidecar; ``write_one(file, image)`` returns the offset of pixels stored plainly."""
     members, checksums = [], []
     for index, image in enumerate(images):
         name = re.sub(r"[^A-Za-z0-9.-]+", "_", image.image_id)[:80]

@@ -31,10 +31,8 @@ _TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
-    """Return the OME-Zarr attributes of an image group whose only resolution level is the array ``"0"``.
-
-    ``maximum`` is the largest value of the pixel dtype (1 for floating pixels), the end of the display window.
-    """
+    """Return the OME-Zarr attributes of an image group whose only resolution level is the array ``"0"``."""
+    # ``maximum`` is the largest value of the pixel dtype (1 for floating pixels), the end of the display window.
     axes: list[dict[str, str]] = []
     scale = []
     for name in AXES.lower():
@@ -49,17 +47,15 @@ def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
         multiscale["name"] = metadata["name"]
     ome: dict[str, Any] = {"version": "0.5", "multiscales": [multiscale]}
     if metadata["channels"]:
-        ome["omero"] = {"channels": [_omero(channel, maximum) for channel in metadata["channels"]]}
+        channels, window = [], {"min": 0, "max": maximum, "start": 0, "end": maximum}
+        for channel in metadata["channels"]:
+            color = "FFFFFF" if channel["color_rgba"] is None else f"{channel['color_rgba'] >> 8:06X}"
+            label = {} if channel["name"] is None else {"label": channel["name"]}
+            channels.append({"color": color, "active": True, "window": window, **label})
+        ome["omero"] = {"channels": channels}
     stored = parse({"ome": ome}, "OME-Zarr")
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
     return {"ome": ome} | ({REST_KEY: json.loads(json.dumps(rest, default=datetime.isoformat))} if rest else {})
-
-
-def _omero(channel: Mapping[str, Any], maximum: float) -> dict[str, Any]:
-    color = "FFFFFF" if channel["color_rgba"] is None else f"{channel['color_rgba'] >> 8:06X}"
-    window = {"min": 0, "max": maximum, "start": 0, "end": maximum}
-    label = {} if channel["name"] is None else {"label": channel["name"]}
-    return {"color": color, "active": True, "window": window, **label}
 
 
 def multiscales_of(group_attributes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -69,10 +65,8 @@ def multiscales_of(group_attributes: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read: Read | None = None) -> str:
-    """Return the path of a level of a multiscale image; raise an error if the first level is not the finest.
-
-    See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
-    """
+    """Return the path of a level of a multiscale image; raise an error if the first level is not the finest."""
+    # See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     levels = multiscale["datasets"]
     scales = [_scale_of_level(multiscale, subject, number, read) for number in range(len(levels))] if levels[1:] else []
     for other, finer in zip(levels, scales, strict=False):
@@ -92,19 +86,16 @@ def _scale_of_level(multiscale: Mapping[str, Any], where: str, level: int, read:
     return _scale_of(multiscale["datasets"][level], num_axes, f"{where}: multiscales[0].datasets[{level}]", read)
 
 
-def _scale_of(transformed: Mapping[str, Any], num_axes: int, where: str, read: Read | None) -> list[float] | None:
-    """Return the scale of a level or of all levels; None without one.
-
-    Raises `FormatError` for a malformed scale, naming its key.
-    """
-    transforms, where = transformed.get(_TRANSFORMS, []), f"{where}.{_TRANSFORMS}"
-    if not isinstance(transforms, list) or not all(isinstance(each, Mapping) for each in transforms):
-        raise FormatError(f"{where} is {transforms!r:.80}, expected a list of objects; correct it")
-    number = next((number for number, each in enumerate(transforms) if each.get("type") == "scale"), None)
+def _scale_of(transformed: Mapping[str, Any], num_axes: int, subject: str, read: Read | None) -> list[float] | None:
+    """Return the scale of a level or of all levels, or None; raise `FormatError` that names its key if malformed."""
+    transforms, subject = transformed.get(_TRANSFORMS, []), f"{subject}.{_TRANSFORMS}"
+    if not isinstance(transforms, list) or not all(isinstance(transform, Mapping) for transform in transforms):
+        raise FormatError(f"{subject} is {transforms!r:.80}, expected a list of objects; correct it")
+    number = next((number for number, transform in enumerate(transforms) if transform.get("type") == "scale"), None)
     if number is None:
         return None
     scale, path = (transforms[number].get(key) for key in ("scale", "path"))
-    key = f"{where}[{number}].{'scale' if path is None or scale is not None else 'path'}"
+    key = f"{subject}[{number}].{'scale' if path is None or scale is not None else 'path'}"
     if scale is None and read is not None and isinstance(path, str) and not {"..", "/"} & {*PurePosixPath(path).parts}:
         try:
             scale = read(path)
@@ -112,7 +103,7 @@ def _scale_of(transformed: Mapping[str, Any], num_axes: int, where: str, read: R
             raise FormatError(f"{key} is {path!r}, which cannot be read: {error}; restore it") from error
         if isinstance(scale, bytes) and len(scale) in (4 * num_axes, 8 * num_axes):
             scale = np.frombuffer(scale, f"<f{len(scale) // num_axes}").tolist()
-    if not isinstance(scale, list) or [type(each) in (int, float) for each in scale] != [True] * num_axes:
+    if not isinstance(scale, list) or [type(factor) in (int, float) for factor in scale] != [True] * num_axes:
         expected = f"{num_axes} numbers, one per axis, or the path of such an array or file in the group"
         raise FormatError(f"{key} is {scale if key.endswith('scale') else path!r:.80}, expected {expected}; correct it")
     return scale
@@ -122,10 +113,6 @@ def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str
     """Return a plate's name and the paths of its wells from a group's attributes; None if it is not a plate."""
     plate = found.get("ome", found).get("plate")
     return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
-
-
-def is_of_plate(attributes: Mapping[str, Any]) -> bool:
-    return not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes))
 
 
 def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
@@ -146,35 +133,32 @@ def _paths(entries: Iterable[Mapping[str, Any]], subject: str) -> list[str]:
     return paths
 
 
-def split_field(path: str, wells: frozenset[str]) -> tuple[str, str]:
-    """Split the path of a field of a plate into the path of its well and the rest, which may contain slashes."""
-    well = path
-    while well not in wells:
-        well = well.rpartition("/")[0]
-    return well, path[len(well) + 1 :]
+def plate_columns(plate: str, listed: Iterable[str], files: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
+    # Wells are named as in CellProfiler: ``A01`` for the path ``A/1``. Paths of fields may contain slashes.
+    known, wells, paths, names = frozenset(listed), [], [], []
+    for file in files:
+        well = file
+        while well not in known:
+            well = well.rpartition("/")[0]
+        *rows, column = well.split("/")
+        wells.append(well)
+        paths.append(file[len(well) + 1 :])
+        names.append(f"{''.join(rows)}{column.zfill(2) if column.isdecimal() else column}")
+    sites = _site_numbers(wells, paths)
+    numbered = {} if sites is None else {"Metadata_Site": sites}
+    return {"Metadata_Plate": [plate] * len(wells), "Metadata_Well": names, **numbered, "Metadata_Field": paths}
 
 
-def well_name(path: str) -> str:
-    """Return a well's name in CellProfiler's form: ``A01`` for the path ``A/1``."""
-    *rows, column = path.split("/")
-    return f"{''.join(rows)}{column.zfill(2) if column.isdecimal() else column}"
-
-
-def site_numbers(wells: Sequence[str], paths: Sequence[str]) -> list[int] | None:
-    """Return the site number of each field of a plate; None unless the paths in each well are distinct whole numbers.
-
-    CellProfiler counts sites from 1. Writers of plates count paths from 0 or from 1, which the smallest one shows.
-    """
+def _site_numbers(wells: Sequence[str], paths: Sequence[str]) -> list[int] | None:
+    """Return the site of each field of a plate; None unless paths in each well are distinct whole numbers."""
+    # CellProfiler counts sites from 1. Writers of plates count paths from 0 or from 1, which the smallest one shows.
     if not all(re.fullmatch("[0-9]{1,18}", path) for path in paths):
         return None
     numbers = [int(path) for path in paths]
     if len(set(zip(wells, numbers, strict=True))) < len(numbers):
         return None
     return [number + 1 for number in numbers] if 0 in numbers else numbers
-
-
-def labels_of(attributes: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in attributes.get("ome", attributes).get("labels", [])]
 
 
 def axes_of(multiscale: Mapping[str, Any]) -> str:
@@ -193,19 +177,19 @@ def _letters(names: Iterable[str]) -> str:
     return "".join(_WORDS.get(name.lower(), name.upper()) for name in names)
 
 
-def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> dict[str, Any]:
-    """Return the OME metadata of a group's attributes, with every field of ome-arrow; errors name ``where``.
-
-    Sizes of pixels are those of ``level``. ``read`` returns the numbers of the Zarr array at a path in the group or the
-    bytes of a file there, which holds little-endian float64 or float32.
-    """
+def parse(
+    group_attributes: Mapping[str, Any], subject: str, level: int = 0, read: Read | None = None
+) -> dict[str, Any]:
+    """Return the OME metadata of a group's attributes, with every field of ome-arrow; errors name ``subject``."""
+    # Sizes of pixels are those of ``level``. ``read`` returns the numbers of the Zarr array at a path in the group or
+    # the bytes of a file there, which holds little-endian float64 or float32.
     metadata: dict[str, Any] = schema.normalize_metadata(None, 0, "")
-    multiscale = multiscales_of(found)
+    multiscale = multiscales_of(group_attributes)
     if multiscale is None:
         return metadata
     metadata["name"] = multiscale.get("name")
-    scale = _scale_of_level(multiscale, where, level, read)
-    of_all = _scale_of(multiscale, len(multiscale.get("axes", AXES)), f"{where}: multiscales[0]", read)
+    scale = _scale_of_level(multiscale, subject, level, read)
+    of_all = _scale_of(multiscale, len(multiscale.get("axes", AXES)), f"{subject}: multiscales[0]", read)
     if scale is not None and of_all is not None:  # The specification applies it after that of the level.
         scale = [one * other for one, other in zip(scale, of_all, strict=True)]
     symbols = {name: symbol for symbol, name in _UNITS.items()}
@@ -214,12 +198,11 @@ def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | Non
         if unit is not None and scale is not None and axis["name"] in {"z", "y", "x"}:
             metadata[f"physical_size_{axis['name']}"] = float(scale[position])
             metadata[f"physical_size_{axis['name']}_unit"] = unit
-    omero = found.get("ome", found).get("omero", {})
-    metadata["channels"] = [_parse_omero(channel) for channel in omero.get("channels", [])]
-    metadata |= revive(dict(found.get(REST_KEY, {})))
-    return schema.normalize_metadata(metadata, len(metadata["channels"]), where)
-
-
-def _parse_omero(channel: Mapping[str, Any]) -> dict[str, Any]:
-    color = channel.get("color")
-    return {"name": channel.get("label"), "color_rgba": None if color is None else int(color[:6], 16) << 8 | 0xFF}
+    omero = group_attributes.get("ome", group_attributes).get("omero", {})
+    metadata["channels"] = []
+    for channel in omero.get("channels", []):
+        color = channel.get("color")
+        rgba = None if color is None else int(color[:6], 16) << 8 | 0xFF
+        metadata["channels"].append({"name": channel.get("label"), "color_rgba": rgba})
+    metadata |= revive(dict(group_attributes.get(REST_KEY, {})))
+    return schema.normalize_metadata(metadata, len(metadata["channels"]), subject)

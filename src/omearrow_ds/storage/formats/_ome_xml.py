@@ -1,4 +1,4 @@
-"""OME metadata in OME-XML: passed to tifffile when writing, and parsed when reading.
+"""OME-XML of TIFF files: metadata for tifffile when writing, parsed or reduced to one file when reading.
 
 Metadata with a place in OME-XML is stored there (https://docs.openmicroscopy.org/ome-model/6.2.2/). Other metadata
 (channel ids, image type, free illumination names) is stored as JSON in a map annotation, so that nothing is lost.
@@ -24,11 +24,12 @@ ANNOTATION_KEY = "omearrow_ds"
 _ILLUMINATIONS = ("Transmitted", "Epifluorescence", "Oblique", "NonLinear", "Other")
 _NOT_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OME, _CHANNEL = re.compile(r"<(?:\w+:)?OME[\s>]"), re.compile(r"<(?:\w+:)?Channel[\s/>]")
+_PLANE_AXES = "TCZ"
+_UUIDS = "{*}Image/{*}Pixels/{*}TiffData/{*}UUID"
 _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
 def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
-    """Return ``metadata`` in the form of tifffile's ``imwrite(metadata=)``."""
     from tifffile import OmeXml  # noqa: PLC0415  # The backend of the TIFF format.
 
     tags: dict[str, Any] = {"axes": "TCZYX"}
@@ -132,10 +133,8 @@ def image_sizes(xml: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def find_root(description: str) -> ET.Element | None:
-    """Return the root element if a TIFF description is OME-XML that names files; None for other descriptions.
-
-    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
-    """
+    """Return the root element if a TIFF description is OME-XML that names files; None for other descriptions."""
+    # Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
     return _parse_root(description) if "<!DOCTYPE" in description or "FileName" in description else None
 
 
@@ -175,26 +174,20 @@ def _naive_utc(text: str) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 
-_PLANE_AXES = "TCZ"
-_UUIDS = "{*}Image/{*}Pixels/{*}TiffData/{*}UUID"
-
-
 class _Part(NamedTuple):
     """An image with planes in a file."""
 
     image: ET.Element
     pixels: ET.Element
-    sizes: Mapping[str, int]  # of T, C and Z; samples of one page are one channel
-    pages: Mapping[tuple[int, ...], int]  # page of each plane (t, c, z) in this file
-    is_shared: bool  # whether other files hold planes, too
+    sizes: Mapping[str, int]  # Of T, C and Z; samples of one page are one channel.
+    pages: Mapping[tuple[int, ...], int]  # Page of each plane (t, c, z) in this file.
+    is_shared: bool  # Whether other files hold planes, too.
 
 
 def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
-    """Return a function that checks whether a UUID element refers to the file that contains the OME-XML.
-
-    It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no element
-    has the identifier, it compares the file name.
-    """
+    """Return a function that checks whether a UUID element refers to the file that contains the OME-XML."""
+    # It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no
+    # element has the identifier, it compares the file name.
     own_id, name = root.get("UUID"), own_name.lower()
     names = {uuid.get("FileName", "").lower() for uuid in root.iterfind(_UUIDS) if uuid.text == own_id}
     if own_id is not None and len(names) == 1:
@@ -203,15 +196,13 @@ def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
 
 
 def names_other_files(root: ET.Element, own_name: str) -> bool:
-    """Whether OME-XML lists planes in files other than the one that contains it."""
     return not all(map(own_files(root, own_name), root.iterfind(_UUIDS)))
 
 
 def own_description(root: ET.Element, own_name: str, num_pages: int, split_along: str) -> str | None:
-    """Return the OME-XML of only those images that a file contains; None if an image needs planes of other files.
-
-    Planes of other files may be absent along the axes ``split_along``: then the image has the planes of this file only.
-    """
+    """Return the OME-XML of only those images that a file contains; None if an image needs planes of other files."""
+    # Planes of other files may be absent along the axes ``split_along``: then the image has the planes of this file
+    # only.
     is_own = own_files(root, own_name)
     parts = [part for image in root.iterfind("{*}Image") if (part := _part(image, is_own, num_pages))]
     for part in parts:

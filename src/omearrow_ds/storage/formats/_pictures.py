@@ -1,4 +1,4 @@
-"""Thumbnails of images: one downsampled plane of each, with its channels composed in colors, as PNG."""
+"""Notebook view of collections: thumbnails with channels in colors, facts and columns, in one piece of HTML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from itertools import islice, zip_longest
@@ -24,50 +25,11 @@ HIGH = 4095  # Largest value of 12 bits.
 MAX_IMAGES = 64
 UINT16 = np.dtype(np.uint16)
 _LARGEST = np.iinfo(UINT16).max
-
-
-class PixelRange(NamedTuple):
-    """Largest value of a few uint16 images."""
-
-    largest: int
-    num_images: int
-
-    @classmethod
-    def measure(cls, images: Iterable[Array], limit: int = _LARGEST) -> PixelRange | None:
-        """Measure the uint16 images among the first 64, until a value exceeds ``limit``; None if no image is uint16."""
-        largest = num_images = 0
-        for image in islice(images, MAX_IMAGES):
-            if image.dtype == UINT16:
-                largest, num_images = max(largest, int(image.max(initial=0))), num_images + 1
-            if largest > limit:
-                break
-        return cls(largest, num_images) if num_images else None
-
-    @classmethod
-    def join(cls, ranges: Iterable[PixelRange | None]) -> PixelRange | None:
-        """Return the combined range of several collections; None if no range is known."""
-        known = [pixel_range for pixel_range in ranges if pixel_range is not None]
-        return cls(max(largest for largest, _ in known), sum(num for _, num in known)) if known else None
-
-    @property
-    def normalize(self) -> dict[str, int] | None:
-        """Value of ``normalize=`` for 12-bit pixels; None if the images have larger values, or are black."""
-        return {"low": 0, "high": HIGH} if 0 < self.largest <= HIGH else None
-
-    @property
-    def text(self) -> str:
-        """Description of the largest value and, if this has at most 12 bits, the option that scales such images."""
-        measured = f"largest value {self.largest:,} in {count(self.num_images, 'uint16 image')}"
-        if self.normalize is None:
-            return measured
-        scaled = self.largest / _LARGEST
-        return f'{measured}, {scaled:.2g} with normalize=True; pass normalize={{"low": 0, "high": {HIGH}}}'
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the range as a dictionary of JSON values."""
-        return {"largest": self.largest, "images": self.num_images, "normalize": self.normalize}
-
-
+Facts = Sequence[tuple[str, str]]
+_SIZE, _PICTURES, _ROWS, _COLUMNS, _KINDS = 128, 6, 3, 12, 4
+_MOST_LETTERS, _MOST_NAMES = 60, 100
+_UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # for times that Python cannot represent
+_CELL = 'style="text-align:left;vertical-align:top"'
 Names = Sequence[str | None]
 Colour = tuple[int, int, int]
 PERCENTILES = (1.0, 99.8)  # contrast limits: values below are black, values above have full brightness
@@ -86,40 +48,75 @@ _STAINS = (
 )
 
 
+class PixelRange(NamedTuple):
+    """Largest value of a few uint16 images, and the scaling of 12-bit pixels."""
+
+    largest: int
+    num_images: int
+
+    @classmethod
+    def measure(cls, images: Iterable[Array], limit: int = _LARGEST) -> PixelRange | None:
+        """Measure the uint16 images among the first 64, until a value exceeds ``limit``; None if no image is uint16."""
+        largest = num_images = 0
+        for image in islice(images, MAX_IMAGES):
+            if image.dtype == UINT16:
+                largest, num_images = max(largest, int(image.max(initial=0))), num_images + 1
+            if largest > limit:
+                break
+        return cls(largest, num_images) if num_images else None
+
+    @classmethod
+    def join(cls, ranges: Iterable[PixelRange | None]) -> PixelRange | None:
+        known = [pixel_range for pixel_range in ranges if pixel_range is not None]
+        return cls(max(largest for largest, _ in known), sum(num for _, num in known)) if known else None
+
+    @property
+    def normalize(self) -> dict[str, int] | None:
+        """Value of ``normalize=`` for 12-bit pixels; None if the images have larger values, or are black."""
+        return {"low": 0, "high": HIGH} if 0 < self.largest <= HIGH else None
+
+    @property
+    def text(self) -> str:
+        """Description of the largest value and, if this has at most 12 bits, the option that scales such images."""
+        measured = f"largest value {self.largest:,} in {count(self.num_images, 'uint16 image')}"
+        if self.normalize is None:
+            return measured
+        scaled = self.largest / _LARGEST
+        return f'{measured}, {scaled:.2g} with normalize=True; pass normalize={{"low": 0, "high": {HIGH}}}'
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"largest": self.largest, "images": self.num_images, "normalize": self.normalize}
+
+
 @dataclass(frozen=True)
 class Pictures:
     """Images to display: the images of a source, or the samples of a dataset before they are scaled."""
 
     path: str  # Path of the collection.
-    image_ids: Sequence[str]  # One id per image.
+    image_ids: Sequence[str]
     schema: pa.Schema  # Names and types of the columns.
     column: Callable[[str], pa.ChunkedArray]  # Reads a column, one value per image.
-    image_bytes: Array  # (N,) int64, decoded size of each image
-    image: Callable[[int], Array]  # returns an image as (T, C, Z, Y, X), which is not modified
-    channels: Callable[[int], Names]  # returns the channel names of an image
+    image_bytes: Array  # (N,) int64, decoded size of each image.
+    image: Callable[[int], Array]  # Returns an image as (T, C, Z, Y, X), which is not modified.
+    channels: Callable[[int], Names]  # Returns the channel names of an image.
 
 
 @dataclass(frozen=True)
 class Thumbnail:
     """Downsampled first time point and middle Z plane of an image."""
 
-    # index, image_id: identify the image
     index: int
     image_id: str
-    shape: tuple[int, ...]  # (T, C, Z, Y, X) of the whole image
-    # (C, y, x) float64, for each channel the means of square blocks of pixels, in stored values; limited to the
-    # first `MOST_CHANNELS` channels
-    planes: Array
-    names: Names  # names of the channels, None for one without
-    problem: str | None = None  # why the image could not be read, with no planes then
+    shape: tuple[int, ...]  # (T, C, Z, Y, X) of the whole image.
+    planes: Array  # (C, y, x) float64, means of square blocks of pixels; limited to the first `MOST_CHANNELS` channels.
+    names: Names  # One per channel, or None.
+    problem: str | None = None  # Why the image could not be read, with no planes then.
     pixel_range: PixelRange | None = None  # The range of all channels and planes.
 
 
 def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:
-    """Downsample an image to at most ``size`` pixels in width and height; much smaller images are magnified.
-
-    ``channels`` names the channels to show, in order, unnamed ones by number; None shows all.
-    """
+    """Downsample an image to at most ``size`` pixels in width and height; much smaller images are magnified."""
+    # ``channels`` names the channels to show, in order, unnamed ones by number; None shows all.
     image_id = str(pictures.image_ids[index])
 
     def without(problem: str) -> Thumbnail:
@@ -129,7 +126,10 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
         return without(f"too large for a preview: {in_units(int(pictures.image_bytes[index]))}")
     try:
         image = pictures.image(index)
-        names = _names(pictures, index, image.shape[1])
+        names = list[str | None]()
+        with suppress(OMEArrowDSError, OSError):  # Pixels are shown without names.
+            names += pictures.channels(index)
+        names = names if len(names) == image.shape[1] else [None] * image.shape[1]
         known = [str(number) if name is None else name for number, name in enumerate(names)]
         if channels is not None and not set(channels) <= set(known):
             return without(f"has the channels {known}, expected {list(channels)}")
@@ -138,19 +138,8 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
         planes = [_small(image[0, channel, middle], size) for channel in indices[:MOST_CHANNELS]]
     except (OMEArrowDSError, OSError, MemoryError) as error:
         return without(str(error) or type(error).__name__)
-    shown_names = [names[channel] for channel in indices]
-    return Thumbnail(
-        index, image_id, image.shape, np.stack(planes), shown_names, pixel_range=PixelRange.measure([image])
-    )
-
-
-def _names(pictures: Pictures, index: int, size_c: int) -> list[str | None]:
-    """Return the names of an image's channels, or None for each if they cannot be read but the pixels can."""
-    try:
-        names = list(pictures.channels(index))
-    except (OMEArrowDSError, OSError):
-        names = []
-    return names if len(names) == size_c else [None] * size_c
+    shown_names, pixel_range = [names[channel] for channel in indices], PixelRange.measure([image])
+    return Thumbnail(index, image_id, image.shape, np.stack(planes), shown_names, pixel_range=pixel_range)
 
 
 def _small(plane: Array, size: int) -> Array:
@@ -167,8 +156,7 @@ def _small(plane: Array, size: int) -> Array:
 
 def left_out(thumbnails: Sequence[Thumbnail]) -> str:
     """Describe the time points, Z planes and channels that thumbnails omit; empty if they show everything."""
-    whole = [picture for picture in thumbnails if picture.problem is None]
-    shapes = [[picture.shape[0], picture.shape[2], len(picture.names)] for picture in whole]
+    shapes = [[thumb.shape[0], thumb.shape[2], len(thumb.names)] for thumb in thumbnails if thumb.problem is None]
     sizes = np.array(shapes or [[1, 1, 1]]).max(axis=0)
     parts = (
         f"the first of {sizes[0]} T" if sizes[0] > 1 else "",
@@ -193,12 +181,12 @@ def colours(names: Names) -> list[Colour]:
     """Return a color per channel, by its name if it is a known stain; a single channel is gray."""
     if len(names) == 1:
         return [_GREY]
-    found: list[Colour | None] = []
+    known: list[Colour | None] = []
     for name in names:
-        told = next((colour for colour, stain in _STAINS if name and stain.search(name)), None)
-        found.append(None if told in found else told)
-    left = iter([colour for colour in _COLOURS if colour not in found])
-    return [colour or next(left) for colour in found]
+        stain = next((colour for colour, pattern in _STAINS if name and pattern.search(name)), None)
+        known.append(None if stain in known else stain)
+    others = iter([colour for colour in _COLOURS if colour not in known])
+    return [colour or next(others) for colour in known]
 
 
 def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Sequence[Colour]) -> Array:
@@ -218,45 +206,35 @@ def png(picture: Array) -> bytes:
     return bytes(imagecodecs.png_encode(np.ascontiguousarray(picture), level=9))
 
 
-Facts = Sequence[tuple[str, str]]
-_SIZE, _PICTURES, _ROWS, _COLUMNS, _KINDS = 128, 6, 3, 12, 4
-_MOST_LETTERS, _MOST_NAMES = 60, 100
-_UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # for times that Python cannot represent
-
-
 def as_html(title: str, facts: Facts, pictures: Pictures) -> str:
-    """Return HTML with a title, facts, a few images from all over the collection, and the first rows of the columns.
-
-    It inherits the colors of the page, bright or dark, and escapes all text.
-    """
-    count = len(pictures.image_ids)
-    indices = sorted({number * (count - 1) // (_PICTURES - 1) for number in range(_PICTURES)}) if count else []
+    """Return HTML with a title, facts, a few images from all over the collection, and the first rows of the columns."""
+    # It inherits the colors of the page, bright or dark, and escapes all text.
+    last = len(pictures.image_ids) - 1
+    indices = sorted({number * last // (_PICTURES - 1) for number in range(_PICTURES)}) if last >= 0 else []
     thumbnails = [thumbnail(pictures, index, _SIZE) for index in indices]
     descriptions = [*((name, _text(value)) for name, value in facts), ("channels", _legend(thumbnails))]
     rows = "".join(f"<tr><th {_CELL}>{name}</th><td {_CELL}>{value}</td></tr>" for name, value in descriptions if value)
+    low, high = PERCENTILES
+    contrasts = f"contrast of each image and channel by itself, percentiles {low:g} to {high:g}"
+    remarks = ", ".join(filter(None, [left_out(thumbnails), contrasts]))
     parts = [
         f"<strong>{_text(title)}</strong>",
         f"<table>{rows}</table>",
         f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{"".join(map(_figure, thumbnails))}</div>',
-        f"<div><small>{_how(thumbnails)}</small></div>" if thumbnails else "",
+        f"<div><small>{remarks}</small></div>" if thumbnails else "",
         _columns(pictures) if len(pictures.schema) else "",
     ]
     return f"<div>{''.join(parts)}</div>"
 
 
-_CELL = 'style="text-align:left;vertical-align:top"'
-
-
 def kinds(values: Iterable[Any]) -> str:
-    """Return the distinct values as text, most frequent first, with their counts if there is more than one."""
     counts = Counter(values).most_common()
     texts = [str(value) if len(counts) == 1 else f"{value} ({number:,})" for value, number in counts[:_KINDS]]
     return ", ".join(texts) + (f", and {len(counts) - _KINDS:,} more" if len(counts) > _KINDS else "")
 
 
-def shapes(found: Array) -> str:
-    """Return a description of shapes (N, 5)."""
-    return f"{kinds(' x '.join(map(str, shape)) for shape in found.tolist())} (T x C x Z x Y x X)" if len(found) else ""
+def shapes(sizes: Array) -> str:
+    return f"{kinds(' x '.join(map(str, shape)) for shape in sizes.tolist())} (T x C x Z x Y x X)" if len(sizes) else ""
 
 
 def _text(value: object, most: int | None = None) -> str:
@@ -293,12 +271,6 @@ def _figure(each: Thumbnail) -> str:
         shown = f'<div style="{box}"><small>{_text(each.problem)}</small></div>'
     caption = f'<figcaption style="max-width:{_SIZE}px;overflow-wrap:anywhere"><small>{name}</small></figcaption>'
     return f'<figure style="margin:0">{shown}{caption}</figure>'
-
-
-def _how(found: Sequence[Thumbnail]) -> str:
-    low, high = PERCENTILES
-    contrasts = f"contrast of each image and channel by itself, percentiles {low:g} to {high:g}"
-    return ", ".join(filter(None, [left_out(found), contrasts]))
 
 
 def _columns(pictures: Pictures) -> str:

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import AxesError, SelectError
-from omearrow_ds.storage.extents import Array, Region
+from omearrow_ds.storage.extents import Array, Region, Shape
 
 Span = tuple[int, int]  # First index, and the one after the last.
+ReadNames = Callable[[], Sequence[str | None]]  # Returns the names of the channels.
 Pick = int | str | slice | Sequence[int | str]
 
 
 class PickedRegion(NamedTuple):
     """Selected part of an image (T, C, Z, Y, X), which consists of one or more regions."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     regions: list[Region]
     targets: list[tuple[slice, ...]]  # Slices of the part that each region fills; none if there is one region.
 
@@ -36,7 +37,6 @@ class PickedRegion(NamedTuple):
         return cls(tuple(map(sum, lengths)), regions, list(product(*targets)))
 
     def join(self, arrays: Sequence[Array]) -> Array:
-        """Assemble the pixels of the part from one array per region."""
         if len(arrays) == 1:
             return arrays[0]
         part = np.empty((*self.shape, *arrays[0].shape[len(self.shape) :]), arrays[0].dtype)
@@ -49,15 +49,14 @@ def pick_region(
     shape: Sequence[int],
     region: Sequence[int] | None,
     picks: Mapping[str, Pick | None],
-    channel_names: Callable[[], Sequence[str | None]],
+    channel_names: ReadNames,
     subject: str,
 ) -> PickedRegion:
-    """Return the part of an image (T, C, Z, Y, X) that a caller chooses; errors name the image ``subject``.
-
-    ``region`` is ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded. ``picks`` are indices of the axes T, C and
-    Z: one, several, or a slice; for C names too. None is the whole plane or axis. Raises `AxesError` if the region is
-    malformed, empty or outside the image, or a channel is unknown; `SelectError` if a pick is empty or outside.
-    """
+    """Return the part of an image (T, C, Z, Y, X) that a caller chooses; errors name the image ``subject``."""
+    # ``region`` is ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded. ``picks`` are indices of the axes T, C
+    # and Z: one, several, or a slice; for C names too. None is the whole plane or axis. Raises `AxesError` if the
+    # region is malformed, empty or outside the image, or a channel is unknown; `SelectError` if a pick is empty or
+    # outside.
     sizes = zip("TCZ", shape[:3], strict=True)
     spans = [_picked_spans(axis, size, picks.get(axis), channel_names, subject) for axis, size in sizes]
     return PickedRegion.from_spans([*spans, *([side] for side in _sides(shape, region, subject))])
@@ -79,10 +78,7 @@ def _sides(shape: Sequence[int], region: Sequence[int] | None, subject: str) -> 
     return (y0, y1), (x0, x1)
 
 
-def _picked_spans(
-    axis: str, size: int, pick: Pick | None, channel_names: Callable[[], Sequence[str | None]], subject: str
-) -> list[Span]:
-    """Return the picked indices of an axis as spans of consecutive ones."""
+def _picked_spans(axis: str, size: int, pick: Pick | None, channel_names: ReadNames, subject: str) -> list[Span]:
     if pick is None:
         return [(0, size)]
     if isinstance(pick, slice):
@@ -99,12 +95,11 @@ def _picked_spans(
 
 
 def spans_of(indices: Sequence[int]) -> list[Span]:
-    """Return indices as spans of consecutive indices, in the given order."""
     runs = np.split(np.asarray(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence[str | None]], subject: str) -> int:
+def _index(axis: str, size: int, pick: Any, channel_names: ReadNames, subject: str) -> int:
     """Return an index from the front of an index from either end, or of the name of a channel."""
     if isinstance(pick, str) and axis == "C":
         names = list(channel_names())
@@ -125,7 +120,6 @@ def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence
 
 
 def slices_of(region: Region) -> tuple[slice, ...]:
-    """Return one slice per axis of a region."""
     rank = len(region) // 2
     return tuple(map(slice, region[:rank], region[rank:]))
 

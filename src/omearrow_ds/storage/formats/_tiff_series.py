@@ -44,12 +44,10 @@ class TiffImage(NamedTuple):
 
 
 def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) -> TiffImage:
-    """Return the only image of an open file or, with ``number``, the image series of this number.
-
-    Raises `FormatError` if there are several and none is chosen, if other files hold parts of the image, or if the
-    OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
-    channels be read as Z.
-    """
+    """Return the only image of an open file or, with ``number``, the image series of this number."""
+    # Raises `FormatError` if there are several and none is chosen, if other files hold parts of the image, or if the
+    # OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
+    # channels be read as Z.
     remedy = "write one image per file, or list the series in columns Series_<channel> of a table"
     if number is None and len(tif.series) != 1:
         raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
@@ -70,10 +68,8 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
 
 
 def _with_own_pages(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> tifffile.TiffPageSeries:
-    """Return a series with the pages of the file if their pixels do not follow each other.
-
-    tifffile takes for granted that they do if more bytes than those of all planes are between the first two headers.
-    """
+    """Return a series with the pages of the file if their pixels do not follow each other."""
+    # tifffile assumes that they do if more bytes than those of all planes are between the first two headers.
     start = series.dataoffset if series.kind == "shaped" else None
     if start is None or not 1 < len(tif.pages) == len(series):
         return series
@@ -208,17 +204,11 @@ _CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"
 
 
 def locate_chunks(
-    series: tifffile.TiffPageSeries,
-    planes: Array,
-    side: Sequence[int],
-    file: ChunkFile,
-    decoders: dict[int, Decode],
+    series: tifffile.TiffPageSeries, planes: Array, side: Sequence[int], file: ChunkFile, decoders: dict[int, Decode]
 ) -> ImageChunks | None:
-    """Return the chunks of a series, or None if only tifffile can read its pixels.
-
-    ``planes`` (T, C, Z) is the index in the series of each plane of the shape ``side``. ``decoders``, by the hash of
-    pages that are stored alike, grows.
-    """
+    """Return the chunks of a series, or None if only tifffile can read its pixels."""
+    # ``planes`` (T, C, Z) is the index in the series of each plane of the shape ``side``. ``decoders``, by the hash of
+    # pages that are stored alike, grows.
     page = series.keyframe
     if series.transform is not None:  # tifffile computes other values from the stored ones.
         return None
@@ -263,11 +253,9 @@ def _decoder(page: tifffile.TiffPage) -> Decode:
 
 
 def _is_plain(page: tifffile.TiffPage) -> bool:
-    """Whether a page is (Y, X) in whole bytes per pixel, in chunks that can be decoded one by one.
-
-    A page with a predictor but without compression is not: tifffile decodes its strips one by one to other values
-    than the whole page if they are contiguous. libtiff ignores such a predictor.
-    """
+    """Whether a page is (Y, X) in whole bytes per pixel, in chunks that can be decoded one by one."""
+    # Not with a predictor but no compression: tifffile decodes contiguous strips one by one to other values than the
+    # whole page, and libtiff ignores such a predictor.
     return bool(
         page.samplesperpixel == 1
         and page.imagedepth == 1

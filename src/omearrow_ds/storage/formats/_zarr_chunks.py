@@ -33,7 +33,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import FormatError, ImageError, MissingPathError, OMEArrowDSError
 from omearrow_ds.resources import pixel_count
-from omearrow_ds.storage.extents import Array, ChunkFiles, ChunkLayout, StoredBytes, chunk_windows
+from omearrow_ds.storage.extents import Array, ChunkFiles, ChunkLayout, Shape, StoredBytes, chunk_windows
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._detect import ZARR_FILES
@@ -65,8 +65,8 @@ class ZarrArray(NamedTuple):
     """Chunks of an array whose axes are in the order TCZYX."""
 
     layout: ChunkLayout
-    shape: tuple[int, ...]  # (T, C, Z, Y, X), 1 for axes that the array lacks.
-    shard: tuple[int, ...]  # Number of chunks of a file along each axis.
+    shape: Shape  # (T, C, Z, Y, X), 1 for axes that the array lacks.
+    shard: Shape  # Number of chunks of a file along each axis.
     is_sharded: bool  # Whether the files are shards, which end with an index of their chunks.
     names: Sequence[str]  # Chunk files or shards in C order.
     compressor: str | None
@@ -75,11 +75,9 @@ class ZarrArray(NamedTuple):
 
 
 def parse(description: bytes, axes: str | None = None) -> ZarrArray | None:
-    """Return the chunks of an array from its metadata, or None if zarr must read it.
-
-    Supported: a regular chunk grid in C order, little-endian, plain or compressed by Blosc or zstd, also in shards. By
-    default, ``axes`` are those that the names of its dimensions state, or that its rank implies.
-    """
+    """Return the chunks of an array from its metadata, or None if zarr must read it."""
+    # Supported: a regular chunk grid in C order, little-endian, plain or compressed by Blosc or zstd, also in shards.
+    # By default, ``axes`` are those that the names of its dimensions state, or that its rank implies.
     try:
         fields = json.loads(description)
         return _parse_zarr3(fields, axes) if fields["zarr_format"] == 3 else _parse_zarr2(fields, axes)
@@ -136,10 +134,7 @@ def _array_of(
     key: tuple[str, str],
     fill_value: Any,
 ) -> ZarrArray | None:
-    """Return the chunks of an array, or None if zarr must read it.
-
-    ``sizes`` are the shapes of the array, of a file and of a chunk, ``key`` prefix and separator of the names of files.
-    """
+    """Return the chunks of an array from shapes of array, file and chunk, and prefix and separator of file names."""
     rank = len(sizes[0])
     axes = axes or {2: "YX", 5: AXES}.get(rank, "")
     has_pixels = dtype in schema.DTYPES or dtype in schema.LABEL_DTYPES
@@ -176,8 +171,7 @@ def _array_of(
 
 
 @lru_cache(64)  # Most arrays of a folder are alike.
-def _file_names(grid: tuple[int, ...], prefix: str, separator: str) -> list[str]:
-    """Return the names of the files of a grid, in C order."""
+def _file_names(grid: Shape, prefix: str, separator: str) -> list[str]:
     return [prefix + separator.join(map(str, position)) for position in np.ndindex(*grid)]
 
 
@@ -190,10 +184,7 @@ class ZarrChunks(ChunkFiles):
         self._can_miss_chunks = can_miss_chunks and array.fill_value is not None
 
     def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
-        """Return the bytes of chunks of a file, None for missing ones.
-
-        Raises `FileNotFoundError` if a chunk is missing but must not be; `FormatError` if the file cannot be read.
-        """
+        """Return the bytes of chunks of a file, None for missing ones; `FileNotFoundError` if they must exist."""
         array = self._array
         path = f"{self.name}/{array.names[file_number]}"
         try:
@@ -211,10 +202,7 @@ class ZarrChunks(ChunkFiles):
         return chunks
 
     def decode(self, file_number: int, data: StoredBytes, flat: Array) -> None:
-        """Fill an array of bytes with the pixels of a chunk.
-
-        Raises `FormatError` if it is damaged or has another size.
-        """
+        """Fill an array of bytes with a chunk's pixels; raise `FormatError` if it is damaged or of another size."""
         compressor, problem = self._array.compressor, None
         # Blosc trusts its header, and would read beyond the end of a truncated file.
         if compressor == "blosc" and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
@@ -320,7 +308,7 @@ class Writer:
 
     def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
         self._compression, self._chunk_shape = compression, chunk_shape
-        self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, ZarrArray]] = {}
+        self._described: dict[tuple[Shape, np.dtype[Any]], tuple[bytes, ZarrArray]] = {}
 
     def write(self, path: Path, pixels: Array) -> None:
         """Write a new array at ``path``; chunks of zeros too, so that a missing chunk file is a fault."""
@@ -336,16 +324,14 @@ class Writer:
             part = pixels[window]
             missing = [(0, length - size) for length, size in zip(shape, part.shape, strict=True)]
             chunk = np.ascontiguousarray(part) if part.shape == shape else np.pad(part, missing)
-            (path / name).write_bytes(self._encode(chunk.astype(dtype, copy=False)))
+            chunk = chunk.astype(dtype, copy=False)
+            if self._compression == "none":
+                (path / name).write_bytes(chunk.tobytes())
+                continue
+            settings = {"level": _LEVELS[self._compression], "compressor": self._compression, "shuffle": _SHUFFLE}
+            (path / name).write_bytes(_blosc_encode(chunk, blocksize=_BLOCK_BYTES, numthreads=1, **settings))
 
-    def _encode(self, chunk: Array) -> bytes:
-        if self._compression == "none":
-            return chunk.tobytes()
-        settings = {"level": _LEVELS[self._compression], "compressor": self._compression}
-        encoded: bytes = _blosc_encode(chunk, shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, numthreads=1, **settings)
-        return encoded
-
-    def _describe(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, ZarrArray]:
+    def _describe(self, shape: Shape, dtype: np.dtype[Any]) -> tuple[bytes, ZarrArray]:
         """Return the ``zarr.json`` that zarr writes for an array, and its chunks."""
         codec = None
         if self._compression != "none":
@@ -373,10 +359,7 @@ _METADATA_FILES = (*ZARR_FILES, ".zmetadata")
 
 
 class ZarrObjects(Store):
-    """Read-only store of the objects below a URL.
-
-    If ``complete``, a missing chunk raises an error, and is not replaced by the fill value.
-    """
+    """Read-only store of the objects below a URL; if ``complete``, a missing chunk is an error, not the fill value."""
 
     supports_writes = supports_deletes = supports_listing = False
 

@@ -25,12 +25,11 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
-from omearrow_ds.storage.extents import ChunkFiles, Region, size_of
+from omearrow_ds.storage.extents import ChunkFiles, Region, Shape, size_of
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED
-from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
@@ -91,6 +90,7 @@ class Source(FolderSource):
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:
         self._level = level
+        self._chunk_names: dict[Shape, Sequence[str]] = {}  # Names of chunk files, by the shapes read so far.
         self._plate: tuple[str | None, list[str]] | None = None  # Name, and paths of wells.
         self.variant = (f"level {level}",) if level else ()
         super().__init__(path, known, **how)
@@ -112,16 +112,8 @@ class Source(FolderSource):
             _refuse_level(self._level, "collections written by omearrow-ds have only level 0", self.path)
         elif self._plate is not None and self._members:
             name, listed = self._plate
-            known = frozenset(listed)
-            wells, paths = zip(*(_ngff.split_field(member.file, known) for member in self._members), strict=True)
-            sites = _ngff.site_numbers(wells, paths)
-            columns = {
-                "Metadata_Plate": [name or _without_suffix(self.path.name)] * len(wells),
-                "Metadata_Well": list(map(_ngff.well_name, wells)),
-                **({} if sites is None else {"Metadata_Site": sites}),
-                "Metadata_Field": list(paths),
-            }
-            self._set_columns(pa.table(columns))
+            files = [member.file for member in self._members]
+            self._set_columns(pa.table(_ngff.plate_columns(name or _without_suffix(self.path.name), listed, files)))
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
@@ -162,8 +154,9 @@ class Source(FolderSource):
         node = self._node(path)
         if isinstance(node, zarr.Array):
             _refuse_level(self._level, "a Zarr array has no levels", path)
-            with self.guard.reading(path):
-                return _safe(node, path), _ngff.axes_named(_dimensions(node))
+            with self.guard.reading(path):  # Version 3 stores names of dimensions, and xarray does in version 2.
+                names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
+                return _safe(node, path), _ngff.axes_named(names)
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise self._without_images(path, dict(node.attrs))
@@ -194,7 +187,7 @@ class Source(FolderSource):
 
     def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
         """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
-        if _ngff.is_of_plate(attributes):
+        if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
             return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
         inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
         if path != self.path and any(self._is_member(group) for group in inside):
@@ -204,10 +197,16 @@ class Source(FolderSource):
         return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
     def _present(self) -> list[str]:
-        node = self._node_at_url() if self.fetches else self._node(self.path) if _may_be_plate(self.guard) else None
-        if self.fetches and _is_image(node):
-            self._root = self.path.parent
-            return [self.path.name]
+        node: zarr.Array[Any] | zarr.Group | None = None
+        if self.fetches:
+            node = self._node_at_url()
+            if _is_image(node):
+                self._root = self.path.parent
+                return [self.path.name]
+        for file in map(self.path.joinpath, () if self.fetches else _NODE_FILES):
+            with self.guard.reading(file):  # Asking zarr takes a third of the opening time.
+                if node is None and file.is_file() and b'"plate"' in file.read_bytes():
+                    node = self._node(self.path)
         with self.guard.reading():
             self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
         if self._plate is not None:
@@ -282,9 +281,8 @@ class Source(FolderSource):
         located = self._arrays.find_image(f"{self._root}/{file}")
         if located is not None:
             return Member(file, self._image_id(file), located[1].shape, located[1].layout.pixel_dtype)
-        array, axes = self._array(self._root / file)
-        laid_out = _laid_out(np.broadcast_to(np.zeros((), array.dtype), array.shape), axes, self._root / file)
-        return Member(file, self._image_id(file), laid_out.shape, laid_out.dtype.newbyteorder("="))
+        like = _like(*self._array(self._root / file), self._root / file)
+        return Member(file, self._image_id(file), like.shape, like.dtype.newbyteorder("="))
 
     def _image_id(self, file: str) -> str:
         return _without_suffix(file)
@@ -312,11 +310,6 @@ class Source(FolderSource):
         folder, names = f"{self._root}/{member.file}/0", self._chunk_names.get(member.shape, ())
         return [f"{folder}/{name}" for name in ("zarr.json", *names)] if names else ()
 
-    @cached_property
-    def _chunk_names(self) -> dict[tuple[int, ...], Sequence[str]]:
-        """Names of the chunk files, by the shapes read so far."""
-        return {}
-
     def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
         path, image = self._folder_of(row), self._root / self._members[row].file
@@ -326,8 +319,7 @@ class Source(FolderSource):
             if missing:  # zarr would return its fill value.
                 raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         dtype = np.dtype(array.dtype)
-        like = _laid_out(np.broadcast_to(np.zeros((), dtype), array.shape), axes, image)
-        self._refuse_other(row, like.shape, dtype.newbyteorder("="))
+        self._refuse_other(row, _like(array, axes, image).shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
         with self.guard.reading(path):
@@ -351,7 +343,8 @@ class Source(FolderSource):
             labels = self._root / self._members[index].file / "labels"
             if is_zarr_node(str(labels)):
                 with self.guard.reading(labels):
-                    names |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
+                    attributes: dict[str, Any] = dict(self._node(labels).attrs)
+                    names |= dict.fromkeys(map(str, attributes.get("ome", attributes).get("labels", [])))
         return list(names)
 
     def labels(self, name: str) -> tuple[Images, Array]:
@@ -392,13 +385,9 @@ def _refuse_level(level: int, problem: str, path: Path) -> None:
         raise ArgumentError(problem, path=path, option="level", value=level, remedy="pass level=0")
 
 
-def _may_be_plate(guard: FileGuard) -> bool:
-    """Whether a group's attributes may describe a plate; asking zarr takes a third of the opening time."""
-    for file in (guard.path / name for name in _NODE_FILES):
-        with guard.reading(file):
-            if file.is_file() and b'"plate"' in file.read_bytes():
-                return True
-    return False
+def _like(array: zarr.Array[Any], axes: str | None, path: Path) -> Array:
+    """Return an image with the shape and dtype of an array, without its pixels."""
+    return _laid_out(np.broadcast_to(np.zeros((), array.dtype), array.shape), axes, path)
 
 
 def _laid_out(pixels: Array, axes: str | None, path: Path) -> Array:
@@ -415,19 +404,12 @@ def _laid_out(pixels: Array, axes: str | None, path: Path) -> Array:
 
 
 def _is_image(node: zarr.Array[Any] | zarr.Group | None) -> bool:
-    """Whether a node is an array, or a group with the attributes of an image."""
     return isinstance(node, zarr.Array) or (node is not None and _ngff.multiscales_of(dict(node.attrs)) is not None)
 
 
 def _without_suffix(name: str) -> str:
     """Return the name of an image or a plate from the name of its folder."""
     return name.removesuffix(".zarr").removesuffix(".ome")
-
-
-def _dimensions(array: zarr.Array[Any]) -> Any:
-    """Return the names of an array's dimensions, as stored by version 3, or by xarray in version 2, or None."""
-    described = array.metadata.to_dict()
-    return described.get("dimension_names") or array.attrs.get("_ARRAY_DIMENSIONS")
 
 
 def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:

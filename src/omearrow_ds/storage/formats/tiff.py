@@ -70,11 +70,9 @@ def _write_one(file: Path, image: Image, compression: str, tile: tuple[int, int]
 
 
 def _identifier(name: str, pixels: Array) -> str:
-    """Return the file's UUID, a hash of its name and first pixels, so that equal images give equal bytes.
-
-    tifffile's default UUID contains the time and the network address of the machine. A checksum of all pixels would
-    make writing 512 x 512 images a third slower.
-    """
+    """Return the file's UUID, a hash of its name and first pixels, so that equal images give equal bytes."""
+    # tifffile's default UUID contains the time and the network address of the machine. A checksum of all pixels would
+    # make writing 512 x 512 images a third slower.
     checksum = zlib.crc32(np.ascontiguousarray(pixels.reshape(-1)[:_CHECKED]).data)
     return str(uuid5(NAMESPACE_OID, f"{name} {pixels.shape} {pixels.dtype} {checksum}"))
 
@@ -102,8 +100,10 @@ class Source(FolderSource):
             with self._open(member.file) as tif:
                 page = self._image(tif, self._at(member.file), member.listed).series.keyframe
                 name = tifffile.COMPRESSION(page.compression).name
-                codecs.append(_CODECS.get(name, name.lower()))
-                layouts.append(_page_layout(page))
+            codecs.append(_CODECS.get(name, name.lower()))
+            rows = min(page.rowsperstrip, page.imagelength)
+            strips = "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
+            layouts.append(f"tiles of {page.tilelength} x {page.tilewidth}" if page.is_tiled else strips)
         return self._describe_storage(codecs, layouts)
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
@@ -141,11 +141,8 @@ class Source(FolderSource):
         return image
 
     def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
-        """Reduce OME-XML that lists all files of a dataset to the image of this file.
-
-        This comes before `tif.series`: tifffile would open the other files wherever they are, and read missing ones as
-        zeros. Raises `FormatError` if the image needs planes of other files.
-        """
+        """Reduce OME-XML of several files to the image of this file; raise `FormatError` if it needs others."""
+        # This precedes `tif.series`: tifffile would open other files wherever they are, and read missing ones as zeros.
         root = _ome_xml.find_root(tif.pages.first.description)
         is_part = tif.is_ndtiff
         if root is not None and _ome_xml.names_other_files(root, path.name):
@@ -161,11 +158,7 @@ class Source(FolderSource):
             raise FormatError(f"{path}: {problem}; {remedy}")
 
     def _locate_chunks(self, row: int) -> ImageChunks | None:
-        """Return the chunks of an image.
-
-        The pages of a series are located together, as planes along T: to locate each page of a movie of 1,000 pages
-        would take 0.1 s per page.
-        """
+        """Return the chunks of an image; pages of a series are located together, which takes 0.1 s for 1,000 pages."""
         member = self._members[row]
         listed, locate = member.listed, partial(self._locate_series, row)
         if listed is None or listed.page is None:
@@ -241,16 +234,7 @@ def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffIma
 
 
 def _refuse_beyond(listed: ListedPage, part: str, number: int, count: int, path: Path) -> None:
-    """Raise `FormatError` if a file lacks the series or page that a table lists."""
     if number >= count:
         raise FormatError(
             f"{path}: {part} {number} is out of range for {count}, counted from 0; correct the table ({listed.where})"
         )
-
-
-def _page_layout(page: tifffile.TiffPage) -> str:
-    """Return a description of the pixels of a page that are stored together."""
-    if page.is_tiled:
-        return f"tiles of {page.tilelength} x {page.tilewidth}"
-    rows = min(page.rowsperstrip, page.imagelength)
-    return "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
