@@ -191,22 +191,17 @@ def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_cod
 
 
 def _pixels_meta(image: Image) -> dict[str, Any]:
-    size_t, size_c, size_z, size_y, size_x = image.pixels.shape
+    shape = image.pixels.shape
     return {
         **{name: image.metadata[name] for name in (*schema.PHYSICAL_FIELDS, "channels")},
-        "dimension_order": "XYCT" if size_z == 1 else "XYZCT",
+        "dimension_order": "XYCT" if shape[2] == 1 else "XYZCT",
         "type": _NAMES[image.pixels.dtype],
-        "size_x": size_x,
-        "size_y": size_y,
-        "size_z": size_z,
-        "size_c": size_c,
-        "size_t": size_t,
+        **{f"size_{axis}": size for axis, size in zip("tczyx", shape, strict=True)},
     }
 
 
 def _chunk_grid(shape: Sequence[int]) -> dict[str, Any]:
-    _, _, size_z, size_y, size_x = shape
-    sizes = {"chunk_t": 1, "chunk_c": 1, "chunk_z": size_z, "chunk_y": size_y, "chunk_x": size_x}
+    sizes = {f"chunk_{axis}": size for axis, size in zip("tczyx", (1, 1, *shape[2:]), strict=True)}
     return {"order": "TCZYX", **sizes, "chunk_order": "ZYX"}
 
 

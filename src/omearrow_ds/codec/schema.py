@@ -32,52 +32,31 @@ _DTYPE_NAME = re.compile(r"[<>=|]?(?!a)[a-zA-Z_]+[0-9]*", re.ASCII)
 
 _CHANNEL = pa.struct(
     {
-        "id": pa.string(),
-        "name": pa.string(),
-        "emission_um": pa.float32(),
-        "excitation_um": pa.float32(),
+        **dict.fromkeys(("id", "name"), pa.string()),
+        **dict.fromkeys(("emission_um", "excitation_um"), pa.float32()),
         "illumination": pa.string(),
         "color_rgba": pa.uint32(),
     }
 )
 PIXELS_META = pa.struct(
     {
-        "dimension_order": pa.string(),
-        "type": pa.string(),
-        "size_x": pa.int32(),
-        "size_y": pa.int32(),
-        "size_z": pa.int32(),
-        "size_c": pa.int16(),
-        "size_t": pa.int32(),
-        "physical_size_x": pa.float32(),
-        "physical_size_y": pa.float32(),
-        "physical_size_z": pa.float32(),
-        "physical_size_x_unit": pa.string(),
-        "physical_size_y_unit": pa.string(),
-        "physical_size_z_unit": pa.string(),
+        **dict.fromkeys(("dimension_order", "type"), pa.string()),
+        **{f"size_{axis}": pa.int16() if axis == "c" else pa.int32() for axis in "xyzct"},
+        **{f"physical_size_{axis}": pa.float32() for axis in "xyz"},
+        **{f"physical_size_{axis}_unit": pa.string() for axis in "xyz"},
         "channels": pa.list_(_CHANNEL),
     }
 )
 CHUNK_GRID = pa.struct(
     {
         "order": pa.string(),
-        "chunk_t": pa.int32(),
-        "chunk_c": pa.int16(),
-        "chunk_z": pa.int32(),
-        "chunk_y": pa.int32(),
-        "chunk_x": pa.int32(),
+        **{f"chunk_{axis}": pa.int16() if axis == "c" else pa.int32() for axis in "tczyx"},
         "chunk_order": pa.string(),
     }
 )
 CHUNK_PLACE = {
-    "t": pa.int32(),
-    "c": pa.int16(),
-    "z": pa.int32(),
-    "y": pa.int32(),
-    "x": pa.int32(),
-    "shape_z": pa.int32(),
-    "shape_y": pa.int32(),
-    "shape_x": pa.int32(),
+    **{axis: pa.int16() if axis == "c" else pa.int32() for axis in "tczyx"},
+    **{f"shape_{axis}": pa.int32() for axis in "zyx"},
 }
 CHUNKS = {
     "bytes": pa.list_(
@@ -93,11 +72,7 @@ def image_struct(encoding: str) -> pa.StructType:
     """Return the OME-Arrow struct type of ``encoding`` (``"bytes"`` or ``"list"``)."""
     return pa.struct(
         {
-            "type": pa.string(),
-            "version": pa.string(),
-            "id": pa.string(),
-            "name": pa.string(),
-            "image_type": pa.string(),
+            **dict.fromkeys(("type", "version", "id", "name", "image_type"), pa.string()),
             "acquisition_datetime": pa.timestamp("us"),
             "pixels_meta": PIXELS_META,
             "chunk_grid": CHUNK_GRID,
