@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -299,7 +300,6 @@ def test_a_database_in_use_is_not_called_damaged(numbered):
 
 
 def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypatch):
-    from omearrow_ds.storage.formats import _sql
     from omearrow_ds.storage.formats import duckdb as module
 
     path = numbered("duckdb")
@@ -311,13 +311,14 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
     assert all_same([image for _, part in again.images.stream() for image in part], IMAGES)
     calls = []
 
-    def failing(self, *args):
-        calls.append(args)
+    def failing(query):
+        calls.append(query)
         raise error
 
     frugal = open_images(path)
     frugal.images._frugal = True
-    monkeypatch.setattr(_sql.SqlSource, "_query", failing)
+    cursor = SimpleNamespace(sql=failing, execute=lambda _: None)
+    frugal.images._connection = SimpleNamespace(get=lambda: SimpleNamespace(cursor=lambda: cursor))
     for error, times in ((FormatError("damaged"), 1), (MemoryLimitError("too little"), 2)):
         frugal.images._frugal = True
         with pytest.raises(type(error)):

@@ -66,19 +66,19 @@ CALLED = {
     "parquet list": (27, 127, 101, 21),
     "parquet_duck bytes": (8, 27, 48, 16),
     "parquet_duck list": (27, 94, 68, 15),
-    "lance bytes": (8, 27, 46, 13),
-    "lance list": (49, 86, 60, 49),
+    "lance bytes": (8, 27, 46, 12),
+    "lance list": (48, 85, 59, 48),
     "vortex bytes": (23, 80, 54, 33),
     "vortex list": (8, 12, 31, 11),
-    "duckdb bytes": (86, 123, 97, 87),
-    "duckdb list": (81, 118, 92, 82),
+    "duckdb bytes": (79, 116, 90, 78),
+    "duckdb list": (76, 113, 87, 75),
     "arrow bytes": (8, 12, 29, 13),
     "arrow list": (8, 12, 29, 13),
     "tiff bytes": (17, 130, 104, 137),
-    "ome_zarr bytes": (36, 286, 260, 437),
+    "ome_zarr bytes": (35, 285, 259, 436),
     "ome_arrow bytes": (23, 75, 49, 16),
     "parquet bytes by pyarrow": (118, 51),
-    "parquet_duck bytes by duckdb": (91, 75),
+    "parquet_duck bytes by duckdb": (88, 71),
     "lance bytes by lance": (36, 25),
 }
 
@@ -123,8 +123,8 @@ ASKED = {
 
 # Number of column requests to a store while opening; none may be for pixels.
 OPENED = {
-    "parquet": 2,
-    "parquet_duck": 2,
+    "parquet": 1,
+    "parquet_duck": 1,
     "lance": 3,
     "vortex": 3,
     "duckdb": 10,

@@ -7,6 +7,7 @@ commit that makes it smaller; one that grows needs a reason.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -22,7 +23,7 @@ from omearrow_ds.dataset.batch import collate
 from omearrow_ds.kernels import gather as rows
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
-from omearrow_ds.storage.formats import _folder, _parquet, _sql
+from omearrow_ds.storage.formats import _folder, get_format, parquet
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -81,8 +82,9 @@ def looked_at(monkeypatch):
 @pytest.fixture
 def spied(monkeypatch):
     """Record the queries of DuckDB connections that are opened from now on."""
-    connect = _sql.connect
-    monkeypatch.setattr(_sql, "connect", lambda **settings: SpiedConnection(connect(**settings)))
+    module = get_format("duckdb").module()
+    connect = module.connect
+    monkeypatch.setattr(module, "connect", lambda **settings: SpiedConnection(connect(**settings)))
 
 
 def source_of(case, path):
@@ -256,10 +258,10 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
-    source.images._pixel_paths = ["ome_image.chunks"]
-    read_images = _parquet.ParquetSource._read_images
+    source.images._leaf = replace(source.images._leaf, paths=["ome_image.chunks"])
+    read_images = parquet.Source._read_images
     one_by_one = lambda self, rows: [read_images(self, [row])[0] for row in rows]  # noqa: E731
-    monkeypatch.setattr(_parquet.ParquetSource, "_read_images", one_by_one)
+    monkeypatch.setattr(parquet.Source, "_read_images", one_by_one)
     calls = calls_of(lambda: source.take(range(0, 32, 2)))
     assert calls.store["ParquetFile.read_row_group"] == 16
     assert set(calls.requests) == {"ome_image.chunks"}

@@ -45,7 +45,10 @@ class ByteLeaf:
             self._scattered = payload
         else:
             raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; cast it")
-        self._dtypes, self._compressions = (optional(structs, name, subject) for name in ("dtype", "compression"))
+        self._dtypes, self._compressions = (
+            child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
+            for name in ("dtype", "compression")
+        )
 
     def has(self, piece: int) -> bool:
         """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
@@ -188,7 +191,7 @@ def among(column: pa.Array, texts: Collection[str | None]) -> Array:
         return np.zeros(len(column), bool)
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
     encoded_texts = {text if text is None else text.encode() for text in texts}
-    known = [text in encoded_texts for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
+    known = list(map(encoded_texts.__contains__, encoded.dictionary.cast(pa.binary()).to_pylist()))
     return np.array(known, bool)[numbers(encoded.indices)]
 
 
@@ -215,11 +218,6 @@ def child(structs: pa.StructArray, name: str, subject: str) -> pa.Array:
             f"{subject}: expected exactly one field {name!r} among {names or 'no fields'}; correct the column"
         )
     return structs.field(position)
-
-
-def optional(structs: pa.StructArray, name: str, subject: str) -> pa.Array | None:
-    """Return a field of structs, or None if it does not exist."""
-    return child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -228,11 +228,14 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
 
     A column that is text in one text table and numeric in another is read as text in all of them.
     """
-    urls = _urls(path, options)
+    several = is_several(path)
+    is_glob_of_urls = several and _is_url(path)
+    is_local = several and isinstance(path, str | os.PathLike) and not is_glob_of_urls
+    urls = urls_of(path, _bucket_reader(options)) if several and not is_local else None
     try:
         if urls is not None:
             return _open_urls(path, urls, format_name, options)
-        if is_several(path) and not _is_url(path):
+        if several and not is_glob_of_urls:
             return open_several(path, format_name, partial(_open_one, format_name=format_name, **options))
     except MixedColumnError as error:
         types: ColumnTypes = options["column_types"]
@@ -253,14 +256,6 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
 
 def _is_url(path: Any) -> bool:
     return isinstance(path, str | os.PathLike) and url_of(path) is not None
-
-
-def _urls(path: Any, options: Mapping[str, Any]) -> list[Url] | None:
-    """Return the URLs of several paths, or those that match a URL with a wildcard; None for other paths."""
-    text = isinstance(path, str | os.PathLike)
-    if not is_several(path) or (text and not _is_url(path)):
-        return None
-    return urls_of(path, BucketReader(_storage(options.get("storage"))))
 
 
 def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, options: Mapping[str, Any]) -> Images:
@@ -288,20 +283,23 @@ def _open_one(
     **given: Any,
 ) -> Images:
     """Open the collection at one path; ``look`` and ``skip_errors`` are as in `_open_stored`."""
-    of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
-    of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
+    of_files, of_urls = dict[str, Any](), dict[str, Any]()
+    if given:
+        of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
+        of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
     location = _locate(path)
     is_url = isinstance(location, Url)
-    if not is_url:
+    if of_urls and not is_url:
         _refuse_options(
-            {name: of_urls[name] for name in _OF_URLS[1:] if name in of_urls},
+            {name: value for name, value in of_urls.items() if name != "storage"},
             f"applies only to URLs, not to {location}",
         )
+        _bucket_reader(of_urls)  # Raises an error if the storage has another type.
     refuse_odd_name(location)
-    reach = BucketReader(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(location, Url) and not is_parts(location):
+        reach = _bucket_reader(of_urls)
         return open_url(location, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
-    open_listing = partial(_open_fields, location, reach=reach, types=column_types, skip_errors=skip_errors)
+    open_listing = partial(_open_fields, location, of_urls=of_urls, types=column_types, skip_errors=skip_errors)
     with translate_errors(location, "a collection of images", (OSError,)):
         if not is_url and not location.exists():
             raise missing(path)
@@ -322,7 +320,7 @@ def _open_one(
             if fields_source is None:
                 raise
         else:
-            if not is_url:  # A table may list files at URLs.
+            if of_urls and not is_url:  # A table may list files at URLs.
                 _refuse_options(of_urls, f"applies only to URLs, not to {location}")
             return source
     unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
@@ -342,21 +340,22 @@ def _refuse_options(options: Mapping[str, Any], reason: str) -> None:
         raise ArgumentError(reason, option=name, value=value, remedy="leave it out")
 
 
-def _storage(storage: Any) -> Storage:
-    """Return ``storage``, by default `Storage()`; raise `ArgumentError` if it has another type."""
+def _bucket_reader(options: Mapping[str, Any]) -> BucketReader:
+    """Return a reader with the options of URLs; raise `ArgumentError` if ``storage`` has another type."""
+    storage = options.get("storage")
     if not isinstance(storage, Storage | None):
         raise ArgumentError(
             f"has the type {type(storage).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
         )
-    return storage or Storage()
+    return BucketReader(storage or Storage(), (options.get("part_cache"), options.get("part_cache_bytes")))
 
 
 def _open_fields(
-    path: Path, options: Mapping[str, Any], *, reach: BucketReader, types: ColumnTypes, skip_errors: bool
+    path: Path, options: Mapping[str, Any], *, of_urls: Mapping[str, Any], types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
     if "pattern" in options or (path.is_file() and listed.lists_files(path)):
-        return listed.open_fields(path, options, reach, types, skip_errors=skip_errors)
+        return listed.open_fields(path, options, _bucket_reader(of_urls), types, skip_errors=skip_errors)
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
@@ -390,7 +389,7 @@ def _open_remote(
     part_cache_bytes: int | None = None,
 ) -> RemotePartsSource:
     """Open a collection in parts on a server."""
-    reach = BucketReader(_storage(storage))
+    reach = _bucket_reader({"storage": storage})
     are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
     open_ranged = None if are_fetched_whole else partial(open_remote_part, reach=reach, **opening.keywords)
     try:

@@ -25,23 +25,23 @@ from omearrow_ds.storage.formats._table import TableSource
 def open_as(fmt: Format, source_type: Any, path: Path, **options: Any) -> Images:
     """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
     how = {name: value for name, value in options.items() if name == "image_column" or value not in (None, 0)}
+    if fmt.kind == "table":
+        return _open_table(source_type, path, **how)
     with translate_errors(path, fmt.label, (*source_type.errors, *MALFORMED)):
-        if fmt.kind == "table":
-            return _open_table(source_type, path, **how)
         source: Images = source_type(path, **{name: how[name] for name in how.keys() - {"image_column", "nulls"}})
         return source
 
 
 def _open_table(source_type: Any, path: Path, image_column: Any = None, nulls: str = "error", **how: Any) -> Images:
-    sources: list[Any] = []
     allowed = "a column name, several distinct names, or None"
     names = None if image_column is None else check_names("image_column", image_column, allowed, remedy="correct it")
-    for name in names or (None,):
-        sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
-        if sources[0].looked is not None:
-            opened: Images = sources[0]
-            return opened
-        how |= sources[0].version
+    name, *others = names or (None,)
+    sources = [source_type(path, image_column=name, **how)]
+    if not others and (sources[0].looked is not None or not sources[0].null.any()):
+        opened: Images = sources[0]
+        return opened
+    how |= sources[0].version
+    sources += [source_type(path, image_column=other, with_columns=False, **how) for other in others]
     null = np.logical_or.reduce([source.null for source in sources])
     reopen = partial(_open_table, source_type, path, image_column, nulls, **how)
     if null.any():

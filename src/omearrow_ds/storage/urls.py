@@ -326,14 +326,12 @@ def _open_stored(
         raise FormatError(f"{fmt.label} cannot be read from URLs, only {known}", path=url, remedy=remedy)
     if not fmt.fetched_whole:
         _refuse_cache(url, reach)
-    module = fmt.module()
-    source_type = getattr(module, "RemoteSource", module.Source)
     for name, value in options.items():
         if value not in (None, 0) and name not in ("nulls", *fmt.url_options):
             problem = f"not supported for {fmt.label} at a URL ({url})"
             raise ArgumentError(problem, option=name, value=value, remedy="leave it out")
     skip_errors = skip_errors and "skip_errors" in fmt.open_options
-    return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
+    return open_as(fmt, fmt.module().Source, url, objects=reach, skip_errors=skip_errors, **options)
 
 
 def _format_at(url: Url, reach: BucketReader) -> Format:

@@ -435,7 +435,7 @@ def test_stage_functions_cover_all_of_making_samples():
 
 
 def test_stage_functions_refuse_an_unknown_stage(monkeypatch):
-    monkeypatch.setattr(arrow, "STAGES", {"Source._batch": "reading"})
+    monkeypatch.setattr(arrow, "STAGES", {"Source._image_structs": "reading"})
     with raises(
         ArgumentError, mentions=("omearrow_ds.storage.formats.arrow.STAGES", "'reading'", "open", "read"), remedy=False
     ):

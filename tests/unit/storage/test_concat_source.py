@@ -381,19 +381,19 @@ def test_a_part_is_looked_at_without_its_pixels(tmp_path: Path, suffix: str, mon
     pytest.importorskip({"parquet": "pyarrow"}.get(suffix, suffix))
     for number in range(3):
         put(tmp_path / f"{number}.{suffix}", [number])
-    searched = []
+    located = []
     of_format = get_format(suffix).module().Source
     name = "_find_pixel_leaf" if suffix == "parquet" else "_find_leaf"
     find = getattr(of_format, name)
     monkeypatch.setattr(
-        of_format, name, lambda self, *arguments: searched.append(self.path.name) or find(self, *arguments)
+        of_format, name, lambda self, *arguments: located.append(self.path.name) or find(self, *arguments)
     )
     source = open_images(tmp_path)
-    assert searched == []
+    assert located == []
     np.testing.assert_array_equal(source.read(1), image(1))
-    assert searched == [f"1.{suffix}"]
-    open_images(tmp_path / f"0.{suffix}")
-    assert searched[1:] == [f"0.{suffix}"]
+    assert located == [f"1.{suffix}"]
+    open_images(tmp_path / f"0.{suffix}").read(0)
+    assert located[1:] == [f"0.{suffix}"]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex"])

@@ -63,7 +63,7 @@ class Format:
     scanned_rows : tuple of (str, int)
         Per compression: number of rows that reading one row decodes, if more than one.
     by_ranges : bool
-        Whether files at URLs are read by range requests, by ``Source`` with ``objects``, or by ``RemoteSource``.
+        Whether files at URLs are read by range requests, by ``Source`` with ``objects``.
     fetched_whole : bool
         Whether a file at a URL may be fetched completely into the cache.
     engines : tuple of str

@@ -50,10 +50,8 @@ class _Block(NamedTuple):
 def layout_of(file: ObjectFile, path: Path) -> Layout:
     """Return the byte ranges of the buffers of a file.
 
-    Raises
-    ------
-    FormatError
-        If it is not an Arrow IPC file; `UnplacedError` if it is compressed, or has columns of an unsupported type.
+    Raises `FormatError` if it is not an Arrow IPC file, and `UnplacedError` if it is compressed, or has columns of an
+    unsupported type.
     """
     end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:

@@ -6,7 +6,7 @@ import bisect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -54,20 +54,14 @@ class PartFetches(Protocol):
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
         """Announce the order of the parts to be read, ``at_once`` parts at a time, so that they can be prefetched.
 
-        Raises
-        ------
-        ArgumentError
-            If that number of parts exceeds the cache.
+        Raises `ArgumentError` if that number of parts exceeds the cache.
         """
 
     def begin(self, part: int) -> None:
         """Announce that this or another process has begun to read a part."""
 
     def report(self, notify: Callable[[int], object] | None) -> int:
-        """Start to report fetched bytes to ``notify``, from one thread at a time; return the number of all bytes.
-
-        With None, reports end.
-        """
+        """Report fetched bytes to ``notify`` until the next call, one thread at a time; return the total number."""
 
 
 class ImageBuffer(Protocol):
@@ -82,25 +76,6 @@ class Images(ColumnReader, ABC):
     A subclass sets ``name``, fills ``path``, ``guard``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` in its
     constructor, and implements `_read_images` or `read_arrays`, and `metadata`. The other methods call these. Rows are
     indices of images, from 0 to the number of images - 1.
-
-    Attributes
-    ----------
-    guard
-        Check that the opened file or folder was not replaced, and translation of errors.
-    checksums
-        Checksums stored by `write_images`, a string or a null per image; None if none were stored.
-    image_column, other_image_columns
-        Names of the columns that hold the images, and of those with other images; empty for a folder.
-    variant
-        Selects one of several collections at a path: the table name, the level, the files that make an image, a filter.
-    opened_by
-        Function that reopens it in another process from names only; pickling otherwise carries the listing too.
-    requested_path
-        Path or paths from which it was opened by `open_source`.
-    fetches
-        Whether images are fetched from a server, several at once if the next ones are known.
-    part_fetches
-        Fetches of whole parts from a server; None for other collections.
     """
 
     name: ClassVar[str]
@@ -110,15 +85,16 @@ class Images(ColumnReader, ABC):
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
     columns: pa.Table
-    checksums: pa.ChunkedArray | None = None
-    image_column: tuple[str, ...] = ()
+    checksums: pa.ChunkedArray | None = None  # A string or a null per image; None if `write_images` stored none.
+    image_column: tuple[str, ...] = ()  # Names of the columns that hold the images; empty for a folder.
     other_image_columns: tuple[str, ...] = ()
+    # Selects one of several collections at a path: the table name, the level, the files that make an image, a filter.
     variant: tuple[str, ...] = ()
+    # Reopens it in another process from names only; pickling otherwise carries the listing too.
     opened_by: Callable[[], Images] | None = None
-    requested_path: Paths | None = None
-    fetches: bool = False
-    part_fetches: PartFetches | None = None
-    _how: dict[str, Any]
+    requested_path: Paths | None = None  # From which `open_source` opened it.
+    fetches: bool = False  # Whether images are fetched from a server, several at once if the next ones are known.
+    part_fetches: PartFetches | None = None  # Fetches of whole parts from a server.
 
     @cached_property
     def format(self) -> Format:
@@ -161,13 +137,7 @@ class Images(ColumnReader, ABC):
         return []
 
     def labels(self, name: str) -> tuple[Images, Array]:
-        """Return the label images called ``name``, and the index of each image's label image, -1 if missing.
-
-        Raises
-        ------
-        ArgumentError
-            If no image has one.
-        """
+        """Return the label images called ``name``, and the index of each image's label image, -1 if missing."""
         raise ArgumentError(
             f"{self.format.label} does not store label images",
             path=self.path,
@@ -193,17 +163,9 @@ class Images(ColumnReader, ABC):
     ) -> list[Array]:
         """Return one image (T, C, Z, Y, X), or one region of an image, per row.
 
-        The arrays may be read-only views of a mapped file.
-
-        Parameters
-        ----------
-        rows
-            Indices of images, in any order, with repeats.
-        regions
-            Starts of T, C, Z, Y and X, then their stops, per row; not empty, and inside the image. By default, images
-            are read whole.
-        out
-            Contiguous arrays of the shapes and dtypes of the images. Sources with `fills_out` fill and return them.
+        The arrays may be read-only views of a mapped file. Rows are in any order, with repeats. Regions are not empty,
+        and inside the image. Sources with `fills_out` fill and return ``out``, contiguous arrays of the shapes and
+        dtypes of the images.
         """
         del out  # Only sources with `fills_out` use it.
         if regions is not None:
@@ -317,8 +279,7 @@ class Images(ColumnReader, ABC):
         return len(self.image_ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments that reopen it: a subclass stores its keyword arguments as ``_how``."""
-        return partial(type(self), **self._how), (self.path,)
+        return type(self), (self.path,)
 
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
@@ -408,14 +369,7 @@ def split_groups(
 ) -> Iterator[slice]:
     """Yield the rows of each group, in parts of ``max_bytes`` unless the group is decoded as a whole.
 
-    Parameters
-    ----------
-    starts
-        First row of each group, and the number of rows.
-    are_whole
-        Whether each group is decoded as a whole.
-    sizes_bytes
-        (N,) size of each row's image.
+    ``starts`` ends with the number of rows.
     """
     for is_whole, (start, stop) in zip(are_whole, pairwise(starts), strict=True):
         parts = [slice(0, stop - start)] if is_whole else split_by_bytes(sizes_bytes[start:stop], max_bytes)

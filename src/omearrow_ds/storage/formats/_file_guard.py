@@ -23,31 +23,15 @@ class FileGuard:
     that was opened first. If the status is the same before and after opening, the opened file has this status, because
     a replaced file does not come back. It refers to no source, so that a source is freed without the garbage collector.
 
-    Parameters
-    ----------
-    path
-        The collection. At a URL, the client of the server detects changes.
-    label
-        Name of the format in errors.
-    errors
-        Exceptions of the format's library.
-    tracked
-        Path whose status shows whether the collection was replaced, by default ``path``.
-
-    Attributes
-    ----------
-    files
-        Further files, existing or not, that define the collection.
-    explain
-        Returns the error of a library that failed for a reason other than a damaged file, else None; if None,
-        `find_change`.
-    fingerprint
-        State of the files when they were opened first; None before.
+    ``errors`` are exceptions of the format's library, and ``label`` is the format's name in errors. The status of
+    ``tracked``, by default ``path``, shows whether the collection was replaced; at a URL, the client of the server
+    detects changes.
     """
 
-    files: Sequence[str] = ()
+    files: Sequence[str] = ()  # Further files, existing or not, that define the collection.
+    # Returns the error of a library that failed for a reason other than a damaged file, else None.
     explain: Callable[[FileGuard, BaseException], OMEArrowDSError | None] | None = None
-    fingerprint: Fingerprint | None = None
+    fingerprint: Fingerprint | None = None  # State of the files when they were opened first.
 
     def __init__(
         self,
@@ -105,12 +89,14 @@ class FileGuard:
         fingerprint: Fingerprint = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
             fingerprint = (*fingerprint, status.st_size, status.st_mtime_ns)
+            if not stat.S_ISREG(status.st_mode):
+                refuse_special(self.path)
         for file in self.files:
             fingerprint += _file_fingerprint(file)
-        if self.fingerprint is None:
-            for path in (str(self.path), *self.files):
-                refuse_special(path)
-        self.compare(fingerprint)
+            if self.fingerprint is None:
+                refuse_special(file)
+        if fingerprint != self.fingerprint:
+            self.compare(fingerprint)
 
     def compare(self, fingerprint: Fingerprint) -> None:
         """Record the first fingerprint; raise `FormatError` if another one differs."""

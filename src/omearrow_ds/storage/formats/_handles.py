@@ -26,8 +26,9 @@ class ProcessLocal(Generic[Handle]):
     _owner: tuple[int, Handle] | None = None  # also set on the class: Ctrl-C may come before an instance has its own
 
     def __init__(self, opener: Callable[[], Handle]) -> None:
-        method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
-        self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
+        is_method = inspect.ismethod(opener)
+        self._opener: weakref.WeakMethod[Callable[[], Handle]] | Callable[[], Handle]
+        self._opener = weakref.WeakMethod(opener) if is_method else opener
 
     def get(self) -> Handle:
         """Return this process's handle, and open it at the first use."""
@@ -36,7 +37,7 @@ class ProcessLocal(Generic[Handle]):
             return owner[1]
         if owner is not None:
             _keep_for_ever(owner)
-        opener = self._opener()
+        opener = self._opener() if isinstance(self._opener, weakref.WeakMethod) else self._opener
         if opener is None:
             raise ReferenceError("the owner of the handle was deleted")
         handle = opener()

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +28,18 @@ _OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """Name, struct field names and pixel encoding of an image column of a table."""
+    """Name, struct field names and struct type of an image column of a table."""
 
     name: str
     fields: tuple[str, ...]
-    encoding: str
+    type: pa.DataType
+
+    @property
+    def encoding(self) -> str:
+        """Pixel encoding: ``"bytes"`` for chunks of bytes, else ``"list"``."""
+        chunks = self.type.field("chunks").type if "chunks" in self.fields else pa.null()
+        chunk = getattr(chunks, "value_type", pa.null())
+        return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
 
     @property
     def info_fields(self) -> list[str]:
@@ -107,14 +115,14 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
     for column in table:
         names = tuple(column.type.names) if pa.types.is_struct(column.type) else ()
         if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS):
-            columns[column.name] = ImageColumn(column.name, names, _encoding(column.type))
+            columns[column.name] = ImageColumn(column.name, names, column.type)
     return columns
 
 
-def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
+def refuse_twins(column: ImageColumn, path: Path) -> None:
     """Raise `FormatError` if an image struct, or a struct nested in it, has two fields with the same name."""
-    if image not in _OWN_TYPES and _has_twins(image):
-        raise FormatError(f"{path}: column {name!r} has a struct with two fields of the same name; rename one")
+    if column.type not in _OWN_TYPES and _has_twins(column.type):
+        raise FormatError(f"{path}: column {column.name!r} has a struct with two fields of the same name; rename one")
 
 
 @functools.lru_cache(16)  # many third-party files share one type
@@ -122,13 +130,6 @@ def _has_twins(kind: pa.DataType) -> bool:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     names = {field.name for field in fields}
     return len(names) < len(fields) or any(_has_twins(field.type) for field in fields)
-
-
-def _encoding(image: pa.DataType) -> str:
-    """Return the pixel encoding of the struct: ``"bytes"`` for chunks of bytes, else ``"list"``."""
-    chunks = image.field("chunks").type if image.get_field_index("chunks") >= 0 else pa.null()
-    chunk = getattr(chunks, "value_type", pa.null())
-    return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
 
 
 def holds_pixels(path: str, column: ImageColumn) -> bool:
@@ -148,11 +149,17 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     meta = f"{subject}: pixels_meta"
     if not pa.types.is_struct(pixels_meta.type):
         raise FormatError(f"{meta} has the type {pixels_meta.type}, expected an OME-Arrow struct; correct the column")
-    fields = [child(pixels_meta, name, meta) for name in PIXELS_META]
+    field_indices = list(map(pixels_meta.type.get_field_index, PIXELS_META))
+    if min(field_indices) < 0:
+        child(pixels_meta, PIXELS_META[field_indices.index(-1)], meta)  # Raises an error.
+    fields = list(map(pixels_meta.field, field_indices))
     null = flags(pixels_meta.is_null())
-    if all(field.null_count for field in fields):
+    if all(map(attrgetter("null_count"), fields)):
         null |= np.logical_and.reduce([flags(field.is_null()) for field in fields])
-    shapes = np.stack([whole_numbers(field) for field in fields[:-1]], axis=1)
+    *sizes, names = fields
+    if all(map(pa.types.is_integer, map(attrgetter("type"), sizes))):
+        sizes = [pa.concat_arrays([field.cast(pa.int64(), safe=False) for field in sizes])]
+    shapes = np.concatenate(list(map(whole_numbers, sizes))).reshape(len(PIXELS_META) - 1, -1).T.copy()
     shapes[null] = 0
     impossible = (shapes <= 0).any(axis=1) & ~null
     if impossible.any():
@@ -167,7 +174,7 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
         raise FormatError(
             f"{subject}: image {bad} has the shape {shapes[bad].tolist()}, 2**59 pixels or more; correct pixels_meta"
         )
-    return Kinds(shapes, _dtypes(fields[-1], null, subject), null)
+    return Kinds(shapes, _dtypes(names, null, subject), null)
 
 
 def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
@@ -188,4 +195,4 @@ def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
         if rows.any():
             dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{subject}: image {int(rows.argmax())}")
     dtypes[-1] = next(iter(dtypes.values()), schema.DTYPES[0])
-    return [dtypes[code] for code in codes.tolist()]
+    return list(map(dtypes.__getitem__, codes.tolist()))

@@ -1,4 +1,4 @@
-"""Pixel pages of a memory-mapped Lance data file, from which images are cut by offset.
+"""Data files of a Lance dataset, each with a whole fragment, and their pixel pages, from which images are cut.
 
 Through Lance, an image costs two reads, each by another thread. But from file format 2.1 on, a large value is stored as
 is in its page, after a control byte (1 at the start of a row, else 0) and its length. A second buffer of the page holds
@@ -16,23 +16,27 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import lance
 import numpy as np
+import pyarrow as pa
+from lance.file import LanceFileReader, LancePageMetadata
+from lance.fragment import FragmentSession
 
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._codecs import decompress_into
-from omearrow_ds.storage.formats._leaf import Kind
+from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._stored import spread
+from omearrow_ds.storage.formats._table import Kind, as_arrays
+from omearrow_ds.storage.formats._urls import as_parsed
 from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout, stack_images
-
-if TYPE_CHECKING:
-    from lance.file import LancePageMetadata
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +47,82 @@ _ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of the follow
 _MAX_STACKS = 512
 _ZSTD_LENGTH_BYTES = 9  # header bytes before those that its length counts
 STAGES = {"PixelPages.image": "decode"}
+Client = dict[str, str] | None  # storage options of a server
+
+
+class WholeFile(NamedTuple):
+    """Name of a data file that has all columns of a fragment, the fragment's id, and the file column of each leaf."""
+
+    name: str
+    fragment: int
+    columns: dict[str, int]
+
+
+def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
+    """Return the data file of each fragment; an empty list unless each file has a complete, unchanged fragment.
+
+    It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
+    """
+    leaves = dict(_leaf_ids(dataset.lance_schema.fields()))
+    files = []
+    for fragment in dataset.get_fragments():
+        metadata = fragment.metadata
+        if len(metadata.files) != 1 or metadata.deletion_file is not None or getattr(metadata, "overlays", None):
+            return []
+        file = metadata.files[0]
+        if "/" in file.path or file.path.startswith("."):  # in another folder than the data files
+            return []
+        if list(file.fields) != list(leaves.values()) or getattr(file, "base_id", None) is not None:
+            return []
+        files.append(WholeFile(file.path, fragment.fragment_id, dict(zip(leaves, file.column_indices, strict=True))))
+    return files
+
+
+def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
+    """Return a reader for the metadata of one data file of a dataset."""
+    return LanceFileReader(as_parsed(path / "data" / name), storage_options=client)
+
+
+def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, client: Client) -> dict[int, int]:
+    """Return the number of stored bytes of pixel pages in a few fragments, by fragment index."""
+    leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
+    fragments = dataset.get_fragments()
+    stored_bytes = {}
+    for number in spread(len(fragments)):
+        sizes = []
+        for file in fragments[number].metadata.files:
+            columns = [index for leaf, index in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
+            if columns and getattr(file, "base_id", None) is None:
+                stored = open_file(path, file.path, client).metadata().columns
+                pages = [page for index in columns if index >= 0 for page in stored[index].pages]
+                sizes += [buffer.size for page in pages for buffer in page.buffers]
+        stored_bytes[number] = sum(sizes)
+    return stored_bytes
+
+
+def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield path and id of the leaf fields of a Lance schema."""
+    for field in fields:
+        path = f"{prefix}{field.name()}"
+        children = field.children()
+        yield from _leaf_ids(children, f"{path}.") if children else [(path, field.id())]
+
+
+def open_session(dataset: lance.LanceDataset, fragment: int, columns: list[str]) -> FragmentSession:
+    """Return a session that takes rows of a fragment, with only these columns."""
+    opened = dataset.get_fragment(fragment)
+    if opened is None:
+        raise ValueError(f"fragment {fragment} is missing")
+    return opened.open_session(columns)
+
+
+def take_rows(session: FragmentSession, rows: list[int]) -> list[pa.Array]:
+    """Return the chunks of a fragment's rows by number, in ascending order.
+
+    A session costs half of a `LanceFileReader` for small images, and raises a panic of Lance, such as for a damaged
+    page, as an error. In a stream, such as that of the reader or a scan, a panic ends the process (Lance 14).
+    """
+    return as_arrays(session.take(rows).column(0), "chunks")  # type: ignore[no-untyped-call]
 
 
 class Places(NamedTuple):
@@ -123,14 +203,7 @@ def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Arra
 class PixelPages:
     """Images of one mapped data file, with one chunk per (t, c), in order.
 
-    Parameters
-    ----------
-    path
-        The data file.
-    places
-        From `find_places`.
-    kinds, start
-        Shape and native dtype of each image of the dataset, and index of the first image of the file.
+    ``kinds`` are shape and native dtype of each image of the dataset; ``start`` is the first image of the file.
     """
 
     def __init__(self, path: Path, extents: Places, kinds: Sequence[Kind], start: int) -> None:

@@ -6,7 +6,7 @@ headers use are read here. All other content raises `OtherPagesError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from omearrow_ds.storage.byte_source import ByteSource
@@ -110,13 +110,14 @@ def dictionary_page(read: ReadRange, start: int, stop: int, *, compressed: bool)
     return page
 
 
-def data_pages(read: ReadRange, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
-    """Return the data pages that fill a column chunk from ``start`` to ``stop``.
+def iter_data_pages(
+    read: ReadRange, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False
+) -> Iterator[Page]:
+    """Yield the data pages that fill a column chunk from ``start`` to ``stop``.
 
     Raises `OtherPagesError` if there are other pages, or their values are not PLAIN-encoded or, with ``by_dictionary``,
     not dictionary indices.
     """
-    pages = []
     encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
     try:
         while start < stop:
@@ -124,21 +125,8 @@ def data_pages(read: ReadRange, start: int, stop: int, *, compressed: bool, by_d
             page = _page(header, start + length, encodings, compressed=compressed)
             if not start < page.start <= page.stop <= stop:
                 raise OtherPagesError
-            pages.append(page)
+            yield page
             start = page.stop
-    except _MALFORMED as error:
-        raise OtherPagesError from error
-    return pages
-
-
-def first_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:
-    """Return the first page that `data_pages` would return, without reading the others.
-
-    Raises `OtherPagesError` if it is another kind of page.
-    """
-    try:
-        header, length = _struct(read(start, stop), 0)
-        return _page(header, start + length, _PLAIN_ENCODINGS, compressed=compressed)
     except _MALFORMED as error:
         raise OtherPagesError from error
 

@@ -31,10 +31,9 @@ from omearrow_ds.storage.formats._parquet_headers import (
     HEADER_BYTES,
     OtherPagesError,
     Page,
-    data_pages,
     dictionary_page,
-    first_page,
     header_reader,
+    iter_data_pages,
     varint,
 )
 from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout
@@ -67,12 +66,7 @@ class ColumnChunk(NamedTuple):
 class PageReader:
     """Images of a Parquet file whose pages are read directly.
 
-    Parameters
-    ----------
-    file
-        The file.
-    locate
-        Method that returns the pages of a row group; raises `OtherPagesError` if pyarrow must read them.
+    The method ``locate`` returns the pages of a row group; it raises `OtherPagesError` if pyarrow must read them.
     """
 
     def __init__(self, file: ByteSource, locate: Callable[[ByteSource, int], Pages]) -> None:
@@ -154,18 +148,7 @@ def find_pages(
 ) -> PlainPages | EncodedPages:
     """Return the pages of one row group, in which the chunks of an image have equal size and the order TCZYX.
 
-    Parameters
-    ----------
-    file
-        The Parquet file.
-    chunk
-        Byte range of the pixel leaf of the row group.
-    expected
-        Shapes and dtypes of the images.
-    num_pieces
-        (n,) int64, the number of chunks of each image.
-    piece_codec
-        Codec of chunks that are compressed separately.
+    ``num_pieces`` is the number of chunks of each image, and ``piece_codec`` the codec of each chunk.
     """
     if chunk.stop > file.size_bytes:
         raise OtherPagesError
@@ -186,8 +169,10 @@ def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
     if file.data is not None:
         return
     file.cache_ranges([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
-    page = first_page(header_reader(file), chunk.start, chunk.stop, compressed=False)
-    starts = range(page.stop, chunk.stop, max(page.stop - chunk.start, HEADER_BYTES))
+    first_page = next(iter_data_pages(header_reader(file), chunk.start, chunk.stop, compressed=False), None)
+    if first_page is None:
+        raise OtherPagesError
+    starts = range(first_page.stop, chunk.stop, max(first_page.stop - chunk.start, HEADER_BYTES))
     ranges: list[ByteRange] = [(start, min(start + HEADER_BYTES, chunk.stop)) for start in starts]
     file.cache_ranges(ranges if len(ranges) <= _MAX_HEADERS else [(chunk.start, chunk.stop)])
 
@@ -209,7 +194,8 @@ class _PageIndex:
         self.piece_stops = np.cumsum(self.piece_bytes + prefix_bytes)
         self.starts: Array = np.concatenate([[0], self.piece_stops])[self.first_pieces[:-1]]  # With the first length.
         self.only_layout = self.layouts[0] if len(set(map(id, self.layouts))) == 1 else None
-        self.pages = data_pages(header_reader(file), chunk.start, chunk.stop, compressed=chunk.codec is not None)
+        is_compressed = chunk.codec is not None
+        self.pages = list(iter_data_pages(header_reader(file), chunk.start, chunk.stop, compressed=is_compressed))
         # A null image has one entry without a value.
         self.first_rows = self._first_rows(np.maximum(num_pieces * pixels if chunk.lists else num_pieces, 1), chunk)
 
@@ -428,16 +414,8 @@ class DictionaryPages:
     decompressed as a whole; it is not cached. Raises `OtherPagesError` if the pages have an unsupported layout;
     `images` and `stack` may raise it too.
 
-    Parameters
-    ----------
-    file
-        The Parquet file.
-    chunk
-        Byte range of the row group's pixel leaf with its dictionary; the leaf is not nested in a list.
-    data_start
-        Offset of its data pages.
-    shapes, dtypes
-        Shapes and dtypes of the chunks.
+    ``chunk`` is the byte range of the row group's pixel leaf with its dictionary, which is not nested in a list; its
+    data pages begin at ``data_start``.
     """
 
     def __init__(
@@ -507,8 +485,14 @@ def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[
     """
     mapped = np.frombuffer(stored, np.uint8)
     numbers: list[int] = []
-    pages = data_pages(
-        lambda start, stop: mapped.data[start:stop], 0, len(mapped), compressed=codec is not None, by_dictionary=True
+    pages = list(
+        iter_data_pages(
+            lambda start, stop: mapped.data[start:stop],
+            0,
+            len(mapped),
+            compressed=codec is not None,
+            by_dictionary=True,
+        )
     )
     if sum(page.entries for page in pages) != rows:
         raise OtherPagesError
@@ -530,24 +514,26 @@ def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[
     return tuple(numbers)
 
 
-def _hybrid(data: Array, count: int, width: int) -> Array:
+def _hybrid(data: Array, count: int, width: int, dtype: type = np.int64) -> Array:
     """Return ``count`` numbers of ``width`` bits, stored as runs of one number and groups of eight packed ones."""
-    numbers = np.empty(count, np.int64)
-    done = at = 0
+    numbers: Array = np.empty(count, dtype)
+    done = position = 0
     while done < count:
-        head, at = varint(data.data, at)
+        head, position = varint(data.data, position)
         run = min(head >> 1, count)
         if head & 1:  # groups of eight, packed from the lowest bit on; the last group may hold more than are wanted
             size = run * width
-            bits = np.unpackbits(data[at : at + size], bitorder="little")[: 8 * size].reshape(-1, max(width, 1))
-            at += size
-            found = bits[: count - done] @ (1 << np.arange(max(width, 1)))
-            run = len(found) if width else min(8 * run, count - done)
-            numbers[done : done + run] = found if width else 0
+            bits = np.unpackbits(data[position : position + size], bitorder="little").reshape(-1, max(width, 1))
+            position += size
+            unpacked = bits[: count - done] @ (1 << np.arange(max(width, 1), dtype=dtype))
+            run = len(unpacked) if width else min(8 * run, count - done)
+            numbers[done : done + run] = unpacked if width else 0
         else:
             size = -(-width // 8)
-            numbers[done : done + run] = int.from_bytes(data[at : at + size].tobytes(), "little")
-            at += size
+            if position + size > len(data):
+                raise OtherPagesError
+            numbers[done : done + run] = int.from_bytes(data[position : position + size].tobytes(), "little")
+            position += size
         if not run:
             raise OtherPagesError
         done += run
@@ -591,26 +577,7 @@ def _have_lengths(data: Array, starts: Array, lengths: Array) -> bool:
 def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:
     """Whether repetition levels encode lists of ``counts`` entries: 0 starts an image, 1 a chunk, 2 continues it."""
     starts = np.cumsum(counts) - counts
-    wanted = np.full(int(counts.sum()), 2, np.uint8)
-    wanted[starts] = 1
-    wanted[starts[first_pieces]] = 0
-    return bool((_levels(levels, len(wanted)) == wanted).all())
-
-
-def _levels(data: Array, count: int) -> Array:
-    """Return ``count`` levels of 2 bits, stored as runs of one level and groups of eight packed ones."""
-    levels = np.empty(count, np.uint8)
-    done = at = 0
-    while done < count:
-        head, at = varint(data.data, at)
-        run = head >> 1
-        if head & 1:
-            bits = np.unpackbits(data[at : at + 2 * run], bitorder="little")[: 2 * (count - done)]
-            at += 2 * run
-            run = len(bits) // 2
-            levels[done : done + run] = bits[::2] + 2 * bits[1::2]
-        else:
-            levels[done : done + run] = data[at]
-            at += 1
-        done += run
-    return levels
+    expected = np.full(int(counts.sum()), 2, np.uint8)
+    expected[starts] = 1
+    expected[starts[first_pieces]] = 0
+    return bool((_hybrid(levels, len(expected), 2, np.uint8) == expected).all())

@@ -1,12 +1,13 @@
-"""`TableSource`: the base of the six table formats: the header, and images decoded from fetched chunks."""
+"""`TableSource`: the base of the six table formats: the header, and images decoded from fetched chunks or leaves."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,61 +17,74 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
-from omearrow_ds.codec.leaves import among, flags, is_text, optional
+from omearrow_ds.codec.leaves import among, flags, is_list_view, is_text
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
-from omearrow_ds.storage.formats import CHUNK_PREFIX
+from omearrow_ds.storage.formats import CHUNK_PREFIX, get_format
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
-from omearrow_ds.storage.formats._file_guard import FileGuard
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import Objects
 
+Kind = tuple[tuple[int, ...], np.dtype[Any]]
+_LEAVES = ("pixel_bytes", "pixels")
+_OFFSETS = {pa.binary(): np.int32, pa.large_binary(): np.int64}
+STAGES = {"_cut": "decode"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options with which a table is opened.
+
+    ``look`` reads only ids, shapes, dtypes and columns, ``with_columns`` also the columns without images. ``objects``
+    reads the objects of a URL. ``known`` is the version of a Lance dataset, and the fingerprint of its manifest.
+    """
+
+    engine: str | None = None
+    image_column: str | None = None
+    with_columns: bool = True
+    look: bool = False
+    table: str | None = None
+    objects: Objects | None = None
+    known: tuple[int, Fingerprint | None] | None = None
+
 
 class TableSource(Images):
     """Images in a struct column of a table; subclasses implement how its parts are fetched.
 
-    A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether to read the columns
-    without images. It calls `_choose`, and then `_set_header` with the fields of the images and the columns' schema.
-
-    Raises
-    ------
-    FormatError
-        If the file is not of the format, or holds an impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct, or the requested one is not.
-    ArgumentError
-        For a format with several engines: if the requested one is unknown, or cannot read the file.
-
-    Attributes
-    ----------
-    looked
-        The fields of the image column that give id, shape and dtype, and the columns, both as stored.
-    null
-        Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
+    The constructor takes `TableOptions`. It calls `_read_header`, which calls `_choose`, and then `_set_header` with
+    the fields of the images and the columns' schema.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]]
+    # Fields of the image column that give id, shape and dtype, and the columns, both as stored.
     looked: tuple[pa.Table, pa.Table] | None = None
-    null: Array
-    _look = False
+    null: Array  # Whether the row of each image is null; such an image has no pixels, and each of its sizes is 0.
     _column: ImageColumn
     _subject: str  # In errors.
     _info: pa.Table
-    _objects: Objects | None = None
-    _bytes: ProcessLocal[MappedFile | ObjectFile]
-    _how: dict[str, Any]
     _all_placed = False  # True: every image is known to be plainly stored, and only the pixel leaf is fetched
 
-    def _set_file(self, path: Path, objects: Objects | None, **how: Any) -> None:
-        """Set the path of a local file, or of an object that ``objects`` reads, and the arguments to reopen it."""
-        self.path, self.guard = path, FileGuard(path, self.format.label, self.errors)
-        self._objects, self.fetches = objects, objects is not None
-        self._how = how if objects is None else {**how, "objects": objects}
-        self._bytes = ProcessLocal(partial(_open_bytes, self.guard, objects))
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self._options = path, TableOptions(**options)
+        self.guard = FileGuard(path, get_format(self.name).label, self.errors)
+        self._objects = self._options.objects
+        self.fetches, self._look = self._objects is not None, self._options.look
+        self._bytes = ProcessLocal(partial(_open_bytes, self.guard, self._objects))
+        with self.guard.interpreting():
+            self._read_header()
+
+    @abstractmethod
+    def _read_header(self) -> None:
+        """Read ids, shapes, dtypes and columns."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **{**vars(self._options), **self.version}), (self.path,)
 
     def stored_files(self) -> Iterator[Path]:
         if self._objects is None:
@@ -118,19 +132,16 @@ class TableSource(Images):
             return None
         return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, rows))))
 
-    def _choose(self, table: pa.Schema, requested: str | None, *, with_columns: bool) -> list[str]:
+    def _choose(self, table: pa.Schema) -> list[str]:
         """Set the requested image column, and return the names of the columns without images.
 
-        Raises
-        ------
-        ColumnError
-            If the requested column, or any image column, is missing, or two columns have one name.
-        ImageColumnError
-            If none is requested, there are several, and none has our default name.
+        Raises `ColumnError` if it is missing, or two columns have one name; `ImageColumnError` if none is requested,
+        there are several, and none has our default name.
         """
-        twins = [name for name, number in Counter(table.names).items() if number > 1]
-        if twins:
-            raise ColumnError(f"{self.path}: several columns have the name {twins[0]!r}; rename all but one")
+        requested = self._options.image_column
+        twins = Counter(table.names).most_common(1)
+        if twins and twins[0][1] > 1:
+            raise ColumnError(f"{self.path}: several columns have the name {twins[0][0]!r}; rename all but one")
         candidates = self._image_columns = image_columns(table)
         default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
         if not candidates:
@@ -146,10 +157,12 @@ class TableSource(Images):
             raise ColumnError(f"{self.path}: image_column={requested!r} {problem}; pass one of {_listed(self)}")
         self._column = candidates[default[0] if requested is None else requested]
         self.image_column = (self._column.name,)
-        self.other_image_columns = tuple(name for name in candidates if name != self._column.name)
-        self._subject = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
-        refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
-        return [name for name in table.names if name not in candidates] if with_columns else []
+        others = list(candidates)
+        others.remove(self._column.name)
+        self.other_image_columns = tuple(others)
+        self._subject = f"{self.path}, column {self._column.name!r}" if others else str(self.path)
+        refuse_twins(self._column, self.path)
+        return [name for name in table.names if name not in candidates] if self._options.with_columns else []
 
     def image_columns(self) -> list[ImagesOf]:
         found = []
@@ -190,8 +203,7 @@ class TableSource(Images):
         is_at_once = len(early.column_names) >= len(stored) or is_narrow(stored.names)
         names = [*checksums, *(plain.names if is_at_once else ())]
         if names and set(names) <= set(early.column_names):
-            with self.guard.interpreting():
-                columns = plain_columns(early.select(names), str(self.path))
+            columns = plain_columns(early.select(names), str(self.path))
         else:
             columns = self._read_columns(names)
         if checksums:
@@ -203,27 +215,20 @@ class TableSource(Images):
         """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
 
         ``columns`` is the stored schema of the other columns; ``early`` has those that were read with ``info``: all of
-        them to look.
-
-        Raises
-        ------
-        FormatError
-            If the sizes or the dtype of an image are missing or impossible.
+        them to look. Raises `FormatError` if the sizes or the dtype of an image are missing or impossible.
         """
         early = pa.table({}) if early is None else early
-        with self.guard.interpreting():
-            for table in (info, early):
-                table.validate(full=True)
+        for table in (info, early):
+            table.validate(full=True)
         if self._look:
             self.looked = info, early
             return
         self.shapes, self._given_dtypes, self.null = kinds_of(info, self._subject)
         self.dtypes = native(self._given_dtypes)
-        with self.guard.reading():
-            self.image_ids = named(ids_of(info))
+        self.image_ids = named(ids_of(info))
         self._set_column_schema(columns, early)
         self._info = info
-        self._odd_order = _odd_chunk_orders(info, str(self.path))
+        self._odd_order = _odd_chunk_orders(info)
 
     def metadata(self, index: int) -> dict[str, Any]:
         try:
@@ -244,7 +249,40 @@ class TableSource(Images):
             raise rows_changed(self.path, len(images), len(indices))
         return images
 
+    @cached_property
+    def _image_bytes(self) -> Array:
+        return image_bytes(self.shapes, self.dtypes)
+
+    @cached_property
+    def _kinds(self) -> list[Kind]:
+        """Shape and native dtype of each image; one tuple per image would take more memory than a small image."""
+        known: dict[Kind, Kind] = {}
+        kinds = zip(zip(*self.shapes.T.tolist(), strict=True), self.dtypes, strict=True)
+        return [known.setdefault(kind, kind) for kind in kinds]
+
+    @cached_property
+    def _is_native(self) -> bool:
+        return self._given_dtypes == self.dtypes
+
+    def _leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
+        """Return the pixel leaf of the image struct's chunks, or None if it cannot suffice, and their other fields.
+
+        If `placed_chunks` shows that it suffices, ``_all_placed`` is True, and `_fetch` returns lists of structs with
+        only the leaf for the field ``chunks``.
+        """
+        chunks = self._column.type.field(self._column.pixel_field).type
+        if self._column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self._odd_order.any():
+            return None, []
+        leaves = [field for field in chunks.value_type if field.name in _LEAVES]
+        others = [field for field in chunks.value_type if field.name not in _LEAVES]
+        suffices = len(leaves) == 1 and not is_list_view(leaves[0].type) and others and len(self)
+        return (leaves[0] if suffices else None), others
+
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
+        if self._all_placed and self._is_native and chunks.type.value_type.field(0).type in _OFFSETS:
+            cut = _cut(chunks, self._image_bytes[indices], [self._kinds[row] for row in indices.tolist()])
+            if cut is not None:
+                return cut
         if len(chunks) != len(indices):
             raise rows_changed(self.path, len(chunks), len(indices))
         try:
@@ -297,22 +335,48 @@ def _open_bytes(guard: FileGuard, objects: Objects | None) -> MappedFile | Objec
     return file
 
 
-def _odd_chunk_orders(info: pa.Table, subject: str) -> Array:
+def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> Array | list[Array] | None:
+    """Return the images of rows as views of the leaf's buffer, or None if the leaf has other types or sizes.
+
+    For a few rows, `ImageBlock` takes longer to check each piece than the store to fetch them.
+    """
+    structs = lists.values
+    pixels = structs.field(0)
+    if not len(pixels) or lists.null_count + structs.null_count + pixels.null_count:
+        return None
+    _, offsets, data = pixels.buffers()
+    bounds = np.frombuffer(offsets, _OFFSETS[pixels.type])[pixels.offset :]
+    firsts = np.frombuffer(lists.buffers()[1], np.int32)[lists.offset : lists.offset + len(lists) + 1]
+    starts, stops = bounds[firsts[:-1]], bounds[firsts[1:]]
+    if (stops - starts != size_bytes).any():
+        return None
+    numbers = firsts[1:] - firsts[:-1]
+    if (numbers != 1).any():
+        inside = bounds[firsts[0] : firsts[-1] + 1]
+        if (inside[1:] - inside[:-1] != np.repeat(size_bytes / numbers, numbers)).any():
+            return None
+    flat = np.frombuffer(data, np.uint8)
+    shape, dtype = kinds[0]
+    if all(kind is kinds[0] for kind in kinds):
+        return flat[starts[0] : stops[-1]].view(dtype).reshape(-1, *shape)
+    spans = zip(starts.tolist(), stops.tolist(), kinds, strict=True)
+    return [flat[start:stop].view(dtype).reshape(shape) for start, stop, (shape, dtype) in spans]
+
+
+def _odd_chunk_orders(info: pa.Table) -> Array:
     """Return whether the chunks of each image are flattened in another order than ZYX, the only supported one."""
     none = np.zeros(len(info), bool)
     if "chunk_grid" not in info.column_names:
         return none
     grid = info["chunk_grid"].combine_chunks()
-    is_odd: Array = flags(grid.is_valid())
     if not pa.types.is_struct(grid.type):
-        return is_odd
-    orders = optional(grid, "chunk_order", f"{subject}: chunk_grid")
-    if orders is None:
+        return flags(grid.is_valid())
+    if "chunk_order" not in grid.type.names:
         return none
-    is_odd &= flags(orders.is_valid())
-    if is_text(orders.type):
-        texts = pc.ascii_upper(orders.cast(pa.string()))  # utf8_upper raises an error for invalid UTF-8
-        is_odd &= ~among(texts, ("ZYX", ""))
+    orders = grid.field("chunk_order")
+    is_odd = flags(pc.and_(grid.is_valid(), orders.is_valid()))
+    if is_text(orders.type):  # `utf8_upper` would raise an error for invalid UTF-8.
+        is_odd &= ~among(pc.ascii_upper(orders.cast(pa.string())), ("ZYX", ""))
     return is_odd
 
 
@@ -352,8 +416,10 @@ def named(ids: Iterable[Any]) -> list[str]:
 
 def native(dtypes: Sequence[np.dtype[Any]]) -> list[np.dtype[Any]]:
     """Return dtypes in the byte order of this machine."""
+    if all(map(attrgetter("isnative"), set(dtypes))):
+        return list(dtypes)
     known = {dtype: dtype.newbyteorder("=") for dtype in set(dtypes)}
-    return [known[dtype] for dtype in dtypes]
+    return list(map(known.__getitem__, dtypes))
 
 
 def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:
@@ -381,6 +447,4 @@ def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def unnest(column: pa.ChunkedArray) -> pa.Table:
     """Return a struct column as a table of its fields; the fields of a null struct are null."""
-    return pa.Table.from_batches(
-        [pa.RecordBatch.from_struct_array(array) for array in column.chunks], pa.schema(list(column.type))
-    )
+    return pa.Table.from_batches(map(pa.RecordBatch.from_struct_array, column.chunks), pa.schema(list(column.type)))

@@ -6,9 +6,9 @@ import itertools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,8 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
-from omearrow_ds.storage.formats._urls import Objects
 
-STAGES = {"Source._batch": "read+decode"}
+STAGES = {"Source._image_structs": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -46,32 +45,28 @@ _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
 _Images: TypeAlias = ImageBlock | Array
 
 
-class _Columns(NamedTuple):
-    """Selected columns of a mapped file and their schema; if ``places`` is not None, select them from each batch."""
+@dataclass
+class _File:
+    """Arrow IPC file that a process has mapped, with cached images of record batches."""
 
-    reader: pa.ipc.RecordBatchFileReader
-    schema: pa.Schema
-    places: list[int] | None
-
-    @classmethod
-    def of(cls, mapped: pa.Buffer, places: list[int] | None) -> _Columns:
-        """Return the columns at the field indices ``places``, or all columns for None."""
-        reader = pa.ipc.open_file(mapped)
-        if places is None:
-            return cls(reader, reader.schema, None)
-        table_schema = pa.schema([reader.schema.field(place) for place in places])
-        if _compression(mapped) == "none":  # Arrow would copy the included fields
-            return cls(reader, table_schema, places)
-        options = pa.ipc.IpcReadOptions(included_fields=places)  # otherwise, all columns are decompressed
-        return cls(pa.ipc.open_file(mapped, options=options), table_schema, None)
-
-
-class _File(NamedTuple):
     mapping: MappedFile | _ObjectMemory
     mapped: pa.Buffer
-    columns: _Columns
-    images: dict[int, _Images]
-    sound: set[int]
+    reader: pa.ipc.RecordBatchFileReader
+    image_reader: pa.ipc.RecordBatchFileReader | None = None  # Of record batches with the image column.
+    images: dict[int, _Images] = field(default_factory=dict)
+    valid_batches: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, mapping: MappedFile | _ObjectMemory) -> _File:
+        mapped = pa.py_buffer(mapping.file)
+        return cls(mapping, mapped, pa.ipc.open_file(mapped))
+
+    def reader_of(self, names: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
+        """Return a reader of record batches that have at least some columns."""
+        if len(names) == len(self.reader.schema) or _compression(self.mapped) == "none":
+            return self.reader  # Of uncompressed files, Arrow would copy included fields.
+        included = sorted(map(self.reader.schema.get_field_index, names))  # Others would be decompressed too.
+        return pa.ipc.open_file(self.mapped, options=pa.ipc.IpcReadOptions(included_fields=included))
 
 
 class Source(TableSource):
@@ -86,28 +81,22 @@ class Source(TableSource):
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
 
-    def __init__(
-        self,
-        path: Path,
-        image_column: str | None = None,
-        *,
-        with_columns: bool = True,
-        look: bool = False,
-        objects: Objects | None = None,
-    ) -> None:
-        self._set_file(path, objects, image_column=image_column, with_columns=with_columns)
-        self._included: list[int] | None = None
+    def _read_header(self) -> None:
         self._file = ProcessLocal(self._open)
-        with self.guard.reading():  # even field names may be invalid UTF-8
-            file_schema = self._file.get().columns.schema
-            self._places = {name: index for index, name in enumerate(file_schema.names)}
-            others = self._choose(file_schema, image_column, with_columns=with_columns)
-            at_once = others if is_narrow(others) else []
-            self._look = look and len(at_once) == len(others)
-            if len(at_once) + 1 < len(file_schema):
-                self._included = sorted(self._places[name] for name in (self._column.name, *at_once))
-                self._file.close()
-            self._read_header(pa.schema([file_schema.field(name) for name in others]), at_once)
+        self._schema = self._file.get().reader.schema
+        others = self._choose(self._schema)
+        at_once = others if is_narrow(others) else []
+        self._look = self._look and len(at_once) == len(others)
+        names = ["id", "pixels_meta"] if self._look else self._column.info_fields
+        names = [name for name in names if name in self._column.fields]
+        infos, columns = [], []
+        for batch in self._batches([self._column.name, *at_once]):
+            infos.append(_info(batch, self._column, names))
+            columns.append(batch.select(at_once))
+        self._starts = list(itertools.accumulate(map(len, infos), initial=0))
+        self._file.get().valid_batches.update(range(len(infos)))
+        early = _copied_table(columns, pa.schema(map(self._schema.field, at_once)))
+        self._set_header(_concatenated(infos, self._column, names), pa.schema(map(self._schema.field, others)), early)
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
         """Return a context that reads offsets and columns of a cold file by single pages.
@@ -119,47 +108,30 @@ class Source(TableSource):
             return mapping.read_at_random()
         return nullcontext()
 
-    def _read_header(self, others: pa.Schema, at_once: list[str]) -> None:
-        reader, table_schema, _ = self._file.get().columns
-        self._position = table_schema.get_field_index(self._column.name)
-        names = ["id", "pixels_meta"] if self._look else self._column.info_fields
-        names = [name for name in names if name in self._column.fields]
-        infos, columns = [], []
-        with self._scattered_reads():
-            for number in range(reader.num_record_batches):
-                batch = self._batch(number)
-                infos.append(_info(batch, self._column, names))
-                columns.append(batch.select(at_once))
-            early = _copied_table(columns, pa.schema(map(table_schema.field, at_once)))
-        self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        self._set_header(_concatenated(infos, table_schema, self._column, names), others, early)
-
     def _read_stored(self, names: list[str]) -> pa.Table:
-        table_schema, batches = self._read_fields(names)
-        return _copied_table(batches, table_schema).select(names)
+        with self.guard.reading():
+            return _copied_table(list(self._batches(names)), pa.schema(map(self._schema.field, names)))
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
-        table_schema, batches = self._read_fields([column.name])
-        infos = [_info(batch, column, column.info_fields) for batch in batches]
-        return _concatenated(infos, table_schema, column, column.info_fields)
+        with self.guard.reading():
+            infos = [_info(batch, column, column.info_fields) for batch in self._batches([column.name])]
+        return _concatenated(infos, column, column.info_fields)
 
-    def _read_fields(self, names: list[str]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-        """Return validated record batches of some columns, in the order of the file, and their schema."""
-        with self.guard.reading(), self._scattered_reads():
-            mapped = self._file.get().mapped
-            reader, table_schema, indices = _Columns.of(mapped, sorted(map(self._places.__getitem__, names)))
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-            batches = batches if indices is None else [batch.select(indices) for batch in batches]
-            for batch in batches:
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield validated record batches of some columns, in the order of ``names``, because Arrow trusts the file."""
+        with self._scattered_reads():
+            reader = self._file.get().reader_of(names)
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number).select(list(names))
                 batch.validate(full=True)
-            return table_schema, batches
+                yield batch
 
     def _open(self) -> _File:
         if self._objects is None:
             with self.guard:
                 mapping = MappedFile(self.path)
                 refuse_other(self.path, mapping.file[:_START])
-                return self._file_of(mapping)
+                return _File.of(mapping)
         with self.guard.interpreting():
             file = self._bytes.get()
             assert isinstance(file, ObjectFile)
@@ -167,13 +139,9 @@ class Source(TableSource):
             try:
                 memory = _ObjectMemory(file, layout_of(file, self.path))
             except UnplacedError:
-                return self._file_of(CopiedFile(self.guard, self._objects))
+                return _File.of(CopiedFile(self.guard, self._objects))
             file.clear_cache()
-            return self._file_of(memory)
-
-    def _file_of(self, mapping: MappedFile | _ObjectMemory) -> _File:
-        mapped = pa.py_buffer(mapping.file)
-        return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
+            return _File.of(memory)
 
     @property
     def _memory(self) -> _ObjectMemory | None:
@@ -197,20 +165,21 @@ class Source(TableSource):
         self._file.close()
         self._bytes.close()
 
-    def _batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch with validated offsets and strings, because Arrow trusts the file.
+    def _image_structs(self, number: int) -> pa.StructArray:
+        """Return the image column of a record batch with validated offsets and strings.
 
         Validation takes time per chunk, not per pixel, and is done once per mapping.
         """
         file = self._file.get()
         file.mapping.refuse_changed()
         with self.guard.reading():
-            batch = file.columns.reader.get_batch(number)
-            batch = batch if file.columns.places is None else batch.select(file.columns.places)
-            if number not in file.sound:
-                batch.validate(full=True)
-                file.sound.add(number)
-        return batch
+            if file.image_reader is None:
+                file.image_reader = file.reader_of(self.image_column)
+            structs = file.image_reader.get_batch(number).column(self._column.name)
+            if number not in file.valid_batches:
+                structs.validate(full=True)
+                file.valid_batches.add(number)
+        return structs
 
     def _read_images(self, rows: Sequence[int]) -> list[Array]:
         memory = self._memory
@@ -298,7 +267,7 @@ class Source(TableSource):
         if number in file.images:
             return file.images[number]
         with self._scattered_reads():
-            image = self._batch(number).column(self._position)
+            image = self._image_structs(number)
             rows = np.arange(self._starts[number], self._starts[number + 1])
             block = self._block(image.field(self._column.pixel_field), rows)
             stack = block.stack()
@@ -311,7 +280,7 @@ class Source(TableSource):
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         for number, rows in group_by_part(self._starts, indices.tolist()):
-            column = self._batch(number).column(self._position).field(field)
+            column = self._image_structs(number).field(field)
             yield column.take(pa.array(np.array(rows) - self._starts[number]))
 
 
@@ -321,9 +290,8 @@ def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> p
     return pa.table({name: _copied(flat[name]) for name in names})
 
 
-def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn, names: Sequence[str]) -> pa.Table:
-    struct = table.field(column.name).type
-    empty = pa.table({name: pa.nulls(0, struct.field(name).type) for name in names})
+def _concatenated(infos: Sequence[pa.Table], column: ImageColumn, names: Sequence[str]) -> pa.Table:
+    empty = pa.table({name: pa.nulls(0, column.type.field(name).type) for name in names})
     return pa.concat_tables([empty, *infos]).combine_chunks()
 
 
@@ -360,19 +328,8 @@ def _compression(file: pa.Buffer) -> str:
 class _ObjectMemory:
     """Memory of the size of an object, in which fetched ranges are stored at their file offsets.
 
-    Parameters
-    ----------
-    file
-        The object.
-    layout
-        Byte ranges of its pixels, which are fetched on request, and of all other bytes, which are fetched now.
-
-    Attributes
-    ----------
-    object, file
-        The object, and the memory.
-    fetched_batch
-        The record batch whose pixels are fetched, or -1.
+    Pixels are fetched on request, all other bytes now. ``fetched_batch`` is the record batch whose pixels are fetched,
+    or -1.
     """
 
     def __init__(self, file: ObjectFile, layout: Layout) -> None:

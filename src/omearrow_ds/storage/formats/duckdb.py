@@ -10,44 +10,129 @@ Writing holds up to 2,048 images twice: the smallest row group and its encoded c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, OMEArrowDSError, PathExistsError
-from omearrow_ds.storage.formats import _sql
-from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import (
+    ColumnError,
+    FormatError,
+    MemoryLimitError,
+    MetadataError,
+    OMEArrowDSError,
+    PathExistsError,
+)
+from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._file_guard import FileGuard
-from omearrow_ds.storage.formats._image_columns import image_columns
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader, rows_changed
 
 _TABLE = "images"
 _KEYED_TABLE = "omearrow_ds_images"
 _DATABASE = "stored"
 _KEY = "omearrow_ds_row"
 _ROW_NUMBER = "rowid"
-UNSUPPORTED_TYPES = _sql.UNSUPPORTED_TYPES
+UNSUPPORTED_TYPES = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
 _KEY_FIELD = pa.field(_KEY, pa.int64())
-_ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # Minimum; DuckDB holds a row group in memory until it is full.
+_VECTOR_ROWS = 2048  # Minimum number of rows that DuckDB decodes together.
+_ROW_GROUP_ROWS = _VECTOR_ROWS  # Minimum; DuckDB holds a row group in memory until it is full.
 _PIECE_BYTES = 16 * 2**20  # Per query.
+# Small batches reuse memory: 1,000 images of 100 x 100 took 36 ms in one batch, 18 in five, 24 in sixty-three.
+_STREAMED_BYTES = 4 * 2**20
 _SCANNED_PIECE_BYTES = 2**30  # Without a key, each query decodes all vectors of its images.
 _SCANNED_BYTES = 64 * 2**20
 _SPARE_BYTES = 32 * 2**20
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "allow_community_extensions": False,
+    "allow_persistent_secrets": False,
+    "allowed_configs": ["memory_limit"],  # even if locked
+    "arrow_large_buffer_size": True,  # otherwise, result batches and chunks of 2 GiB would fail
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,
+    "temp_directory": "",  # DuckDB's own choice is .tmp in the working folder
+}
 _FAILURES = {
     "Conflicting lock is held": ("is open for writing in another process", "close it in that process, or copy it"),
     "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
     "replaying WAL file": ("its log (.wal) is damaged or from another database", "restore the log, or remove it"),
 }
+STAGES = {"Source._query": "read+decode"}
+
+
+def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
+    """Return a connection to a new in-memory database, which installs and loads no extension."""
+    return duckdb.connect(":memory:", config={**_CONFIG, **settings})
+
+
+def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
+    """Restrict a connection permanently to attached databases and ``paths``, and disable the network."""
+    allowed = f"SET allowed_paths = [{', '.join(map(literal, paths))}]"
+    connection.execute(f"{allowed}; SET enable_external_access = false; SET lock_configuration = true")
+
+
+def identifier(name: str) -> str:
+    """Return ``name`` quoted as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return ``text`` quoted as an SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def unglobbed(path: str) -> str:
+    """Return ``path`` escaped for DuckDB's glob patterns: each special character becomes a character class."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", path)
+
+
+def run_on_tables(
+    connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema, statement: str
+) -> None:
+    """Run an SQL statement, in which the name ``incoming`` refers to the rows of all tables."""
+    connection.register("incoming", as_reader(tables, table_schema))
+    connection.execute(statement)
+
+
+def refuse_names(columns: pa.Schema, *reserved: str) -> None:
+    """Raise an error for column names that differ only in case, or have one of the ``reserved`` lowercase names."""
+    taken = {*reserved, schema.COLUMN, schema.CHECKSUM_COLUMN}
+    for name in columns.names:
+        if name.lower() in taken:
+            msg = f"column {name!r}: DuckDB reserves this name, or another column has it (ignoring case); rename it"
+            raise MetadataError(msg)
+        taken.add(name.lower())
+
+
+def explain(guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
+    """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return MemoryLimitError(
+            f"{guard.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"
+        )
+    return guard.find_change() or find_lock(guard.path, error)
+
+
+def find_lock(path: Path, error: BaseException) -> FormatError | None:
+    """Return the error for a database that is locked, or whose log is not its own; else None."""
+    for text, (problem, remedy) in _FAILURES.items():
+        if text in str(error):
+            return FormatError(f"{path}: {problem}: {first_line(error)}; {remedy}")
+    return None
 
 
 def refuse_target(path: Path, columns: pa.Schema) -> None:
     """Refuse columns that DuckDB cannot store, and paths that DuckDB would misread or has open."""
-    _sql.refuse_names(columns, _ROW_NUMBER, _KEY)
+    refuse_names(columns, _ROW_NUMBER, _KEY)
     _refuse_misread(path)
     _refuse_in_use(path)
 
@@ -57,7 +142,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 
     Raises `duckdb.Error` if DuckDB cannot write, or the file does not hold every row.
     """
-    with _sql.connect(threads=1, temp_directory=f"{path}.tmp") as connection:
+    with connect(threads=1, temp_directory=f"{path}.tmp") as connection:
         connection.execute("SET write_buffer_row_group_count = 1")
         # Nobody sees the file before it is complete, and a log of the last rows would take three times their memory.
         _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RECOVERY_MODE no_wal_writes)")
@@ -65,12 +150,12 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         if compression == "none":
             _write_keyed(connection, counted, table_schema)
         else:
-            _sql.run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
+            run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
         # Reattached in the same instance, because creating one would take 20 ms.
         connection.execute(f"USE memory; DETACH {_DATABASE}")
         _attach(connection, path, "(READ_ONLY)")
-        _sql.lock(connection)
+        lock(connection)
         (rows,) = connection.execute(f"SELECT count(*) FROM {_DATABASE}.{_TABLE}").fetchall()[0]
         if rows != counted.rows:  # as when version 2.0 wrote a table of structs in several steps without a log
             raise duckdb.Error(f"{rows} of {counted.rows} rows were written")
@@ -99,19 +184,19 @@ def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: _Counted, table_
     connection.execute("SET disabled_compression_methods = 'zstd'")
     connection.execute(f"USE {_DATABASE}")  # or the view would store the attached database name
     stored = table_schema.append(_KEY_FIELD)
-    _sql.run_on_tables(connection, tables.with_keys(), stored, f"CREATE TABLE {_KEYED_TABLE} AS FROM incoming")
+    run_on_tables(connection, tables.with_keys(), stored, f"CREATE TABLE {_KEYED_TABLE} AS FROM incoming")
     connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_KEYED_TABLE} ({_KEY})")
     connection.execute(f"CREATE VIEW {_TABLE} AS SELECT * EXCLUDE ({_KEY}) FROM {_KEYED_TABLE}")
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
     """Attach a database file. Opening it directly would return the one that this process has open at its path."""
-    connection.execute(f"ATTACH {_sql.literal(str(path))} AS {_DATABASE} {options}")
+    connection.execute(f"ATTACH {literal(str(path))} AS {_DATABASE} {options}")
 
 
 def _quoted(names: Sequence[str]) -> str:
     """Return the qualified SQL name of a table of the attached database, from its schema's name and its own."""
-    return ".".join(map(_sql.identifier, (_DATABASE, *names)))
+    return ".".join(map(identifier, (_DATABASE, *names)))
 
 
 def _called(names: Sequence[str]) -> set[str]:
@@ -128,73 +213,104 @@ def _refuse_misread(path: Path) -> None:
         raise FormatError(f"{path}: {problem}; rename it, or choose another path")
 
 
-def _explain(guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
-    """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
-    return _sql.explain(guard, error) or _not_had(guard.path, error)
-
-
-def _not_had(path: Path, error: BaseException) -> FormatError | None:
-    """Return the error for a database that is locked, or whose log is not its own; else None."""
-    for text, (problem, remedy) in _FAILURES.items():
-        if text in str(error):
-            return FormatError(f"{path}: {problem}: {first_line(error)}; {remedy}")
-    return None
-
-
 def _refuse_in_use(path: Path) -> None:
     """Raise `PathExistsError` if a database is open for writing: its log would be left next to the new file."""
     if not path.is_file():
         return
-    with _sql.connect() as connection:
+    with connect() as connection:
         try:
             _attach(connection, path, "(READ_ONLY)")
         except duckdb.Error as error:  # the file may be of any other kind
-            if _not_had(path, error):
-                raise PathExistsError(str(_not_had(path, error))) from error
+            lock = find_lock(path, error)
+            if lock is not None:
+                raise PathExistsError(str(lock)) from error
 
 
-class Source(_sql.SqlSource):
+class Source(TableSource):
     """Images of a DuckDB table: the requested one, else ``images`` (or the table of that view), else the only table.
 
     Raises `ColumnError` if the requested table does not exist, or if none was requested and the choice is ambiguous.
+    An internal column numbers the rows; a key of the writer finds rows without a scan.
     """
 
     name = "duckdb"
+    errors = (duckdb.Error, pa.ArrowException, OSError)
     _row_number = _ROW_NUMBER
-    _explain = staticmethod(_explain)
-    _frugal = True
+    _keyed = False  # Whether single rows are found by a key.
+    _frugal = True  # Whether the memory of a connection is limited if rows are found by a key.
 
-    def __init__(
-        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, table: str | None = None
-    ) -> None:
-        self._table = table
-        super().__init__(path, image_column, with_columns=with_columns)
-        self._how["table"] = table
-        self.variant = (self._schema_name, self._table_name)
+    def _read_header(self) -> None:
+        self.guard.files = list(map(str, self.format.files_beside(self.path)))
+        self.guard.explain = explain
+        self._connection = ProcessLocal(self._open)
+        self._from = self._relation()
+        table_schema = self._query("SELECT *", "LIMIT 0").schema
+        if self._row_number in map(str.lower, table_schema.names):
+            raise ColumnError(
+                f"{self.path}: column {self._row_number!r} hides DuckDB's row numbers; rename it",
+                column=self._row_number,
+            )
+        others = self._choose(table_schema)
+        self._image = identifier(self._column.name)
+        key = self._key_column(table_schema)
+        columns = pa.schema([table_schema.field(name) for name in others if name != key])
+        self._set_header(self._read_info(self._column), columns)
+        self._set_rows(key)
+        self.close()
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        image, names = identifier(column.name), map(identifier, column.info_fields)
+        return self._query(
+            f"SELECT {', '.join(f'{image}.{name} AS {name}' for name in names)}", f"ORDER BY {self._row_number}"
+        )
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        return self._query(f"SELECT {', '.join(map(identifier, names))}", f"ORDER BY {self._row_number}")
+
+    def _set_rows(self, key: str | None) -> None:
+        """Set the number that selects each image: its key if all have one, else the engine's row number."""
+        self._selector = self._row_number if key is None else identifier(key)
+        self._keyed = key is not None
+        rows = self._query(f"SELECT {self._selector} AS key", f"ORDER BY {self._row_number}")["key"]
+        if rows.null_count:
+            self._set_rows(None)
+            return
+        self._rows = rows.to_numpy()
+        self._absent = int(self._rows.min(initial=0)) - 2
+        if self._keyed and len(self):  # A scan does not read the index, and would not detect that it is truncated.
+            self._query("SELECT 1", f"WHERE {self._selector} = {self._rows[-1]}")
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        with self.guard:
+            return self._connect()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         _refuse_misread(self.path)
-        connection = _sql.connect(threads=1)  # more were never faster, and each holds a row group of images
+        connection = connect(threads=1)  # more were never faster, and each holds a row group of images
         _attach(connection, self.path, "(READ_ONLY)")
-        _sql.lock(connection)  # from here on, only this database can be read
+        lock(connection)  # from here on, only this database can be read
         if self._keyed and self._frugal:  # or DuckDB would in time cache the whole file, like the page cache
             connection.execute(f"SET memory_limit = '{self._working_bytes()}B'")
         return connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _query(self, select: str, rest: str) -> pa.Table:
+        while True:
+            is_limited = self._frugal and self._keyed
+            try:
+                with self.guard:  # Each query opens a Parquet file; one cursor per query keeps threads apart.
+                    return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
+            except MemoryLimitError:
+                if not is_limited:
+                    raise
+                self._use_more()
 
     def _use_more(self) -> None:
         """Remove the memory limit, now and at each later opening."""
         self._frugal = False
         self._connection.get().cursor().execute("RESET memory_limit")
-
-    def _query(self, select: str, rest: str) -> pa.Table:
-        limited = self._keyed and self._frugal
-        try:
-            return super()._query(select, rest)
-        except MemoryLimitError:
-            if not limited:
-                raise
-        self._use_more()
-        return super()._query(select, rest)
 
     def _relation(self) -> str:
         query = f"SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
@@ -209,22 +325,23 @@ class Source(_sql.SqlSource):
             raise ColumnError(
                 f"{self.path}: no table has a column that is an OME-Arrow struct; pass a database with images"
             )
-        requested = (_TABLE if self._table is None else self._table).lower()
+        table = self._options.table
+        requested = (_TABLE if table is None else table).lower()
         chosen = [names for names in tables if requested in _called(names)]
-        if self._table is None and not chosen:
+        if table is None and not chosen:
             chosen = tables
         if len(chosen) != 1:
             listed = ", ".join(repr(".".join(names)) for names in chosen or tables)
             several = f"{len(chosen)} tables contain images; pass table= with one of"
-            none = f"table={self._table!r} is not a table with images; pass one of"
+            none = f"table={table!r} is not a table with images; pass one of"
             raise ColumnError(f"{self.path}: {several if chosen else none} {listed}")
-        self._schema_name, self._table_name = chosen[0]
+        self.variant = chosen[0]  # Names of the schema and the table.
         return _quoted(chosen[0])
 
     def _layout(self) -> Stored:
-        table = _quoted((self._schema_name, self._table_name))
+        table = _quoted(self.variant)
         kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
-        of_column = f"FROM pragma_storage_info({_sql.literal(table)}) WHERE column_name = ?"
+        of_column = f"FROM pragma_storage_info({literal(table)}) WHERE column_name = ?"
         pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"
         rows = f"SELECT sum(count)::BIGINT {of_column} AND column_path LIKE '[%, 0]' AND column_path NOT LIKE '%, %, %'"
         name = [self._column.name]
@@ -237,7 +354,7 @@ class Source(_sql.SqlSource):
         reading = (
             "by DuckDB, each image separately, through an index"
             if self._keyed
-            else f"by DuckDB, which decodes up to {_sql.VECTOR_ROWS:,} images to read one"
+            else f"by DuckDB, which decodes up to {_VECTOR_ROWS:,} images to read one"
         )
         return Stored(self._column.encoding, compression, chunking, in_place=False, reading=reading)
 
@@ -249,42 +366,73 @@ class Source(_sql.SqlSource):
             "SELECT expressions FROM duckdb_indexes() WHERE is_unique AND "
             "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)"
         )
-        names = [_DATABASE, self._schema_name, self._table_name, _KEY]
+        names = [_DATABASE, *self.variant, _KEY]
         with self.guard.reading():
             indexes = self._connection.get().cursor().execute(query, names).fetchall()
         return _KEY if (f"[{_KEY}]",) in indexes else None
 
+    @cached_property
+    def _largest_bytes(self) -> int:
+        return int(self._image_bytes.max(initial=1))
+
     def _vector_bytes(self) -> int:
         """Return the size of the images that DuckDB decodes together in a scan."""
-        return min(_sql.VECTOR_ROWS, len(self)) * self._image_bytes
+        return min(_VECTOR_ROWS, len(self)) * self._largest_bytes
 
     def _working_bytes(self) -> int:
         """Return the memory that reading a keyed table needs; a growing list temporarily exists twice."""
-        scan_bytes = 5 * self._vector_bytes() if self._scanned else 0
-        return _SPARE_BYTES + 4 * max(self._image_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self)
+        vector_bytes = self._vector_bytes()
+        scan_bytes = 5 * vector_bytes if vector_bytes <= _SCANNED_BYTES else 0
+        return _SPARE_BYTES + 4 * max(self._largest_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self)
 
-    @property
-    def _scanned(self) -> bool:
-        """Whether all images are read by a scan: not if its vectors are large and images can be read by key."""
-        return not self._keyed or self._vector_bytes() <= _SCANNED_BYTES
+    def _condition(self, rows: Array) -> str:
+        numbers = rows.tolist()
+        if self._keyed and len(rows) > 1:  # DuckDB turns consecutive numbers into a range, and scans for it.
+            numbers.append(self._absent)
+        return f"WHERE {self._selector} IN ({', '.join(map(str, numbers))})"
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
-        piece_bytes = _PIECE_BYTES if self._keyed else _SCANNED_PIECE_BYTES
-        rows, fetch = max(1, piece_bytes // self._image_bytes), super()._fetch
-        return chain.from_iterable(
-            fetch(field, indices[start : start + rows]) for start in range(0, len(indices), rows)
-        )
+        max_rows = max(1, (_PIECE_BYTES if self._keyed else _SCANNED_PIECE_BYTES) // self._largest_bytes)
+        pixels = f"{self._image}.{identifier(field)} AS pixels"
+        for start in range(0, len(indices), max_rows):
+            rows = self._rows[indices[start : start + max_rows]]
+            table = self._query(f"SELECT {self._selector} AS key, {pixels}", self._condition(rows))
+            keys = table["key"].to_numpy()
+            if not np.array_equal(keys, rows):
+                by_key = np.argsort(keys)
+                if not np.array_equal(keys[by_key], np.sort(rows)):
+                    raise FormatError(
+                        f"{self.path}: DuckDB returned other rows than requested; the file changed, open it again"
+                    )
+                table = table.take(by_key[np.argsort(np.argsort(rows))])
+            yield from as_arrays(table["pixels"])
+
+    def stream(self) -> Iterator[Block]:
+        """Yield all images by one scan, which is faster than reading rows by number."""
+        num_read = 0
+        for chunks in self._scan(self._column.pixel_field):
+            yield num_read, self._images(chunks, np.arange(num_read, min(num_read + len(chunks), len(self))))
+            num_read += len(chunks)
+        if num_read != len(self):
+            raise rows_changed(self.path, num_read, len(self))
 
     def _scan(self, field: str) -> Iterator[pa.Array]:
-        done, limited = 0, self._keyed and self._frugal
-        if self._scanned:
+        """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
+        num_read, is_limited = 0, self._frugal and self._keyed
+        if not self._keyed or self._vector_bytes() <= _SCANNED_BYTES:
+            rows = max(1, min(_VECTOR_ROWS, _STREAMED_BYTES // self._largest_bytes))
+            pixels = f"{self._image}.{identifier(field)}"
             try:
-                for array in super()._scan(field):
-                    yield array
-                    done += len(array)
+                with self.guard:
+                    query = self._connection.get().cursor().sql(f"SELECT {pixels} AS pixels FROM {self._from}")
+                    for batch in query.to_arrow_reader(rows):
+                        self.guard.refuse_changed()  # before yielding data of another file
+                        for array in as_arrays(batch.column(0)):
+                            yield array
+                            num_read += len(array)
             except MemoryLimitError:
-                if not limited:
+                if not is_limited:
                     raise
                 self._use_more()
-        if done < len(self) and self._keyed:
-            yield from self._fetch(field, np.arange(done, len(self)))
+        if self._keyed and num_read < len(self):
+            yield from self._fetch(field, np.arange(num_read, len(self)))

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import lance
 import numpy as np
 import pyarrow as pa
+from lance.file import LanceFileReader
+from lance.fragment import FragmentSession
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import placed_chunks
@@ -29,29 +33,24 @@ from omearrow_ds.storage.byte_source import MappedFile, version_fingerprint
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._error_translation import translate_errors
-from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._lance_files import (
+from omearrow_ds.storage.formats._lance_pages import (
     Client,
-    Sessions,
+    PixelPages,
+    Places,
     WholeFile,
+    find_places,
     open_file,
     open_session,
     pixel_bytes,
     take_rows,
     whole_files,
 )
-from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
-from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import as_arrays, as_reader, refuse_damaged, unnest
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader, refuse_damaged, unnest
 from omearrow_ds.storage.formats._urls import Found, Objects, as_parsed
-
-if TYPE_CHECKING:
-    import lance
-    from lance.file import LanceFileReader
-    from lance.fragment import FragmentSession
 
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
@@ -77,8 +76,6 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Lance dataset; Lance packs the bits of pixel lists even without compression."""
-    import lance  # noqa: PLC0415  # an optional backend
-
     position = table_schema.get_field_index(schema.COLUMN)
     leaf = (schema.COLUMN, "chunks", "pixel_bytes")
     marked = _marked(table_schema.field(position), leaf, {"lance-encoding:compression": compression})
@@ -132,64 +129,64 @@ def _compare_manifest(objects: Objects, version: int, guard: FileGuard) -> None:
     raise _removed(guard.path, version)
 
 
+def _unopened(objects: Objects, path: Path, error: BaseException) -> OMEArrowDSError | None:
+    """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
+    cause = objects.failed(str(path), error)
+    if cause is None and "was not found" in str(error):
+        cause = MissingPathError(f"{path}: no Lance dataset exists at this URL; correct the URL")
+    if cause is not None:
+        raise cause from None  # Lance's own message may repeat a server's text about credentials
+    return None
+
+
 def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
 
-class Source(LeafSource):
-    """Images of a Lance dataset.
+class Source(TableSource):
+    """Images of a Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
 
-    Its ``engine`` reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also reads images that the
-    pages cannot. Pass one of them, or None for the first that can read the dataset.
+    Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files. Its ``engine``
+    reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also reads images that the pages cannot.
+    Pass one of them, or None for the first that can read the dataset.
     """
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
-    _block_bytes = _BLOCK_BYTES
     _has_mark = False  # whether the pixels have the mark that `write` gives them
 
-    def __init__(
-        self,
-        path: Path,
-        engine: str | None = None,
-        image_column: str | None = None,
-        known: tuple[int, Fingerprint | None] | None = None,
-        *,
-        with_columns: bool = True,
-        objects: Objects | None = None,
-    ) -> None:
-        self._set_file(path, objects, engine=engine, image_column=image_column, with_columns=with_columns)
+    def _read_header(self) -> None:
+        known = self._options.known
+        self._engine = self._options.engine if self._objects is None else "lance"
         self._version, self.guard.fingerprint = (self._latest_version(), None) if known is None else known
         # Paths of the version's manifest, under its two possible names; data files never change their names.
         names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
-        self.guard.files = [f"{path}/_versions/{name}.manifest" for name in names]
-        self.guard.explain = partial(_explain, objects, self._version)
+        self.guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
+        self.guard.explain = partial(_explain, self._objects, self._version)
         self._dataset = ProcessLocal(self._open)
-        self._sessions = ProcessLocal(Sessions)
+        self._sessions = ProcessLocal(threading.local)  # Of pixels, by index of the data file.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
         table_schema = dataset.schema  # Lance converts it at each access.
-        others = self._choose(table_schema, image_column, with_columns=with_columns)
+        others = self._choose(table_schema)
         self._set_header(self._read_info(self._column), pa.schema(map(table_schema.field, others)))
         try:
-            self._files = self._find_files(dataset)
+            self._files = self._again(partial(self._find_files, dataset))
         except self.errors:  # then Lance reads the rows
             self._files, self._all_placed = [], False
         self._starts = [*(file.start for file in self._files), len(self)]
         self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
-        if self._files and self._has_mark and self.engine != "pages" and known is None:
-            with self.guard.reading():
-                odd = self._is_odd(self._compression(dataset, self._starts))
-            if odd:
-                msg = f"{path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
-                warnings.warn(msg, stacklevel=2)
+        is_other = self._files and self._has_mark and self.engine != "pages" and known is None
+        if is_other and self._is_odd(self._compression(dataset, self._starts)):
+            msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
+            warnings.warn(msg, stacklevel=3)
         self.close()
-        if engine == "pages" and len(self) and self.engine != engine:
+        if self._engine == "pages" and len(self) and self.engine != "pages":
             raise ArgumentError(
                 "needs pixel pages that are uncompressed or compressed with zstd",
-                path=path,
+                path=self.path,
                 option="engine",
-                value=engine,
+                value="pages",
                 remedy="pass engine=None",
             )
 
@@ -203,8 +200,27 @@ class Source(LeafSource):
     def _read_all(self, columns: list[str]) -> pa.Table:
         """Return columns by take, not scan: a panic of Lance 14 in a stream (a damaged page) ends the process."""
         dataset = self._dataset.get()
-        with self.guard.reading():
-            return dataset.take(list(range(dataset.count_rows())), columns=columns)
+
+        def take() -> pa.Table:
+            with self.guard.reading():
+                return dataset.take(list(range(dataset.count_rows())), columns=columns)
+
+        return self._again(take)
+
+    def _again(self, read: Callable[[], Found]) -> Found:
+        """Return the result of ``read``, which is called again while a server does not answer."""
+        return read() if self._objects is None else self._objects.again(str(self.path), read)
+
+    def storage_info(self) -> Stored:
+        stored = self._again(super().storage_info)
+        reading = stored.reading if self._objects is None else "by Lance, by row number, from a dataset on a server"
+        return replace(stored, reading=reading)
+
+    def stored_size(self) -> tuple[int, int, int]:
+        if self._objects is None:
+            return super().stored_size()
+        sizes_bytes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
+        return len(sizes_bytes), sum(sizes_bytes), sum(sizes_bytes)
 
     def _layout(self) -> Stored:
         dataset = self._dataset.get()
@@ -232,36 +248,35 @@ class Source(LeafSource):
 
     def _is_odd(self, compression: str) -> bool:
         """Whether `write` wrote several images with pixels large enough to be read in place, but they are not."""
-        wanted = self._how["engine"] or "pages"
+        engine = self._engine or "pages"
         large = bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
         ours = bool(self._files) and self._has_mark
-        return ours and large and len(self) > 1 and compression == "none" and self.engine != wanted
+        return ours and large and len(self) > 1 and compression == "none" and self.engine != engine
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
-        image = dataset.schema.field(self._column.name).type
-        found = self._leaf_and_places(image)
-        files = [] if found is None else whole_files(dataset)
-        if found is None or not 0 < len(files) <= _FILES_LIMIT:
+        leaf, others = self._leaf_fields()
+        files = [] if leaf is None else whole_files(dataset)
+        if leaf is None or not 0 < len(files) <= _FILES_LIMIT:
             return []
-        self._has_mark = found[0].name == "pixel_bytes" and bool(found[0].metadata)
-        prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
-        self._leaf = f"{prefix}.{found[0].name}"
-        client = self._client()
-        readers = [open_file(self.path, file.name, client) for file in files]
-        if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
-            return []
-        places = [f"{prefix}.{field.name}" for field in found[1]]
+        self._has_mark = leaf.name == "pixel_bytes" and bool(leaf.metadata)
+        prefix = f"{self._column.name}.chunks.{self._column.type.field('chunks').type.value_field.name}"
+        self._leaf = f"{prefix}.{leaf.name}"
+        other_leaves = [f"{prefix}.{field.name}" for field in others]
         stored = []
-        for file, reader in zip(files, readers, strict=True):
-            session = open_session(dataset, file.fragment, places)
-            stored.append(pa.concat_arrays(take_rows(session, list(range(reader.num_rows())))))
+        with nullcontext() if self._objects is None else self.guard.reading():
+            readers = [open_file(self.path, file.name, self._client()) for file in files]
+            if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
+                return []
+            for file, reader in zip(files, readers, strict=True):
+                session = open_session(dataset, file.fragment, other_leaves)
+                stored.append(pa.concat_arrays(take_rows(session, list(range(reader.num_rows())))))
         chunks = pa.concat_arrays(stored)
         if len(chunks) != len(self) or not placed_chunks(chunks, self._expected(np.arange(len(self)))).all():
             return []
         self._all_placed = True
         starts = np.cumsum([0, *map(len, stored)]).tolist()
-        return [self._file(*each) for each in zip(files, starts, stored, readers, strict=False)]
+        return list(map(self._file, files, starts, stored, readers))
 
     def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _File:
         """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
@@ -271,7 +286,7 @@ class Source(LeafSource):
         pieces = stops - starts
         one_each = pieces.all() and (pieces == self.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
-        if self._how["engine"] == "lance" or not self._native or not one_each or not of_bytes:
+        if self._engine == "lance" or not self._is_native or not one_each or not of_bytes:
             return plain
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
@@ -297,23 +312,33 @@ class Source(LeafSource):
 
     def _latest_version(self) -> int:
         """Return the version to open; only this one is read later, because others may write further versions."""
-        import lance  # noqa: PLC0415  # an optional backend
-
-        with translate_errors(self.path, self.format.label, self.errors):
+        failure = None
+        if self._objects is not None:
+            failure = partial(_unopened, self._objects, self.path)
+        else:
             for entry in entries_below(self.path):
                 if not entry.is_file():
                     refuse_special(entry)
-            return int(lance.dataset(str(self.path)).version)
+
+        def read() -> int:
+            with translate_errors(self.path, self.format.label, self.errors, failure):
+                return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
+
+        return self._again(read)
 
     def _client(self) -> Client:
         """Return the storage options for the server; None on this machine."""
-        return None
+        return None if self._objects is None else self._objects.settings(str(self.path))
 
     def _open(self) -> lance.LanceDataset:
-        import lance  # noqa: PLC0415  # an optional backend
+        def read() -> lance.LanceDataset:
+            with self.guard:
+                return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
 
-        with self.guard:
-            return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
+        dataset = self._again(read)
+        if self._objects is not None:
+            _compare_manifest(self._objects, self._version, self.guard)
+        return dataset
 
     def close(self) -> None:
         self._dataset.close()
@@ -325,16 +350,15 @@ class Source(LeafSource):
         """Keyword arguments that reopen exactly this version: its number and the fingerprint of its manifest."""
         return {"known": (self._version, self.guard.fingerprint)}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._how, **self.version), (self.path,)
-
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""
-        sessions = self._sessions.get().of_file
-        if number not in sessions:
+
+        def read() -> FragmentSession:
             with self.guard:
-                sessions[number] = self._open_session(self._files[number].fragment)
-        return sessions[number]
+                return self._open_session(self._files[number].fragment)
+
+        session = vars(self._sessions.get())[str(number)] = self._again(read)
+        return session
 
     def _pages(self, number: int) -> PixelPages | None:
         """Return this process's mapped pages of one data file, if its images can be read from them."""
@@ -373,13 +397,13 @@ class Source(LeafSource):
         return stacks if stacks is not None and len(stacks) == len(self) else None
 
     def read_groups(self) -> Iterable[slice]:
-        return split_by_bytes(self._image_bytes, self._block_bytes)
+        return split_by_bytes(self._image_bytes, _BLOCK_BYTES if self._objects is None else BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
         if self.engine != "pages":
             yield from super().stream()
             return
-        step = self._rows_of(_BLOCK_BYTES)
+        step = max(1, int(_BLOCK_BYTES * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
         for number, file in enumerate(self._files):
             for first in range(0, file.rows, step):
                 count, pages = min(step, file.rows - first), self._pages(number)
@@ -387,83 +411,17 @@ class Source(LeafSource):
                 start = file.start + first
                 yield start, self.read_arrays(range(start, start + count)) if stack is None else stack
 
-    def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
+    def _fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
+        if self._objects is not None and not is_repeated:
+            return self._again(partial(self._fetch, field, indices, is_repeated=True))
         if not self._files or field != "chunks":
             with self.guard.reading():
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
             return as_arrays(taken[self._column.name], field)
         arrays = []
         for number, rows in group_by_part(self._starts, indices.tolist()):
-            session = self._sessions.get().of_file.get(number) or self._session(number)
+            session = vars(self._sessions.get()).get(str(number)) or self._session(number)
             start = self._starts[number]
             with self.guard.reading():
                 arrays += take_rows(session, [row - start for row in rows])
         return arrays
-
-
-class RemoteSource(Source):
-    """Images of a Lance dataset on a server; Lance's own client fetches only the pixels of the requested rows.
-
-    Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files.
-    """
-
-    _objects: Objects
-    _block_bytes = BLOCK_BYTES
-
-    def __init__(self, path: Path, engine: str = "lance", **how: Any) -> None:
-        super().__init__(path, engine, **how)
-
-    def _client(self) -> Client:
-        return self._objects.settings(str(self.path))
-
-    def _again(self, read: Callable[[], Found]) -> Found:
-        return self._objects.again(str(self.path), read)
-
-    def _latest_version(self) -> int:
-        import lance  # noqa: PLC0415  # an optional backend
-
-        def read() -> int:
-            with translate_errors(self.path, self.format.label, self.errors, self._unopened):
-                return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
-
-        return self._again(read)
-
-    def _unopened(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
-        cause = self._objects.failed(str(self.path), error)
-        if cause is None and "was not found" in str(error):
-            cause = MissingPathError(f"{self.path}: no Lance dataset exists at this URL; correct the URL")
-        if cause is not None:
-            raise cause from None  # Lance's own message may repeat a server's text about credentials
-        return None
-
-    def _open(self) -> lance.LanceDataset:
-        dataset = self._again(super()._open)
-        _compare_manifest(self._objects, self._version, self.guard)
-        return dataset
-
-    def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
-        find = super()._find_files
-
-        def read() -> list[_File]:
-            with self.guard.reading():
-                return find(dataset)
-
-        return self._again(read)
-
-    def _read_all(self, columns: list[str]) -> pa.Table:
-        return self._again(partial(super()._read_all, columns))
-
-    def _session(self, number: int) -> FragmentSession:
-        return self._again(partial(super()._session, number))
-
-    def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
-        return self._again(partial(super()._fetch, field, indices))
-
-    def storage_info(self) -> Stored:
-        stored = self._again(super().storage_info)
-        return replace(stored, reading="by Lance, by row number, from a dataset on a server")
-
-    def stored_size(self) -> tuple[int, int, int]:
-        sizes_bytes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
-        return len(sizes_bytes), sum(sizes_bytes), sum(sizes_bytes)

@@ -33,10 +33,10 @@ from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet import CODECS, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
+from omearrow_ds.storage.formats.parquet import CODECS, is_encrypted, page_options, pages_span
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
@@ -50,24 +50,12 @@ _IMAGE_FIELDS = {
     **{f"chunk_{axis}": pa.int32() for axis in _AXES},
     **dict.fromkeys(("compression", "channels_json"), pa.string()),
 }
-_CHUNK_FIELDS = {
-    "image_id": pa.string(),
-    "chunk_id": pa.int64(),
-    **_PLACE,
-    "dtype": pa.string(),
-    "pixel_bytes": pa.large_binary(),
-}
-_INDEX_FIELDS = {
-    "image_id": pa.string(),
-    "chunk_id": pa.int64(),
-    "row_group_id": pa.int32(),
-    "row_index_in_group": pa.int32(),
-    "fragment_path": pa.string(),
-    **_PLACE,
-}
-_LISTED = pa.struct(
-    [("image_id", pa.string()), ("id", pa.string()), *schema.METADATA]
-)  # Ids of ome-arrow and of this package.
+_IDS = {"image_id": pa.string(), "chunk_id": pa.int64()}
+_CHUNK_FIELDS = {**_IDS, **_PLACE, "dtype": pa.string(), "pixel_bytes": pa.large_binary()}
+_ROW = {"row_group_id": pa.int32(), "row_index_in_group": pa.int32(), "fragment_path": pa.string()}
+_INDEX_FIELDS = {**_IDS, **_ROW, **_PLACE}
+# Ids of ome-arrow and of this package, and metadata.
+_LISTED = pa.struct([("image_id", pa.string()), ("id", pa.string()), *schema.METADATA])
 _LAYOUT = "typed-chunk-dataset"
 _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": _LAYOUT}
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
@@ -242,7 +230,6 @@ class Source(Images):
         self.path = path
         self.guard = FileGuard(path, self.format.label, self.errors)
         self.guard.files = [f"{path}/{name}" for name in _FILES]
-        self._how: dict[str, Any] = {}
         self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)

@@ -1,21 +1,58 @@
-"""Parquet written by pyarrow, in a layout that allows reading one image of a page (``docs/explanation/layouts.md``).
+"""Parquet: images are cut from memory-mapped pages, or read by pyarrow.
 
+It is written by pyarrow, in a layout that allows reading one image of a page (``docs/explanation/layouts.md``).
 Uncompressed by default; row groups large enough for a small footer, but small for readers that decode a whole one. If
 compressed, one image per page: preloading is half as fast as from pages of 1 MiB, and random access gains most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.formats._parquet import ParquetSource, page_options
+from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
+from omearrow_ds.codec.leaves import is_list_view, list_bounds
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._columns import columns_at_once
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._parquet_pages import (
+    ColumnChunk,
+    EncodedPages,
+    PageReader,
+    Pages,
+    find_pages,
+    plain_layout,
+)
+from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, by_ranges, refuse_damaged, unnest
+from omearrow_ds.storage.image_extents import stack_images
 
+CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
 UNSUPPORTED_TYPES = (pa.types.is_interval,)
+_MOST_GROUPS = 512  # limit of row groups whose pages are checked before the first sample: 0.25 ms each
+_FEW_ROWS = 2**12
+_PAGE_BYTES = 2**20
+_SMALL_PAGE_BYTES = 2**12
+_FOOTER_BYTES = 2**16  # size that covers most footers
+_TAIL_BYTES = 8  # the footer's length and the magic number
+_DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
+STAGES = {"Source._read_group": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -26,7 +63,324 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
             writer.write_table(table, row_group_size=max(len(table), 1))
 
 
-class Source(ParquetSource):
-    """Images of a Parquet file; see `ParquetSource`."""
+@dataclass(frozen=True)
+class _PixelLeaf:
+    """Pixel leaf of the images of a file."""
+
+    paths: Sequence[str] = ()  # Its path if it suffices to read every image, as all are stored plainly or by one codec.
+    num_pieces: Array | None = None  # (n,) int64, number of chunks of each image.
+    codec: str | None = None  # Of chunks that are compressed separately.
+    chunks: Sequence[ColumnChunk] = ()  # One per row group; empty if pages cannot be cut.
+
+
+class Source(TableSource):
+    """Images of a Parquet file, which are read directly from its pages if possible, else by pyarrow.
+
+    The file is mapped at the first image. Replacing it by another file is safe. If it is truncated in place, the next
+    read raises an error, but a running read may then end the process, as with any memory-mapped file.
+
+    Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
+    """
 
     name = "parquet"
+    errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+    def _read_header(self) -> None:
+        self._file = ProcessLocal(self._open)
+        self._reader = ProcessLocal(self._open_reader)
+        file = self._file.get()
+        table_schema = file.schema_arrow  # parsed again at each access
+        others = self._choose(table_schema)
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        self._starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
+        at_once = columns_at_once(others)
+        self._look = self._look and len(at_once) == len(others)
+        fields = self._column.told_fields if self._look else self._column.info_fields
+        table = self._read_whole([*[f"{self._column.name}.{name}" for name in fields], *at_once])
+        columns = pa.schema(map(table_schema.field, others))
+        self._set_header(unnest(table[self._column.name]), columns, table.select(at_once))
+        must_cut = self._options.engine == "pages"
+        # Pixels of objects are located now, as the cache still has the ranges that were fetched for the header.
+        leaf = self._leaf if not self._look and (must_cut or self._objects is not None) else None
+        if must_cut and leaf is not None and not leaf.chunks and len(self):
+            raise ArgumentError(
+                "needs plainly encoded pixel pages",
+                path=self.path,
+                option="engine",
+                value="pages",
+                remedy="pass engine=None",
+            )
+        if self._objects is None or "columns" in vars(self):  # The footer of a wide table is large.
+            self._file.close()
+        if self._objects is not None:
+            self._bytes.get().clear_cache()
+        elif must_cut:
+            self._bytes.close()
+
+    def _read_whole(self, paths: list[str]) -> pa.Table:
+        """Return columns, or fields of them, with the number of rows that the footer states.
+
+        Few rows are read without threads, which would take longer to start.
+        """
+        file = self._file.get()
+        table = file.read(columns=paths, use_threads=self._starts[-1] > _FEW_ROWS)
+        for rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
+            if rows != self._starts[-1]:
+                raise self._other_rows(rows, self._starts[-1], "a column")
+        return table
+
+    def _read_stored(self, names: list[str]) -> pa.Table:
+        file = self._bytes.get() if self._objects is not None else None
+        with self.guard.reading():
+            if isinstance(file, ObjectFile):
+                file.cache_ranges(_ranges_of(self._file.get().metadata, names))
+            return self._read_whole(names).select(names)
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        paths = [f"{column.name}.{name}" for name in column.info_fields]
+        with self.guard.reading():
+            return unnest(self._file.get().read(columns=paths)[column.name])
+
+    @property
+    def engine(self) -> str:
+        """Reader of the pixels: ``"pages"`` reads pages of the file directly, and ``"pyarrow"`` can read any page."""
+        return "pages" if self._leaf.chunks else "pyarrow"
+
+    @cached_property
+    def _leaf(self) -> _PixelLeaf:
+        """Pixel leaf, which is located at the first use, because this takes as long as opening the file."""
+        with self.guard.interpreting():
+            file = self._file.get()
+            paths = _leaf_paths(file)
+            leaf = self._find_pixel_leaf(paths)
+            if leaf.paths and self._options.engine != "pyarrow":
+                leaf = replace(leaf, chunks=self._find_chunks(file, paths.index(leaf.paths[0]), leaf.codec))
+        if leaf.chunks and self._objects is None:
+            self._file.close()
+        self._all_placed = bool(leaf.paths) and leaf.codec is None
+        return leaf
+
+    def _find_pixel_leaf(self, paths: list[str]) -> _PixelLeaf:
+        """Return the pixel leaf without its chunks."""
+        prefix = f"{self._column.name}.chunks."
+        leaves = [path for path in paths if path.startswith(prefix)]
+        pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
+        other_leaves = [path for path in leaves if path not in pixels]
+        if len(pixels) != 1 or not other_leaves or not len(self):
+            return _PixelLeaf()
+        lists = self._column.type.field("chunks").type
+        if any(map(is_list_view, (lists, *(field.type for field in lists.value_type)))):  # Need not be contiguous.
+            return _PixelLeaf()
+        chunks = pa.concat_arrays(as_arrays(self._read_whole(other_leaves)[self._column.name], "chunks"))
+        starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
+        expected = self._expected(np.arange(len(self)))
+        if placed_chunks(chunks, expected).all():
+            return _PixelLeaf(pixels, stops - starts)
+        codec = codec_of_chunks(chunks)
+        is_placed = codec is not None and placed_chunks(chunks, expected, codec).all()
+        return _PixelLeaf(pixels, stops - starts, codec) if is_placed else _PixelLeaf()
+
+    def _find_chunks(self, file: pq.ParquetFile, leaf: int, codec: str | None) -> list[ColumnChunk]:
+        """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
+        pixels, chunk = file.schema.column(leaf), self._column.type.field("chunks").type.value_type
+        lists = pixels.physical_type == "INT32"
+        is_other_depth = pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type)
+        if is_other_depth or self._odd_order.any() or is_encrypted(self._bytes.get(), file):
+            return []
+        if lists and (codec is not None or chunk.field("pixels").type.value_type != pa.uint16()):
+            return []
+        stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
+        codecs = {leaf_chunk.compression for leaf_chunk in stored}
+        elsewhere = any(leaf_chunk.file_path for leaf_chunk in stored) or all(
+            leaf_chunk.has_dictionary_page for leaf_chunk in stored
+        )
+        if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
+            return []
+        return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
+
+    def _layout(self) -> Stored:
+        file = self._file.get()
+        leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
+        numbers = [] if is_encrypted(self._bytes.get(), file) else range(file.num_row_groups)
+        codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
+        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
+        chunking = groups(self._starts, "row group")
+        plain = self.engine == "pages" and compression == "none"
+        if plain:
+            reading = "in place: from the mapped file"
+        elif self.engine == "pages":
+            pages = self._reader.get().pages(0)
+            sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
+            unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
+            reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
+        else:
+            reading = "by pyarrow, which decodes a row group per image"
+        stored = Stored(self._column.encoding, compression, chunking, plain, reading)
+        return stored if self._objects is None else by_ranges(stored)
+
+    def _chunk_codec(self) -> str | None:
+        return self._leaf.codec or super()._chunk_codec()
+
+    def _open(self) -> pq.ParquetFile:
+        if self._objects is None:
+            with self.guard:
+                # A second map, next to that of `_bytes`, reads fewer cold pages.
+                return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
+        file = self._bytes.get()
+        assert isinstance(file, ObjectFile)
+        with self.guard.reading():
+            footer_bytes = int.from_bytes(file.read_tail(_FOOTER_BYTES)[-_TAIL_BYTES:][:4], "little")
+            file.read_tail(footer_bytes + _TAIL_BYTES)
+            opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
+            if not hasattr(self, "_info"):
+                images = [field.name for field in opened.schema_arrow if pa.types.is_struct(field.type)]
+                others = [name for name in opened.schema_arrow.names if name not in images]
+                file.cache_ranges(_ranges_of(opened.metadata, [*images, *columns_at_once(others)]))
+        return opened
+
+    def _open_reader(self) -> PageReader:
+        return PageReader(self._bytes.get(), self._find_pages)
+
+    def close(self) -> None:
+        self._file.close()
+        self._reader.close()
+        self._bytes.close()
+
+    @property
+    def decodes_in_threads(self) -> bool:
+        return bool(self._leaf.chunks) and self._objects is None  # Pyarrow would decode a row group in each thread.
+
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        parts = group_by_part(self._starts, rows)
+        if not self._leaf.chunks:
+            return [image for number, of_group in parts for image in self._of_group(number, of_group)]
+        in_groups = [(number, [row - self._starts[number] for row in of_group]) for number, of_group in parts]
+        images: list[Array] = []
+        for (number, of_group), read in zip(parts, self._reader.get().read(in_groups), strict=True):
+            images += self._of_group(number, of_group) if read is None else read
+        if self._objects is not None:
+            self._bytes.get().clear_cache()
+        return images
+
+    def read_groups(self) -> Iterable[slice]:
+        if self._objects is not None:
+            return super().read_groups()
+        are_whole = [not self._leaf.chunks] * (len(self._starts) - 1)  # Pyarrow decodes whole row groups.
+        return split_groups(self._starts, are_whole, image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
+
+    def stream(self) -> Iterator[Block]:
+        if self._objects is None and self._leaf.chunks:
+            return self._reader.get().stream(self._starts, self._of_group)
+        return super().stream()
+
+    @property
+    def mapping(self) -> MappedFile | None:
+        plain = self._leaf.chunks and self._leaf.codec is None and len(self._starts) <= _MOST_GROUPS
+        file = self._bytes.get() if plain and self._objects is None else None
+        return file if isinstance(file, MappedFile) else None
+
+    def mapped_stacks(self) -> Stacks | None:
+        mapping = self.mapping
+        if not is_uniform(self) or mapping is None:
+            return None
+        arrays = self._reader.get().stacks(len(self._starts) - 1)
+        if not arrays or self._leaf.num_pieces is None:
+            return None
+        layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._leaf.num_pieces[0]))
+        return stack_images(arrays, layout, mapping.refuse_changed, partial(refuse_damaged, self))
+
+    def _find_pages(self, file: ByteSource, number: int) -> Pages:
+        rows, leaf = np.arange(self._starts[number], self._starts[number + 1]), self._leaf
+        assert leaf.num_pieces is not None
+        return find_pages(file, leaf.chunks[number], self._expected(rows), leaf.num_pieces[rows], leaf.codec)
+
+    def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return images of one row group, which pyarrow decodes as a whole."""
+        images: list[Array] = []
+        start = self._starts[number]
+        for array in self._read_group(number, self._column.pixel_field):
+            in_array = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
+            if in_array:
+                block = self._block(array, np.arange(start, start + len(array)))
+                images.extend(
+                    block.images() if len(in_array) == len(array) else [block[row - start] for row in in_array]
+                )
+            start += len(array)
+        return images
+
+    def _read_group(self, number: int, field: str) -> list[pa.Array]:
+        """Return ``chunks`` (only their pixels if plainly stored) or ``planes`` of a row group."""
+        file = self._bytes.get()
+        file.refuse_changed()  # pyarrow maps the file as well
+        leaf, name = self._leaf, self._column.name
+        alone = self._all_placed and field == self._column.pixel_field
+        paths = list(leaf.paths) if alone else [f"{name}.{field}"]
+        with file.lock, self.guard.reading():
+            table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
+        arrays = as_arrays(table[name], field)
+        num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
+        if num_read != num_expected:
+            raise self._other_rows(num_read, num_expected, f"row group {number}")
+        return arrays
+
+    def _other_rows(self, num_rows: int, expected: int, part: str) -> FormatError:
+        """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
+        problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
+        return FormatError(f"{self.path}: {problem}; the file is damaged, restore it")
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        for number, rows in group_by_part(self._starts, indices.tolist()):
+            positions = pa.array(np.array(rows) - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(positions)
+
+
+def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
+    """Return writer options for pages from which single images can be read; a compressed page has one image.
+
+    ``pixels`` get no statistics: for images below 4 KiB, every page would repeat two of them. Checksums and nested
+    columns get none either, because they are not filtered by range.
+    """
+    return {
+        "compression": compression,
+        "use_dictionary": False,
+        "data_page_version": "2.0",  # a page of version 1 may end within an image
+        "data_page_size": _PAGE_BYTES if compression == "none" else _SMALL_PAGE_BYTES,
+        "write_batch_size": 1,  # rows between checks of the page size
+        "write_statistics": [
+            field.name for field in table_schema if not pa.types.is_nested(field.type) and field.name not in pixels
+        ],
+    }
+
+
+def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: int = 2) -> ColumnChunk:
+    """Return the byte range of the pixel leaf of a row group; see `ColumnChunk`."""
+    start, codec = stored.data_page_offset, CODECS.get(stored.compression)
+    return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
+
+
+def is_encrypted(file: ByteSource, opened: pq.ParquetFile) -> bool:
+    """Whether the file is encrypted: pyarrow 26 aborts when it is asked for the offset of an encrypted column."""
+    footer_bytes = int.from_bytes(file.read_tail(_TAIL_BYTES)[:4], "little")
+    return footer_bytes != int(opened.metadata.serialized_size)
+
+
+def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRange]:
+    """Return the byte ranges of columns, without the pixels of image columns."""
+    flat, nested = set(names), tuple(f"{name}." for name in names)
+    ranges: list[ByteRange] = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for leaf in range(group.num_columns):
+            column = group.column(leaf)
+            path = column.path_in_schema
+            is_named = path in flat or path.startswith(nested)
+            if is_named and not {"pixel_bytes", "pixels"} & set(path.split(".")):
+                start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+                start = min(start, column.data_page_offset)
+                ranges.append((start, start + column.total_compressed_size))
+    return ranges
+
+
+def _leaf_paths(file: pq.ParquetFile) -> list[str]:
+    columns = file.schema
+    return [columns.column(number).path for number in range(len(columns))]

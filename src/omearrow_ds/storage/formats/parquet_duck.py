@@ -16,11 +16,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from omearrow_ds.storage.formats import _sql, get_format
-from omearrow_ds.storage.formats._parquet import ParquetSource
+from omearrow_ds.storage.formats import duckdb as duckdb_file
+from omearrow_ds.storage.formats import get_format, parquet
 from omearrow_ds.storage.formats._stored import Stored
 
-UNSUPPORTED_TYPES = _sql.UNSUPPORTED_TYPES
+UNSUPPORTED_TYPES = duckdb_file.UNSUPPORTED_TYPES
 _ROW_NUMBER = "file_row_number"
 _ASYNC_THREADS = 0  # with more, DuckDB 2.0 sometimes hangs if a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
@@ -29,7 +29,7 @@ _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "
 def refuse_target(path: Path, columns: pa.Schema) -> None:
     """Refuse column names that differ only in case, and the name that DuckDB reserves for row numbers."""
     del path
-    _sql.refuse_names(columns, _ROW_NUMBER)
+    duckdb_file.refuse_names(columns, _ROW_NUMBER)
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -45,25 +45,30 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         "ROW_GROUP_SIZE_BYTES": max(first.nbytes, get_format(Source.name).max_bytes),
     }
     listed = ", ".join(f"{name} {value}" for name, value in options.items())
-    statement = f"COPY (SELECT * FROM incoming) TO {_sql.literal(str(path))} ({listed})"
+    statement = f"COPY (SELECT * FROM incoming) TO {duckdb_file.literal(str(path))} ({listed})"
     # Further threads only hold more images in memory.
-    with _sql.connect(threads=1, async_threads=_ASYNC_THREADS, temp_directory=f"{path}.tmp") as connection:
-        _sql.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
+    with duckdb_file.connect(threads=1, async_threads=_ASYNC_THREADS, temp_directory=f"{path}.tmp") as connection:
+        duckdb_file.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
 
 
-class _ByDuckDB(_sql.SqlSource):
+class _ByDuckDB(duckdb_file.Source):
     name = "parquet_duck"
     engine = "duckdb"
     _row_number = _ROW_NUMBER
+    _frugal = False
+
+    def _key_column(self, table_schema: pa.Schema) -> str | None:
+        del table_schema  # A Parquet file has no index.
+        return None
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        connection = _sql.connect(async_threads=_ASYNC_THREADS)
-        _sql.lock(connection, str(self.path), _sql.unglobbed(str(self.path)))
+        connection = duckdb_file.connect(async_threads=_ASYNC_THREADS)
+        duckdb_file.lock(connection, str(self.path), duckdb_file.unglobbed(str(self.path)))
         return connection
 
     def _relation(self) -> str:
         # The path is a file name, not a pattern; folders such as ``well=A01`` in it are not columns.
-        return f"read_parquet({_sql.literal(_sql.unglobbed(str(self.path)))}, hive_partitioning = false)"
+        return f"read_parquet({duckdb_file.literal(duckdb_file.unglobbed(str(self.path)))}, hive_partitioning = false)"
 
     def _layout(self) -> Stored:
         with closing(Source(self.path, image_column=self._column.name, with_columns=False)) as pages:
@@ -71,12 +76,12 @@ class _ByDuckDB(_sql.SqlSource):
         return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 
-class Source(ParquetSource):
+class Source(parquet.Source):
     """Images of a Parquet file written by DuckDB or another tool; ``engine="duckdb"`` reads the images with DuckDB."""
 
     name = "parquet_duck"
-    errors = (*ParquetSource.errors, duckdb.Error)
+    errors = (*parquet.Source.errors, duckdb.Error)
 
-    def __new__(cls, path: Path, engine: str | None = None, **how: Any) -> Any:
+    def __new__(cls, path: Path, engine: str | None = None, **options: Any) -> Any:
         """Create a source that DuckDB reads if ``engine`` requests it."""
-        return _ByDuckDB(path, **how) if engine == "duckdb" else super().__new__(cls)
+        return _ByDuckDB(path, **options) if engine == "duckdb" else super().__new__(cls)

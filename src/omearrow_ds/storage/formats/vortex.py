@@ -7,16 +7,20 @@ Measurements are in ``docs/explanation/layouts.md``.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import vortex
+import vortex.io
+from vortex import expr
 
 from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
@@ -26,17 +30,18 @@ from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_un
 from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
-from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
-from omearrow_ds.storage.formats._table import CopiedFile, as_reader, unnest
-from omearrow_ds.storage.formats._urls import Objects
-from omearrow_ds.storage.formats._vortex_rows import OpenVortexFile, Rows, in_place
+from omearrow_ds.storage.formats._table import CopiedFile, TableSource, as_arrays, as_reader, unnest
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
 UNSUPPORTED_TYPES = (pa.types.is_duration, pa.types.is_interval)
-STAGES = {"Source._images_of_scalars": "read+decode"}
+_DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
+_VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
+_OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
+_INLINE_BYTES = 12
+STAGES = {"Source._images_of_scalars": "read+decode", "Rows.take": "read+decode"}
 
 
 def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -44,8 +49,6 @@ def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compres
 
     Vortex is called in a separate thread, because otherwise the main thread would handle Ctrl-C only at the end.
     """
-    import vortex.io  # noqa: PLC0415  # an optional backend
-
     options = vortex.io.VortexWriteOptions
     chosen = options.compact() if compression == "zstd" else options.default()
     with ThreadPoolExecutor(1, "vortex-write") as thread:
@@ -57,7 +60,83 @@ def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compres
             raise
 
 
-class Source(LeafSource):
+class Rows:
+    """All rows of a Vortex expression, not yet decoded, in the parts in which the mapped file stores them."""
+
+    def __init__(self, array: vortex.Array) -> None:
+        self.parts = array.chunks() if isinstance(array, vortex.ChunkedArray) else [array]
+        self.starts = list(accumulate(map(len, self.parts), initial=0))
+
+    def take(self, indices: Sequence[int]) -> list[pa.Array]:
+        """Return rows by number; ``take`` is used because Vortex 0.91 decodes the whole part of a slice."""
+        arrays = []
+        for number, rows in group_by_part(self.starts, indices):
+            positions = pa.array([row - self.starts[number] for row in rows], pa.uint64())
+            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(positions)).to_arrow_array())
+        return list(map(without_views, arrays))
+
+    def scalar(self, index: int) -> vortex.Scalar:
+        """Return one row."""
+        number = bisect.bisect_right(self.starts, index) - 1
+        return self.parts[number].scalar_at(index - self.starts[number])
+
+    @cached_property
+    def decoded_whole(self) -> list[bool]:
+        """For each part, whether reading one row decodes the whole part."""
+        trees = (part.display_tree() for part in self.parts)
+        return [any(encoding in tree for encoding in _DECODED_WHOLE) for tree in trees]
+
+
+@dataclass
+class OpenVortexFile:
+    """Vortex file that a process has mapped, with cached rows and images."""
+
+    file: vortex.VortexFile
+    mapping: MappedFile
+    images: list[Array | list[Array]] | None = None
+    rows: dict[str, Rows] = field(default_factory=dict)
+
+
+def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
+    """Return the pixel lists of a part if they are zero-copy views of the mapped file, else None.
+
+    Pixels that are decoded at each access have another address each time.
+    """
+    if not len(part) or part.nbytes < pixel_bytes:
+        return None
+    first, again = (without_views(part.slice(0, 1).to_arrow_array()) for _ in range(2))
+    if first.buffers()[-1].address != again.buffers()[-1].address:
+        return None
+    lists = without_views(part.to_arrow_array())
+    return lists if lists.buffers()[-1].address == first.buffers()[-1].address else None
+
+
+def without_views(lists: pa.Array) -> pa.Array:
+    """Convert pixel lists from Arrow's binary view type to binary with offsets, if their bytes are contiguous.
+
+    A cast would copy the pixels.
+    """
+    if lists.type != _VIEWED:
+        return lists
+    pixels = lists.values.field(0)
+    if not len(pixels) or lists.null_count + lists.values.null_count + pixels.null_count:
+        return lists
+    _, views, *data = pixels.buffers()
+    view_fields = np.frombuffer(views, np.uint32).reshape(-1, 4)[pixels.offset : pixels.offset + len(pixels)]
+    lengths, starts = view_fields[:, 0], view_fields[:, 3]
+    bounds = np.empty(len(pixels) + 1, np.int64)
+    bounds[:-1] = starts
+    bounds[-1] = int(starts[-1]) + int(lengths[-1])
+    if len(data) != 1 or (lengths <= _INLINE_BYTES).any() or (bounds[1:] - bounds[:-1] != lengths).any():
+        return lists
+    flat = pa.Array.from_buffers(pa.large_binary(), len(pixels), [None, pa.py_buffer(bounds), data[0]])
+    chunks = pa.Array.from_buffers(_OFFSET.value_type, len(pixels), [None], children=[flat])
+    return pa.Array.from_buffers(
+        _OFFSET, len(lists), [None, lists.buffers()[1]], offset=lists.offset, children=[chunks]
+    )
+
+
+class Source(TableSource):
     """Images of a Vortex file, or of an object on a server.
 
     An object is copied to the cache as a whole, because Vortex 0.91 would fetch it once per process.
@@ -66,56 +145,39 @@ class Source(LeafSource):
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
 
-    def __init__(
-        self,
-        path: Path,
-        image_column: str | None = None,
-        *,
-        with_columns: bool = True,
-        look: bool = False,
-        objects: Objects | None = None,
-    ) -> None:
-        self._set_file(path, objects, image_column=image_column, with_columns=with_columns)
+    def _read_header(self) -> None:
         self.fetches = False
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
-        others = self._choose(table_schema, image_column, with_columns=with_columns)
-        columns = pa.schema([table_schema.field(name) for name in others])
-        self._look = look and is_narrow(others)
+        others = self._choose(table_schema)
+        columns = pa.schema(map(table_schema.field, others))
+        self._look = self._look and is_narrow(others)
         if self._look:
             info, values = self._read_told(others)
             self._set_header(info, columns, values)
             self.close()
             return
         self._set_header(self._read_info(self._column), columns)
-        self._leaf = self._find_leaf(table_schema.field(self._column.name).type)
+        self._leaf = self._find_leaf()
         self._all_placed = self._leaf is not None
         self.close()
 
     def _read_stored(self, names: list[str]) -> pa.Table:
-        import vortex.expr  # noqa: PLC0415  # an optional backend
-
-        return unnest(self._read(vortex.expr.select(names, vortex.expr.root()))).select(names)
+        return unnest(self._read(expr.select(names, expr.root()))).select(names)
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
-        import vortex.expr  # noqa: PLC0415  # an optional backend
-
-        return unnest(self._read(vortex.expr.select(column.info_fields, vortex.expr.column(column.name))))
+        return unnest(self._read(expr.select(column.info_fields, expr.column(column.name))))
 
     def _read_told(self, others: list[str]) -> tuple[pa.Table, pa.Table]:
         """Return the fields that give id, shape and dtype, and the columns ``others``, by one scan."""
-        from vortex.expr import column, pack, root, select  # noqa: PLC0415  # an optional backend
-
-        image = column(self._column.name)
-        told: dict[str, Any] = {"id": image["id"]} if "id" in self._column.fields else {}
-        meta = image["pixels_meta"]
-        told["pixels_meta"] = pack({name: meta[name] for name in PIXELS_META})
-        table = unnest(self._read(pack({"told": pack(told), "others": select(others, root())})))
-        return unnest(table["told"]), unnest(table["others"])
+        image = expr.column(self._column.name)
+        fields: dict[str, Any] = {"id": image["id"]} if "id" in self._column.fields else {}
+        fields["pixels_meta"] = expr.pack({name: image["pixels_meta"][name] for name in PIXELS_META})
+        packed = expr.pack({"fields": expr.pack(fields), "others": expr.select(others, expr.root())})
+        table = unnest(self._read(packed))
+        return unnest(table["fields"]), unnest(table["others"])
 
     def _open(self) -> OpenVortexFile:
-        import vortex  # noqa: PLC0415  # an optional backend
-
         with self.guard:
             mapping = MappedFile(self.path) if self._objects is None else CopiedFile(self.guard, self._objects)
             return OpenVortexFile(vortex.open(mapping.name, memory_map=True), mapping)
@@ -149,14 +211,13 @@ class Source(LeafSource):
             array = mapped.file.scan(expression).read_all().to_arrow_array()
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
-    def _find_leaf(self, image: pa.DataType) -> pa.Field | None:
+    def _find_leaf(self) -> pa.Field | None:
         """Return the pixel leaf of the chunks if it suffices to read every image."""
-        found = self._leaf_and_places(image)
-        if found is None:
+        leaf, others = self._leaf_fields()
+        if leaf is None:
             return None
-        leaf, places = found
         try:
-            stored = pa.concat_arrays(self._read(self._narrowed(places)).chunks)
+            stored = pa.concat_arrays(self._read(self._narrowed(others)).chunks)
         except FormatError:  # columns that Vortex cannot narrow are read whole
             return None
         return leaf if placed_chunks(stored, self._expected(np.arange(len(self)))).all() else None
@@ -166,22 +227,15 @@ class Source(LeafSource):
 
         No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
         """
-        import vortex.expr  # noqa: PLC0415  # an optional backend
-
-        return vortex.expr.cast(self._expression("chunks"), vortex.DType.from_arrow(pa.list_(pa.struct(fields))))
+        return expr.cast(self._expression("chunks"), vortex.DType.from_arrow(pa.list_(pa.struct(fields))))
 
     def _expression(self, field: str) -> Any:
-        import vortex.expr  # noqa: PLC0415  # an optional backend
-
-        return vortex.expr.column(self._column.name)[field]
-
-    def _rows(self, field: str) -> Rows:
-        return self._kept_rows(field, partial(self._expression, field))
+        return expr.column(self._column.name)[field]
 
     def _pixel_rows(self, field: str) -> Rows:
         """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
         if self._leaf is None or field != "chunks":
-            return self._rows(field)
+            return self._kept_rows(field, partial(self._expression, field))
         return self._kept_rows("pixels alone", partial(self._narrowed, [self._leaf]))
 
     def _kept_rows(self, name: str, expression: Callable[[], Any]) -> Rows:
@@ -222,7 +276,7 @@ class Source(LeafSource):
 
         A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
         """
-        if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._native:
+        if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._is_native:
             return None
         rows = self._kept_rows("chunks", partial(self._expression, "chunks"))
         images = []

@@ -35,8 +35,8 @@ import duckdb  # noqa: E402
 
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN  # noqa: E402
 from omearrow_ds.storage import writing  # noqa: E402
-from omearrow_ds.storage.formats import _sql, get_format  # noqa: E402
 from omearrow_ds.storage.formats import duckdb as duckdb_format  # noqa: E402
+from omearrow_ds.storage.formats import get_format  # noqa: E402
 from tests.support.errors import raises  # noqa: E402
 
 DUCKDB = get_format("duckdb")
@@ -52,13 +52,14 @@ def database(path, **options):
         yield connection
 
 
+set_rows = duckdb_format.Source._set_rows
 WAYS = {
     "by key": [],
     "by key alone": [(duckdb_format, "_SCANNED_BYTES", 0)],
     "by key, one by one": [(duckdb_format, "_SCANNED_BYTES", 0), (duckdb_format, "_PIECE_BYTES", 1)],
-    "by row number": [(duckdb_format.Source, "_set_rows", lambda self, _: _sql.SqlSource._set_rows(self, None))],
+    "by row number": [(duckdb_format.Source, "_set_rows", lambda self, _: set_rows(self, None))],
     "short of memory": [(duckdb_format.Source, "_working_bytes", lambda _: 1)],
-    "in small batches": [(_sql, "STREAMED_BYTES", 1)],
+    "in small batches": [(duckdb_format, "_STREAMED_BYTES", 1)],
 }
 
 
@@ -104,7 +105,7 @@ def test_rows_are_found_by_the_index(numbered, indices):
     source = open_images(numbered)
     taken = source.take(indices)
     assert [int(image.max()) for image in taken] == list(indices)
-    table = source.images._query("EXPLAIN ANALYZE SELECT *", source.images._wanted(np.array(indices)))
+    table = source.images._query("EXPLAIN ANALYZE SELECT *", source.images._condition(np.array(indices)))
     plan = table["explain_value"][0].as_py()
     assert "Index Scan" in plan
 

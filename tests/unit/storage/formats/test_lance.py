@@ -10,11 +10,10 @@ import pytest
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, open_images
 from omearrow_ds.codec.schema import image_struct
-from omearrow_ds.storage.formats import lance as lance_format
 from tests.support.errors import raises, warns
 from tests.support.sources import check
 from tests.support.strategies import byte_chunk, image_of, images_of, record_of, retyped, same
-from tests.unit.storage.formats.test_leaf import MANY, changed, plain, put, table_of
+from tests.unit.storage.formats.test_leaf import MANY, changed, lance_format, plain, put, table_of
 
 encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
 LARGE = [((1, 2, 3, 200, 512), "uint16")] * 40

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omearrow_ds import open_images
+from omearrow_ds.storage.formats import parquet
 from tests.support.sources import all_read
 from tests.support.strategies import MIXED, images_of
 
@@ -39,3 +40,15 @@ def test_parquet_with_one_odd_image_reads_whole_chunks(stored, tmp_path):
     column = pa.array(rows, table.schema.field("ome_image").type)
     pq.write_table(pa.table({"ome_image": column}), tmp_path / "odd.parquet", row_group_size=16)
     assert all_read(open_images(tmp_path / "odd.parquet"), images)
+
+
+def test_pixels_are_located_at_the_first_read(stored, monkeypatch):
+    path, located = stored("parquet", images_of(MANY)), []
+    find = parquet.Source._find_pixel_leaf
+    monkeypatch.setattr(parquet.Source, "_find_pixel_leaf", lambda self, paths: located.append(1) or find(self, paths))
+    source = open_images(path)
+    assert located == []
+    assert all_read(source, images_of(MANY))
+    assert located == [1]
+    open_images(path, engine="pages").close()
+    assert located == [1, 1]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.formats import _codecs, _parquet
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, data_pages
+from omearrow_ds.storage.formats import _codecs, parquet
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, iter_data_pages
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import (
@@ -314,7 +314,7 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
     pq.write_table(table, path, use_dictionary=False, write_statistics=False, **options)
     content = path.read_bytes()
     chunk = pq.read_metadata(path).row_group(0).column(leaf_number(path, encoding))
-    (page,) = data_pages(
+    (page,) = iter_data_pages(
         lambda start, stop: memoryview(content)[start:stop],
         chunk.data_page_offset,
         chunk.data_page_offset + chunk.total_compressed_size,
@@ -341,7 +341,8 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_pages_or_an_error(content, compressed):
     try:
-        pages = data_pages(lambda start, stop: memoryview(content)[start:stop], 0, len(content), compressed=compressed)
+        read = lambda start, stop: memoryview(content)[start:stop]  # noqa: E731
+        pages = list(iter_data_pages(read, 0, len(content), compressed=compressed))
     except OtherPagesError:
         return
     assert all(page.start <= page.stop <= len(content) for page in pages)
@@ -382,5 +383,5 @@ def test_a_codec_that_is_not_built_leaves_pages_to_pyarrow(stored, monkeypatch):
 
 def test_pages_that_lie_in_another_file(stored, monkeypatch):
     needs("parquet")
-    monkeypatch.setattr(_parquet, "_DEPTHS", {})
+    monkeypatch.setattr(parquet, "_DEPTHS", {})
     assert open_images(stored("parquet", images_of(UNIFORM))).images.engine == "pyarrow"
