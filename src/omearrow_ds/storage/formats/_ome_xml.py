@@ -236,30 +236,30 @@ def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: in
         num_planes = int(data.get("PlaneCount", data.get("NumPlanes", "1" if "IFD" in data.attrib else num_pages)))
         first = np.ravel_multi_index([int(data.get(f"First{axis}", "0")) for axis in order], [sizes[a] for a in order])
         for number in range(min(num_planes, num_pages)):
-            place = dict(zip(order, np.unravel_index(int(first) + number, [sizes[a] for a in order]), strict=True))
-            pages[tuple(int(place[axis]) for axis in _PLANE_AXES)] = page + number
+            indices = dict(zip(order, np.unravel_index(int(first) + number, [sizes[a] for a in order]), strict=True))
+            pages[tuple(int(indices[axis]) for axis in _PLANE_AXES)] = page + number
     return _Part(image, pixels, sizes, pages, is_shared) if pages else None
 
 
 def _keep_own_planes(part: _Part, split_along: str) -> bool:
     """Remove planes of other files from the description; return False if the others do not form an image."""
-    kept = [sorted(set(positions)) for positions in zip(*part.pages, strict=True)]
-    split = {axis for axis, positions in zip(_PLANE_AXES, kept, strict=True) if len(positions) < part.sizes[axis]}
-    if math.prod(map(len, kept)) != len(part.pages) or not split <= set(split_along):
+    present = [sorted(set(positions)) for positions in zip(*part.pages, strict=True)]
+    split = {axis for axis, positions in zip(_PLANE_AXES, present, strict=True) if len(positions) < part.sizes[axis]}
+    if math.prod(map(len, present)) != len(part.pages) or not split <= set(split_along):
         return False
     pixels = part.pixels
-    for axis, positions in zip(_PLANE_AXES, kept, strict=True):
+    for axis, positions in zip(_PLANE_AXES, present, strict=True):
         pixels.set(f"Size{axis}", str(int(pixels.get(f"Size{axis}", "1")) // part.sizes[axis] * len(positions)))
     channels = pixels.findall("{*}Channel")
     for number, channel in enumerate(channels):
-        if len(channels) == part.sizes["C"] and number not in kept[1]:
+        if len(channels) == part.sizes["C"] and number not in present[1]:
             pixels.remove(channel)
     data, *others = pixels.findall("{*}TiffData")
     for other in others:
         pixels.remove(other)
-    at = list(pixels).index(data)
+    index = list(pixels).index(data)
     pixels.remove(data)
     for plane, page in part.pages.items():
-        first = {f"First{axis}": str(kept[n].index(plane[n])) for n, axis in enumerate(_PLANE_AXES)}
-        pixels.insert(at, ET.Element(data.tag, {"IFD": str(page), "PlaneCount": "1", **first}))
+        first = {f"First{axis}": str(present[n].index(plane[n])) for n, axis in enumerate(_PLANE_AXES)}
+        pixels.insert(index, ET.Element(data.tag, {"IFD": str(page), "PlaneCount": "1", **first}))
     return True

@@ -243,34 +243,34 @@ def _text(value: object, most: int | None = None) -> str:
     return escape(text if most is None or len(text) <= most else f"{text[: most - 1]}…")
 
 
-def _legend(found: Sequence[Thumbnail]) -> str:
-    distinct = {tuple(each.names) for each in found if each.problem is None}
+def _legend(thumbnails: Sequence[Thumbnail]) -> str:
+    distinct = {tuple(thumbnail.names) for thumbnail in thumbnails if thumbnail.problem is None}
     if len(distinct) != 1:
         return "not the same in all images" if distinct else ""
     return "&ensp;".join(_channels(distinct.pop()))
 
 
 def _channels(names: Names) -> list[str]:
-    told = [_text(number if name is None else name, _MOST_LETTERS) for number, name in enumerate(names[:_MOST_NAMES])]
-    told += ["..."] if len(names) > _MOST_NAMES else []
+    labels = [_text(number if name is None else name, _MOST_LETTERS) for number, name in enumerate(names[:_MOST_NAMES])]
+    labels += ["..."] if len(names) > _MOST_NAMES else []
     square = "display:inline-block;width:.7em;height:.7em;border:1px solid gray;background"
-    shown = [",".join(str(255 * part) for part in colour) for colour in colours(names[:MOST_CHANNELS])]
-    swatches = [f'<span style="{square}:rgb({colour})"></span> ' for colour in shown]
-    return [swatch + name for swatch, name in zip_longest(swatches, told, fillvalue="")]
+    rgb_values = [",".join(str(255 * part) for part in colour) for colour in colours(names[:MOST_CHANNELS])]
+    swatches = [f'<span style="{square}:rgb({colour})"></span> ' for colour in rgb_values]
+    return [swatch + name for swatch, name in zip_longest(swatches, labels, fillvalue="")]
 
 
-def _figure(each: Thumbnail) -> str:
-    name = _text(each.image_id, _MOST_LETTERS)
-    if each.problem is None:
-        planes = each.planes
+def _figure(thumbnail: Thumbnail) -> str:
+    name = _text(thumbnail.image_id, _MOST_LETTERS)
+    if thumbnail.problem is None:
+        planes = thumbnail.planes
         ranges = [contrast(plane) for plane in planes]
-        picture = base64.b64encode(png(composed(planes, ranges, colours(each.names[:MOST_CHANNELS])))).decode()
-        shown = f'<img alt="{name}" src="data:image/png;base64,{picture}" style="max-width:none">'
+        picture = base64.b64encode(png(composed(planes, ranges, colours(thumbnail.names[:MOST_CHANNELS])))).decode()
+        body = f'<img alt="{name}" src="data:image/png;base64,{picture}" style="max-width:none">'
     else:
         box = f"width:{_SIZE}px;max-height:{_SIZE}px;overflow:auto;border:1px solid gray;overflow-wrap:anywhere"
-        shown = f'<div style="{box}"><small>{_text(each.problem)}</small></div>'
+        body = f'<div style="{box}"><small>{_text(thumbnail.problem)}</small></div>'
     caption = f'<figcaption style="max-width:{_SIZE}px;overflow-wrap:anywhere"><small>{name}</small></figcaption>'
-    return f'<figure style="margin:0">{shown}{caption}</figure>'
+    return f'<figure style="margin:0">{body}{caption}</figure>'
 
 
 def _columns(pictures: Pictures) -> str:
