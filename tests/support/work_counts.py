@@ -77,7 +77,7 @@ CALLED = {
     "tiff bytes": (17, 130, 104, 137),
     "ome_zarr bytes": (35, 285, 259, 436),
     "ome_arrow bytes": (23, 75, 49, 16),
-    "parquet bytes by pyarrow": (118, 51),
+    "parquet bytes by pyarrow": (116, 49),
     "parquet_duck bytes by duckdb": (88, 71),
     "lance bytes by lance": (36, 25),
 }
