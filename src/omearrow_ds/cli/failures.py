@@ -57,13 +57,13 @@ def in_one_line() -> Iterator[None]:
             stop: BaseException | None = error
             while stop is not None and not isinstance(stop, KeyboardInterrupt):
                 stop = stop.__cause__  # Imports of extension modules wrap a stop in another error.
-            if stop is None:
-                raise
-            click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
-            # If a stop interrupts an eval of a string (as in every namedtuple), Python would end the process by SIGINT
-            # instead of the exit code, unless a later eval completes.
-            eval("None")  # noqa: S307
-            raise click.exceptions.Exit(128 + stops.number) from None
+            if stop is not None:
+                click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
+                # If a stop interrupts an eval of a string (as in every namedtuple), Python would end the process by
+                # SIGINT instead of the exit code, unless a later eval completes.
+                eval("None")  # noqa: S307
+                raise click.exceptions.Exit(128 + stops.number) from None
+            raise
 
 
 def _show_warning(message: Warning | str, *_location: Any, **_source: Any) -> None:
