@@ -70,7 +70,7 @@ class PlacedBox(NamedTuple):
         size_y, size_x = shape[3:].tolist()
         y0, x0, y1, x1 = max(top, 0), max(left, 0), min(top + height, size_y), min(left + width, size_x)
         is_inside = (y1 - y0, x1 - x0) == (height, width)
-        if pad == "reflect" and not is_inside:
+        if pad in ("edge", "reflect") and not is_inside:  # A box beyond the image shows its edge.
             rows = np.arange(size_y)[places_of(top, height, size_y, pad)]
             columns = np.arange(size_x)[places_of(left, width, size_x, pad)]
             y0, x0, y1, x1 = int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
