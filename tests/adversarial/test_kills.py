@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 import sys
 from pathlib import Path
 
@@ -45,7 +47,8 @@ def test_readers_that_share_a_cache_and_are_killed_leave_nothing_to_clean(progra
 
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
     path = tmp_path / "images.arrow"
-    prefix = f".{path.name}.partial-{publish._host()}-"
+    host = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+    prefix = f".{path.name}.partial-{host}-"
     dead = tmp_path / f"{prefix}0123456789ab"
     of_another_host = tmp_path / f".{path.name}.partial-00000000-0123456789ab"
     for folder in (dead, of_another_host):

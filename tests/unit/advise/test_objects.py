@@ -86,8 +86,8 @@ def test_masks_are_held_as_the_images_are(path):
     dataset = OMEArrowDataset(path, **{**options, "objects": labelled}, masks=path.with_name("m.arrow"), preload=False)
     preloaded_crops = preloaded(on_demand(dataset))
     assert preloaded_crops.preloaded
-    assert preloaded_crops._mask_collection.cache is not None
-    assert on_demand(preloaded_crops)._mask_collection.cache is None
+    assert preloaded_crops._masks.collection.cache is not None
+    assert on_demand(preloaded_crops)._masks.collection.cache is None
     assert dataset.preload_bytes == sum(image.nbytes for image in IMAGES) + 3 * 16 * 18
     for other in (preloaded_crops, on_demand(preloaded_crops)):
         for (image, mask), (expected_image, of_mask) in zip(other, dataset, strict=False):

@@ -209,7 +209,7 @@ class TestReports:
 
     @pytest.mark.parametrize(("largest", "normalize"), [(4000, SUGGESTED), (5000, None)])
     def test_recommend_reports_the_largest_value(self, tmp_path, largest, normalize):
-        advice = recommend(tiff_folder(tmp_path / "plate", largest), seconds=0.1, formats=["arrow"])
+        advice = recommend(tiff_folder(tmp_path / "plate", largest), seconds=0.5, formats=["arrow"])
         assert advice.as_dict()["pixel_range"] == {"largest": largest, "images": 3, "normalize": normalize}
         assert any(f"largest value {largest:,} in 3 uint16 images" in note for note in advice.notes)
         assert (f"normalize={SUGGESTED!r}" in advice.python) == (normalize is not None)
