@@ -115,10 +115,8 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
     for channel in values["channels"]:
         _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{subject}: metadata of a channel")
     if len(values["channels"]) not in (0, size_c):
-        raise MetadataError(
-            f"{subject}: metadata has {len(values['channels'])} channels but the image has {size_c}; pass one dict per "
-            f"channel"
-        )
+        problem = f"{subject}: metadata has {len(values['channels'])} channels but the image has {size_c}"
+        raise MetadataError(f"{problem}; pass one dict per channel")
     try:
         stored: dict[str, Any] = pa.scalar(values, type=METADATA).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

@@ -315,10 +315,8 @@ def joined_files(
         kind = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
         examples.setdefault(kind, f"{fields.files[number]} is {kind}")
     if len(examples) > 1:
-        raise FormatError(
-            f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}; pass "
-            f"channels= with channels of one shape and dtype"
-        )
+        problem = f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}"
+        raise FormatError(f"{problem}; pass channels= with channels of one shape and dtype")
     return FieldSource(source, fields)
 
 

@@ -246,12 +246,8 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
     if isinstance(path, str | os.PathLike):
         return _open_one(path, format_name, **options)
     refuse_open_table(path)
-    raise ArgumentError(
-        option="path",
-        value=path,
-        allowed="the path of a collection, a list of paths, or a glob pattern",
-        remedy="pass one of these",
-    )
+    allowed, remedy = "the path of a collection, a list of paths, or a glob pattern", "pass one of these"
+    raise ArgumentError(option="path", value=path, allowed=allowed, remedy=remedy)
 
 
 def _is_url(path: Any) -> bool:
@@ -536,12 +532,8 @@ def write_images(
     total = len(images) if isinstance(images, Sequence) else None
     table = writing.as_table(columns, subject)
     if is_parts(path):
-        raise ArgumentError(
-            "images cannot be written as parts",
-            option="path",
-            value=path,
-            remedy="write one file, and convert it to parts",
-        )
+        remedy = "write one file, and convert it to parts"
+        raise ArgumentError("images cannot be written as parts", option="path", value=path, remedy=remedy)
     target = Target.choose(path, format, settings)
     write(described, target, table, total, progress=progress)
 

@@ -305,10 +305,8 @@ def read_stats(path: StrPath) -> Stats:
             table = table.set_column(table.column_names.index("exact"), "exact", exact)
     absent = set(_SCHEMA.names) - _OPTIONAL - set(table.column_names)
     if absent:
-        raise FormatError(
-            f"{file.path}: is not a table of statistics, as it lacks the column {min(absent)!r}; pass a file written "
-            f"by omearrow-ds stats"
-        )
+        problem = f"{file.path}: is not a table of statistics, as it lacks the column {min(absent)!r}"
+        raise FormatError(f"{problem}; pass a file written by omearrow-ds stats")
     return Stats(file.path, tuple(name for name in table.column_names if name not in _SCHEMA.names), table)
 
 

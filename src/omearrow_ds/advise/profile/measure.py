@@ -234,10 +234,8 @@ def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) 
         height, width = dataset.source.shapes[:, 3:].min(axis=0).tolist()
         crop = f"crop_size=({height}, {width}) or smaller"
         remedy = crop if dataset.objects is None else "crop_size=, resize= or pad_to="
-        raise AxesError(
-            f"{dataset.path}: samples differ in shape and cannot be stacked; pass {remedy}, a transform that returns "
-            f"equal shapes, or batch_size=1"
-        ) from error
+        problem = f"{dataset.path}: samples differ in shape and cannot be stacked"
+        raise AxesError(f"{problem}; pass {remedy}, a transform that returns equal shapes, or batch_size=1") from error
 
 
 def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:

@@ -138,13 +138,9 @@ class Images(ColumnReader, ABC):
 
     def labels(self, name: str) -> tuple[Images, Array]:
         """Return the label images called ``name``, and the index of each image's label image, -1 if missing."""
-        raise ArgumentError(
-            f"{self.format.label} does not store label images",
-            path=self.path,
-            option="masks",
-            value=f"labels/{name}",
-            remedy="pass the path of another collection with the masks",
-        )
+        problem = f"{self.format.label} does not store label images"
+        remedy = "pass the path of another collection with the masks"
+        raise ArgumentError(problem, path=self.path, option="masks", value=f"labels/{name}", remedy=remedy)
 
     def mask_name_stems(self, index: int) -> list[str]:
         """Return the names by which other files may refer to an image: its id, and its own files without suffix."""

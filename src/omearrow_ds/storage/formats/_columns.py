@@ -169,10 +169,8 @@ def refuse_extensions(columns: pa.Schema, subject: str) -> None:
         for kind in all_types(field.type):
             if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
                 remedy = "pass its storage array to store only the values"
-                raise MetadataError(
-                    f"{subject}: column {field.name!r}: type {kind.extension_name!r} cannot be stored; {remedy}",
-                    column=field.name,
-                )
+                problem = f"{subject}: column {field.name!r}: type {kind.extension_name!r} cannot be stored; {remedy}"
+                raise MetadataError(problem, column=field.name)
 
 
 def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, subject: str) -> None:

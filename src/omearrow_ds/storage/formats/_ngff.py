@@ -71,10 +71,8 @@ def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read
     scales = [_scale_of_level(multiscale, subject, number, read) for number in range(len(levels))] if levels[1:] else []
     for other, finer in zip(levels, scales, strict=False):
         if scales[0] and finer and math.prod(finer) < math.prod(scales[0]):
-            raise FormatError(
-                f"{subject}: level {levels[0]['path']!r} is first in multiscales, but {other['path']!r} is finer; "
-                f"list levels from fine to coarse, or correct the scales"
-            )
+            problem = f"{subject}: level {levels[0]['path']!r} is first in multiscales, but {other['path']!r} is finer"
+            raise FormatError(f"{problem}; list levels from fine to coarse, or correct the scales")
     if level >= len(levels):
         problem, remedy = f"the image has {count(len(levels), 'level')}", f"pass a level from 0 to {len(levels) - 1}"
         raise ArgumentError(problem, path=subject, option="level", value=level, remedy=remedy)

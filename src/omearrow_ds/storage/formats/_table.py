@@ -398,10 +398,8 @@ def by_ranges(stored: Stored) -> Stored:
 def refuse_damaged(source: TableSource, index: int) -> None:
     """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
     source.read_arrays([index])  # Raises a more precise error if the format's library finds the fault.
-    raise FormatError(
-        f"{source.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it",
-        image=index,
-    )
+    problem = f"{source.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it"
+    raise FormatError(problem, image=index)
 
 
 def ids_of(info: pa.Table) -> list[Any]:

@@ -60,10 +60,8 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
             raise FormatError(f"{path}: image series {number} lacks planes that its OME-XML lists; restore the file")
         return image
     if not _is_described(tif, image) or not _uses_all_pages(tif, image):
-        raise FormatError(
-            f"{path}: its {_describe(tif, image)}, but the file has {_describe_pages(tif, image)}; restore the file, "
-            f"or correct or remove its description"
-        )
+        problem = f"{path}: its {_describe(tif, image)}, but the file has {_describe_pages(tif, image)}"
+        raise FormatError(f"{problem}; restore the file, or correct or remove its description")
     return image
 
 

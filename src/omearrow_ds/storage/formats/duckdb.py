@@ -246,10 +246,8 @@ class Source(TableSource):
         self._from = self._relation()
         table_schema = self._query("SELECT *", "LIMIT 0").schema
         if self._row_number in map(str.lower, table_schema.names):
-            raise ColumnError(
-                f"{self.path}: column {self._row_number!r} hides DuckDB's row numbers; rename it",
-                column=self._row_number,
-            )
+            problem = f"{self.path}: column {self._row_number!r} hides DuckDB's row numbers; rename it"
+            raise ColumnError(problem, column=self._row_number)
         others = self._choose(table_schema)
         self._image = identifier(self._column.name)
         key = self._key_column(table_schema)

@@ -68,10 +68,8 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
     odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
     if odd:
         more = f" and {len(odd) - _MOST_NAMES:,} more" if len(odd) > _MOST_NAMES else ""
-        raise MetadataError(
-            f"{path}: Lance column names cannot contain a dot or a backtick, or begin with '_row'; "
-            f"rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}"
-        )
+        problem = f"{path}: Lance column names cannot contain a dot or a backtick, or begin with '_row'"
+        raise MetadataError(f"{problem}; rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}")
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -182,13 +180,8 @@ class Source(TableSource):
             warnings.warn(msg, stacklevel=3)
         self.close()
         if self._engine == "pages" and len(self) and self.engine != "pages":
-            raise ArgumentError(
-                "needs pixel pages that are uncompressed or compressed with zstd",
-                path=self.path,
-                option="engine",
-                value="pages",
-                remedy="pass engine=None",
-            )
+            problem = "needs pixel pages that are uncompressed or compressed with zstd"
+            raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])

@@ -241,10 +241,8 @@ class Source(FolderSource):
                     raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
             raise
         if _is_image(node) and len(self.path.parts) <= _NUM_BUCKET_PARTS:
-            raise FormatError(
-                f"{self.path}: the bucket itself is an image, which is not supported; copy it to a folder of "
-                f"the bucket, and pass the URL of that folder"
-            )
+            problem = f"{self.path}: the bucket itself is an image, which is not supported"
+            raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
         return node
 
     def _fields(self, well: str) -> list[str]:

@@ -103,13 +103,8 @@ class Source(TableSource):
         # Pixels of objects are located now, as the cache still has the ranges that were fetched for the header.
         leaf = self._leaf if not self._look and (must_cut or self._objects is not None) else None
         if must_cut and leaf is not None and not leaf.chunks and len(self):
-            raise ArgumentError(
-                "needs plainly encoded pixel pages",
-                path=self.path,
-                option="engine",
-                value="pages",
-                remedy="pass engine=None",
-            )
+            problem = "needs plainly encoded pixel pages"
+            raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
         if self._objects is None or "columns" in vars(self):  # The footer of a wide table is large.
             self._file.close()
         if self._objects is not None:
