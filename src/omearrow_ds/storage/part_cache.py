@@ -46,8 +46,9 @@ class PinnedFile:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
-        # Not unlocked: a forked child may use it too.
-        self.close: Callable[[], None] = weakref.finalize(self, os.close, descriptor)
+        close = weakref.finalize(self, os.close, descriptor)  # Not unlocked: a forked child may use it too.
+        close.atexit = False  # Functions that run at exit may still read the file.
+        self.close: Callable[[], None] = close
 
     @property
     def is_intact(self) -> bool:
@@ -172,9 +173,9 @@ class PartCache:
             if not _try_lock(descriptor):
                 os.close(descriptor)
                 return None
+            os.ftruncate(descriptor, 0)  # Waiters take the old time of a killed process as stuck.
         try:
             with self._locked_names():
-                os.ftruncate(descriptor, 0)
                 self._make_room(size_bytes, partial)
                 os.ftruncate(descriptor, size_bytes)  # Evictions by other processes must count it.
             self._reserve(descriptor, size_bytes, partial)

@@ -169,14 +169,16 @@ class PartsTarget:
                 self.store.put(_index_name(name), index_file)
         self.store.put(f"{PARTS}/{name}", path)
         record_name = f"{JOBS}/{number:05d}.json"
-        with suppress(FileNotFoundError):
+        data = None
+        with suppress(FileNotFoundError):  # The collection may be published meanwhile.
             if self.store.create(record_name, json.dumps(asdict(record)).encode()):
                 return record
-        data, manifest = self.store.read_files([record_name, MANIFEST])
+            data = self.store.read_files([record_name])[0]
         if data is not None:
             first = PartRecord.parse(data, self.path / record_name)
-        else:  # The collection was published meanwhile.
+        else:
             self.store.remove([_index_name(name)])
+            manifest = self.store.read_files([MANIFEST])[0]
             first = PartRecord(Manifest.parse(manifest or b"", self.path / MANIFEST).parts[number])
         if first.part.name != name:
             self.store.remove([f"{PARTS}/{name}"])

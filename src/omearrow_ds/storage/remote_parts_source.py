@@ -93,6 +93,9 @@ class RangedPartSource(Images):
     def _whole(self) -> Images:
         return self._open_whole(self.path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a single part cannot be pickled; pickle its collection")
+
     def metadata(self, index: int) -> dict[str, Any]:
         return self._whole.metadata(index)
 

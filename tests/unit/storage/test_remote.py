@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -656,3 +656,24 @@ def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_
     monkeypatch.setattr(part_cache.os, "utime", looked_at)
     cache.acquire(name, 1, lambda descriptor: os.write(descriptor, b"x"))
     assert waited
+
+
+def test_waiters_do_not_take_the_time_of_a_killed_fetch_for_that_of_the_next(tmp_path, monkeypatch):
+    cache, name, checks = PartCache(tmp_path, 100), f"00000-{'a' * 32}.arrow", []
+    partial = cache._partial_path(name)
+    partial.write_bytes(b"left by a killed process")
+    os.utime(partial, (0, 0))
+    locked_names, try_lock = PartCache._locked_names, part_cache._try_lock
+
+    @contextmanager
+    def locked_and_checked(self):
+        with locked_names(self):
+            yield
+        if checks and partial.exists():
+            self._refuse_stuck(name)
+            checks.append("not stuck")
+
+    monkeypatch.setattr(PartCache, "_locked_names", locked_and_checked)
+    monkeypatch.setattr(part_cache, "_try_lock", lambda descriptor: checks.append("locked") or try_lock(descriptor))
+    cache.acquire(name, 1, lambda descriptor: os.write(descriptor, b"x"))
+    assert checks.count("not stuck") >= 2

@@ -164,7 +164,7 @@ def profile_dataset(
             clocked.warm_up()
             breakdown = clocked.record(length)
         _next(bar, "trials: setting up")
-        loops, tried = {current.name: plain}, list[Trial]()
+        loops, alternatives = {current.name: plain}, list[Trial]()
         if model is not None:
             loops[_CACHED] = copy.copy(plain)
             loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
@@ -175,7 +175,7 @@ def profile_dataset(
             limit_s = max(2.0, 2 * min(length.most_s, 3 * _MOST_S))
             folder = stack.enter_context(workspace(settings.work_dir))
             candidates = find_candidates(plain, opening, decode_s, limit_s, folder)
-            tried, ready = set_up(candidates, len(dataset), stack)
+            alternatives, ready = set_up(candidates, len(dataset), stack)
             loops |= ready
         _next(bar, "trials: taking turns")
         turn_s = min(max(length.most_s / 20, _TURN_S[0]), _TURN_S[1])
@@ -184,8 +184,8 @@ def profile_dataset(
         _next(bar, "done")
     rates = turns.figures
     now, samples_per_s = rates[current.name], median(rates[current.name].values())
-    current, *tried = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *tried)]
-    ways = {way.name: way for way in (current, *tried)}
+    current, *alternatives = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *alternatives)]
+    ways = {way.name: way for way in (current, *alternatives)}
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
@@ -208,8 +208,8 @@ def profile_dataset(
         noise=noise(1 / rate for rate in now.values()),
         rounds=turns.rounds,
         breakdown=replace(breakdown, remarks=tuple(_remarks(plain, breakdown, samples_per_s))),
-        verdict=judge(breakdown, now, rates.get(_CACHED), tried, tried=settings.trials),
-        trials=tuple(tried),
+        verdict=judge(breakdown, now, rates.get(_CACHED), alternatives, tried=settings.trials),
+        trials=tuple(alternatives),
         preloading=tuple(ways[name] for name in WAYS if name in ways),
     )
 
