@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -61,9 +62,27 @@ class _File:
         mapped = pa.py_buffer(mapping.file)
         return cls(mapping, mapped, pa.ipc.open_file(mapped))
 
+    @cached_property
+    def compression(self) -> str:
+        """Compression of the first record batch, which pyarrow does not expose.
+
+        The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
+        codec (https://arrow.apache.org/docs/format/Columnar.html).
+        """
+        for message in pa.ipc.MessageReader.open_stream(self.mapped.slice(_START)):
+            if message.type == "record batch":
+                data = bytes(message.metadata)
+                header = flat_field(data, flat_offset(data, 0), 2)
+                compression = None if header is None else flat_field(data, flat_offset(data, header), 3)
+                if compression is None:
+                    return "none"
+                codec = flat_field(data, flat_offset(data, compression), 0)
+                return _CODECS[0 if codec is None else data[codec]]
+        return "none"
+
     def reader_of(self, names: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
         """Return a reader of record batches that have at least some columns."""
-        if len(names) == len(self.reader.schema) or _compression(self.mapped) == "none":
+        if len(names) == len(self.reader.schema) or self.compression == "none":
             return self.reader  # Of uncompressed files, Arrow would copy included fields.
         included = sorted(map(self.reader.schema.get_field_index, names))  # Others would be decompressed too.
         return pa.ipc.open_file(self.mapped, options=pa.ipc.IpcReadOptions(included_fields=included))
@@ -90,7 +109,8 @@ class Source(TableSource):
         names = ["id", "pixels_meta"] if self._look else self._column.info_fields
         names = [name for name in names if name in self._column.fields]
         infos, columns = [], []
-        for batch in self._batches([self._column.name, *at_once]):
+        self._header_columns = [self._column.name, *at_once]
+        for batch in self._batches(self._header_columns):
             infos.append(_info(batch, self._column, names))
             columns.append(batch.select(at_once))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
@@ -151,7 +171,7 @@ class Source(TableSource):
 
     def _layout(self) -> Stored:
         with self.guard.reading():
-            compression = _compression(self._file.get().mapped)
+            compression = self._file.get().compression
         plain = compression == "none"
         reading = "in place: from the mapped file" if plain else "a record batch is decompressed per image"
         stored = Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
@@ -174,7 +194,7 @@ class Source(TableSource):
         file.mapping.refuse_changed()
         with self.guard.reading():
             if file.image_reader is None:
-                file.image_reader = file.reader_of(self.image_column)
+                file.image_reader = file.reader_of(self._header_columns)
             structs = file.image_reader.get_batch(number).column(self._column.name)
             if number not in file.valid_batches:
                 structs.validate(full=True)
@@ -304,25 +324,6 @@ def _copied_table(batches: Sequence[pa.RecordBatch], table_schema: pa.Schema) ->
 def _copied(array: pa.Array) -> pa.Array:
     """Return a copy of ``array``, so that the header does not keep the mapping open."""
     return pa.concat_arrays([array, array.slice(0, 0)])
-
-
-def _compression(file: pa.Buffer) -> str:
-    """Return the compression of the first record batch of an Arrow IPC file, which pyarrow does not expose.
-
-    The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
-    codec (https://arrow.apache.org/docs/format/Columnar.html).
-    """
-    reader = pa.ipc.MessageReader.open_stream(file.slice(_START))
-    for message in reader:
-        if message.type == "record batch":
-            data = bytes(message.metadata)
-            header = flat_field(data, flat_offset(data, 0), 2)
-            compression = None if header is None else flat_field(data, flat_offset(data, header), 3)
-            if compression is None:
-                return "none"
-            codec = flat_field(data, flat_offset(data, compression), 0)
-            return _CODECS[0 if codec is None else data[codec]]
-    return "none"
 
 
 class _ObjectMemory:
