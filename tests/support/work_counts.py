@@ -62,9 +62,9 @@ ARROW = {"parquet bytes by pyarrow": (8, 8)}
 # Calls of this package's functions for a sample, a batch of 16, `take` of 16, and decoding all 32, 100 x 100.
 # One call per access checks whether a mapped file was truncated.
 CALLED = {
-    "parquet bytes": (8, 27, 48, 16),
-    "parquet list": (27, 127, 101, 21),
-    "parquet_duck bytes": (8, 27, 48, 16),
+    "parquet bytes": (8, 27, 49, 17),
+    "parquet list": (28, 128, 102, 22),
+    "parquet_duck bytes": (8, 27, 49, 17),
     "parquet_duck list": (27, 94, 68, 15),
     "lance bytes": (8, 27, 46, 12),
     "lance list": (48, 85, 59, 48),
@@ -77,7 +77,7 @@ CALLED = {
     "tiff bytes": (17, 130, 104, 137),
     "ome_zarr bytes": (35, 285, 259, 436),
     "ome_arrow bytes": (23, 75, 49, 16),
-    "parquet bytes by pyarrow": (116, 49),
+    "parquet bytes by pyarrow": (118, 53),
     "parquet_duck bytes by duckdb": (88, 71),
     "lance bytes by lance": (36, 25),
 }

@@ -260,7 +260,7 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
-    source.images._leaf = replace(source.images._leaf, paths=["ome_image.chunks"])
+    source.images._located_leaf = replace(source.images._leaf, paths=["ome_image.chunks"])
     read_images = parquet.Source._read_images
     one_by_one = lambda self, rows: [read_images(self, [row])[0] for row in rows]  # noqa: E731
     monkeypatch.setattr(parquet.Source, "_read_images", one_by_one)

@@ -178,6 +178,7 @@ class Collection(StoredImages):
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         if not preload:
+            bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
             return
         limit, limit_name = max_bytes, "max_bytes"
         if limit is None:
@@ -187,6 +188,7 @@ class Collection(StoredImages):
         elif self.nbytes <= limit:
             self._load()
         elif preload == "auto":
+            bool(self._decodes_in_threads)
             return
         else:
             problem = f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} ({limit_name})"

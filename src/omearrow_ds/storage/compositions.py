@@ -128,11 +128,11 @@ class SourceWithColumns(ImagesWrapper):
             self.columns = self._read_columns(self.column_names)
 
     def _read_columns(self, names: list[str]) -> pa.Table:
-        own = [name for name in names if name in self._source.column_names]
-        added = [name for name in names if name not in own]
+        known = set(self._source.column_names)
+        added = [name for name in names if name not in known]
         table = self._added if self._unread is None else self._unread.column_table(added, self._added, self._rows)
-        columns = self._source.column_table(own)
-        return pa.table({name: (columns if name in own else table)[name] for name in names})
+        columns = self._source.column_table([name for name in names if name in known])
+        return pa.table({name: (columns if name in known else table)[name] for name in names})
 
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         return self._source.read_arrays(rows, regions, out)

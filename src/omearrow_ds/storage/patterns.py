@@ -162,7 +162,7 @@ def column_of(name: str) -> str:
 def well_of(row: str, column: str) -> str:
     """Return the name of a well, such as ``B07`` for row 2 and column 7; row 27 is AA."""
     tens, ones = divmod(int(row) - 1, 26)
-    return f"{chr(ord('A') + tens - 1) if tens else ''}{chr(ord('A') + ones)}{int(column):02d}"
+    return f"{chr(ord('A') + tens - 1) if tens > 0 else ''}{chr(ord('A') + ones)}{int(column):02d}"
 
 
 def harmony_channels(

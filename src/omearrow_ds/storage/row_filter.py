@@ -257,7 +257,9 @@ class RowFilter:
         table = {name: rows.column(name) for name in names if name in known}
         if len(table) < len(names):
             table[IMAGE_ID] = pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
-        chosen = self._choose(pa.table({**table, _ROW: np.arange(len(rows.image_ids))}), known, error)
+        if self._tree is None:  # Ids of objects are texts that are made when they are requested.
+            table[_ROW] = np.arange(len(rows.image_ids))
+        chosen = self._choose(pa.table(table), known, error)
         if not len(chosen):
             remedy = "correct the condition, or leave it out"
             raise SelectError("matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)

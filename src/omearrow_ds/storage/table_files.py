@@ -215,14 +215,15 @@ class UnreadColumns(NamedTuple):
 
     def column_table(self, names: Sequence[str], table: pa.Table, rows: pa.Array) -> pa.Table:
         """Return columns of ``table`` and, at ``rows``, of the file; raise `FormatError` if the file was changed."""
-        later = [name for name in names if name not in table.column_names]
+        present = set(table.column_names)
+        later = [name for name in names if name not in present]
         if not later:
             return table.select(list(names))
         path = self.file.path
         if LocalFile.as_it_is(path).fingerprint != self.fingerprint:
             raise FormatError(f"{path}: was changed since it was opened; open the images again")
         unread = plain_columns(self.file.read(later), str(path)).take(rows)
-        return pa.table({name: (unread if name in later else table)[name] for name in names})
+        return pa.table({name: (table if name in present else unread)[name] for name in names})
 
 
 class InputTable(NamedTuple):

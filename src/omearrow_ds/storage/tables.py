@@ -25,9 +25,9 @@ from omearrow_ds.storage.formats._table import TableSource
 def open_as(fmt: Format, source_type: Any, path: Path, **options: Any) -> Images:
     """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
     how = {name: value for name, value in options.items() if name == "image_column" or value not in (None, 0)}
-    if fmt.kind == "table":
-        return _open_table(source_type, path, **how)
     with translate_errors(path, fmt.label, (*source_type.errors, *MALFORMED)):
+        if fmt.kind == "table":
+            return _open_table(source_type, path, **how)
         source: Images = source_type(path, **{name: how[name] for name in how.keys() - {"image_column", "nulls"}})
         return source
 

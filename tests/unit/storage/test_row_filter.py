@@ -304,3 +304,20 @@ def test_row_filter_names_the_correct_syntax_when_a_condition_is_written_in_anot
     with raises(ArgumentError, "filter") as caught:
         choose(condition, TABLE)
     assert remedy in caught.value.remedy
+
+
+def test_texts_do_not_request_ids_that_they_do_not_name():
+    """Ids of objects are texts that are made when they are requested."""
+
+    class Rows(ColumnReader):
+        path = Path("objects.parquet")
+        column_names = ("dose",)
+
+        @property
+        def image_ids(self):
+            raise AssertionError("the ids are not needed")
+
+        def column(self, name):
+            return pa.chunked_array([[1.0, 3.0]])
+
+    assert RowFilter("dose > 2").choose(Rows()).tolist() == [1]

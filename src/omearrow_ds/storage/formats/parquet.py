@@ -11,7 +11,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -84,6 +84,7 @@ class Source(TableSource):
 
     name = "parquet"
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
+    _located_leaf: _PixelLeaf | None = None
 
     def _read_header(self) -> None:
         self._file = ProcessLocal(self._open)
@@ -141,9 +142,17 @@ class Source(TableSource):
         """Reader of the pixels: ``"pages"`` reads pages of the file directly, and ``"pyarrow"`` can read any page."""
         return "pages" if self._leaf.chunks else "pyarrow"
 
-    @cached_property
+    @property
     def _leaf(self) -> _PixelLeaf:
-        """Pixel leaf, which is located at the first use, because this takes as long as opening the file."""
+        """Pixel leaf, which is located at the first use, because this takes as long as opening the file.
+
+        Two threads may both locate it: a child forked meanwhile would wait for ever for a lock.
+        """
+        if self._located_leaf is None:
+            self._located_leaf = self._locate_leaf()
+        return self._located_leaf
+
+    def _locate_leaf(self) -> _PixelLeaf:
         with self.guard.interpreting():
             file = self._file.get()
             paths = _leaf_paths(file)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omearrow_ds import open_images
+from omearrow_ds import ArgumentError, FormatError, OMEArrowDataset, open_images
 from omearrow_ds.storage.formats import parquet
+from tests.support.errors import raises
 from tests.support.sources import all_read
 from tests.support.strategies import MIXED, images_of
 
@@ -52,3 +55,50 @@ def test_pixels_are_located_at_the_first_read(stored, monkeypatch):
     assert located == [1]
     open_images(path, engine="pages").close()
     assert located == [1, 1]
+
+
+def test_datasets_locate_pixels_before_workers_are_forked(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(MANY)), axes="TCZYX", preload=False)
+    assert vars(dataset.source.images)["_located_leaf"].chunks
+
+
+def test_locating_pixels_of_one_file_does_not_block_others(stored, tmp_path, monkeypatch):
+    """A process that is forked meanwhile must not inherit a lock that no thread of it releases."""
+    path, images = stored("parquet", images_of(MANY)), images_of(MANY)
+    slow, other = open_images(path), open_images(path)
+    begun, released, find = threading.Event(), threading.Event(), parquet.Source._find_pixel_leaf
+
+    def find_slowly(source, paths):
+        if source is slow.images:
+            begun.set()
+            assert released.wait(60)
+        return find(source, paths)
+
+    monkeypatch.setattr(parquet.Source, "_find_pixel_leaf", find_slowly)
+    thread = threading.Thread(target=slow.read, args=(0,))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert all_read(other, images)
+    finally:
+        released.set()
+        thread.join()
+    assert all_read(slow, images)
+
+
+@pytest.mark.parametrize("names", [5, [], ["ome_image", "ome_image"], ["ome_image", 3]], ids=str)
+def test_errors_of_image_columns_carry_the_path(stored, names):
+    path = stored("parquet", images_of(MANY))
+    with raises(ArgumentError, option="image_column") as caught:
+        open_images(path, image_column=names)
+    assert caught.value.path == str(path)
+
+
+def test_errors_of_null_images_carry_the_path(tmp_path, stored):
+    table = pq.read_table(stored("parquet", images_of(MANY)))
+    rows = table["ome_image"].to_pylist()
+    column = pa.array([None, *rows[1:]], table.schema.field("ome_image").type)
+    pq.write_table(pa.table({"ome_image": column}), tmp_path / "null.parquet")
+    with raises(FormatError, mentions=("null",)) as caught:
+        open_images(tmp_path / "null.parquet")
+    assert caught.value.path == str(tmp_path / "null.parquet")
