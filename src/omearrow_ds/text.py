@@ -35,23 +35,23 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 5995 else f"{seconds / 3600:,.3g} h"
 
 
-def as_rate(said: str) -> float | None:
+def as_rate(text: str) -> float | None:
     """Return bytes/s from a string such as ``1Gb``, ``1Gbit/s`` (bits) or ``100MB`` (bytes), None if it is invalid."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(b|bit|B)(?:ps|/s)?", said.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(b|bit|B)(?:ps|/s)?", text.strip())
+    if match is None:
         return None
-    return float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ") / (1 if found[3] == "B" else 8)
+    return float(match[1]) * 1000.0 ** " kMGT".index(match[2] or " ") / (1 if match[3] == "B" else 8)
 
 
-def as_seconds(said: str) -> float | None:
+def as_seconds(text: str) -> float | None:
     """Return seconds from a string such as ``20ms`` or ``0.5s``, or None if it is invalid."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(us|µs|ms|s)", said.strip())
-    return None if found is None else float(found[1]) * {"ms": 1e-3, "s": 1.0}.get(found[2], 1e-6)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(us|µs|ms|s)", text.strip())
+    return None if match is None else float(match[1]) * {"ms": 1e-3, "s": 1.0}.get(match[2], 1e-6)
 
 
-def count(n: int, what: str) -> str:
+def count(n: int, noun: str) -> str:
     """Return a number of things: ``1 image``, ``12,000 images``."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str], limit: int) -> list[str]:

@@ -101,15 +101,15 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
     return [(name, value) for name, value in rows if value]
 
 
-def _image_columns(found: Description) -> list[tuple[str, str]]:
+def _image_columns(facts: Description) -> list[tuple[str, str]]:
     """Return the image columns that are opened, and all image columns if there are several or one has nulls."""
-    opened = " and ".join(found.image_column)
-    if len(found.image_column) > 1:
+    opened = " and ".join(facts.image_column)
+    if len(facts.image_column) > 1:
         opened = f"{opened}, joined along C"
-    if not found.chosen:
+    if not facts.chosen:
         opened = f"{opened}, as an example; name one by --image-column, or several to join them along C"
-    listed = [("", f"{each.name}: {each.text}") for each in found.image_columns]
-    several = len(listed) > 1 or any(each.nulls for each in found.image_columns)
+    listed = [("", f"{contents.name}: {contents.text}") for contents in facts.image_columns]
+    several = len(listed) > 1 or any(contents.nulls for contents in facts.image_columns)
     return [("images in", opened), *(listed if several else [])] if listed else []
 
 

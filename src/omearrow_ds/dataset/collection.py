@@ -177,9 +177,11 @@ class Collection(StoredImages):
         return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        if not preload:
-            bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
-            return
+        if preload:
+            self._preload(preload, max_bytes)
+        bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
+
+    def _preload(self, preload: Preload, max_bytes: int | None) -> None:
         limit, limit_name = max_bytes, "max_bytes"
         if limit is None:
             limit, limit_name = preload_limit_bytes(), "half of the available memory"
@@ -188,7 +190,6 @@ class Collection(StoredImages):
         elif self.nbytes <= limit:
             self._load()
         elif preload == "auto":
-            bool(self._decodes_in_threads)
             return
         else:
             problem = f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} ({limit_name})"

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -90,10 +89,10 @@ class Normalizer:
     def _function(self, name: str, shape: tuple[int, ...], index: int) -> Array:
         function = self._functions[name]
         if function.shape != shape[-2:]:
-            problem = f"{name} has {' x '.join(map(str, function.shape))} pixels but image {index} has"
+            size, image_size = (" x ".join(map(str, sides)) for sides in (function.shape, shape[-2:]))
+            problem = f"{name} has {size} pixels but image {index} has {image_size}"
             remedy = "pass functions of the image size"
-            error = partial(ArgumentError, path=self._path, image=index, option="illumination", remedy=remedy)
-            raise error(f"{problem} {shape[-2]} x {shape[-1]}")
+            raise ArgumentError(problem, path=self._path, image=index, option="illumination", remedy=remedy)
         return function
 
     def _refuse_other_number(self, index: int, shape: tuple[int, ...], number: int, option: str) -> None:
@@ -198,9 +197,9 @@ def _groups_of(source: Images, stats: Stats, index_of: Mapping[tuple[Any, ...], 
     keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
     unknown = next((index for index, key in enumerate(keys) if key not in index_of), None)
     if unknown is not None:
-        problem, remedy = f"no statistics for the group {keys[unknown]}", "run omearrow-ds stats on all images"
-        error = partial(ArgumentError, path=stats.path, image=unknown, option="normalize", remedy=remedy)
-        raise error(f"{problem} of image {unknown}")
+        problem = f"no statistics for the group {keys[unknown]} of image {unknown}"
+        remedy = "run omearrow-ds stats on all images"
+        raise ArgumentError(problem, path=stats.path, image=unknown, option="normalize", remedy=remedy)
     return [index_of[key] for key in keys]
 
 

@@ -408,8 +408,8 @@ class StoredSamples(Dataset[Any]):
         stored = f"{view}{self.path} (format {self._collection.format_name})"
         error.add_note(f"Raised while creating sample {samples} of {stored}")
         if isinstance(error, StopIteration):
-            problem = f"{self.path}: the transform or target of sample {samples} raised StopIteration, which would end"
-            msg = f"{problem} the epoch early; add a default to its next() call"
+            problem = f"{self.path}: the transform or target of sample {samples} raised StopIteration"
+            msg = f"{problem}, which would end the epoch early; add a default to its next() call"
             raise RuntimeError(msg) from error  # noqa: TRY004  # Like Python for generators.
 
     def _target_and_id(self, position: int) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,9 +57,9 @@ def split_positions(
         parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
     for part, positions in enumerate(parts):
         if not len(positions):
-            problem, remedy = f"part {part} would contain none", "raise its fraction, or pass fewer fractions"
-            error = partial(ArgumentError, path=path, option="fractions", value=tuple(fractions), remedy=remedy)
-            raise error(f"{problem} of {count(samples, 'sample')}")
+            problem = f"part {part} would contain none of {count(samples, 'sample')}"
+            remedy, value = "raise its fraction, or pass fewer fractions", tuple(fractions)
+            raise ArgumentError(problem, path=path, option="fractions", value=value, remedy=remedy)
     return parts
 
 

@@ -133,11 +133,10 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
         for number, region in enumerate(regions):
             alike.setdefault(region.strides, []).append(number)
         left = []
-        for numbers in alike.values():
-            zeros = np.zeros(len(numbers), np.int64)
+        for numbers in map(np.array, alike.values()):
             for origin, which, origins in strided_groups(addresses[numbers], regions[numbers[0]][None]):
-                boxes, some = [origins, zeros[which], zeros[which]], np.array(numbers)[which]
-                if not windows_by_loop(origin, boxes, out, divisor, 0, rows[some]):
+                some, corner = numbers[which], np.zeros(len(origins), np.int64)
+                if not windows_by_loop(origin, [origins, corner, corner], out, divisor, 0, rows[some]):
                     left += some.tolist()
     for number in left:
         scale(regions[number], divisor, out[into[number]])

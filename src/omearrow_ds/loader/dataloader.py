@@ -190,9 +190,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         with self._begin_lock:  # One thread at a time: two would share progress and persistent workers.
             _, world_size = rank_and_world_size()
             if world_size != self._world_size and self._parts is None:
-                problem = f"created for {self._world_size} ranks but the process group has {world_size}, so each rank"
+                problem = f"created for {self._world_size} ranks but the process group has {world_size}"
                 remedy = "create the loader after torch.distributed.init_process_group"
-                msg = f"OMEArrowDataLoader: {problem} reads wrong samples; {remedy}"
+                msg = f"OMEArrowDataLoader: {problem}, so each rank reads wrong samples; {remedy}"
                 warnings.warn(msg, UserWarning, stacklevel=3)
             progress, discarded = self._position.pop_next(self._samplers)
             if discarded is not None:

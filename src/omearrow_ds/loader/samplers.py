@@ -287,8 +287,8 @@ class PartsSampler(DistributedSampler[Any]):
             problem = f"was saved with unordered batches of {state['step']} samples over all ranks, now {step}"
             remedy = f"use batches of {state['step']} samples, or save states with in_order=True"
         elif state["nodes"] % self.ranks.hosts and self.ranks.hosts % state["nodes"]:
-            problem = f"was saved on {count(state['nodes'], 'host')}, which is neither a multiple nor a divisor of the"
-            problem = f"{problem} {self.ranks.hosts} hosts of this run"
+            relation = f"neither a multiple nor a divisor of the {self.ranks.hosts} hosts of this run"
+            problem = f"was saved on {count(state['nodes'], 'host')}, which is {relation}"
             remedy = f"use {state['nodes']} hosts, or a multiple or divisor of this number"
         if problem:
             raise ArgumentError(problem, option="state", remedy=remedy)

@@ -438,7 +438,8 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     needed_bytes = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     if needed_bytes > free_bytes:
-        problem = f"{workers} workers may need {needed_bytes:,} bytes for results of collate_fn but only"
-        problem = f"{problem} {free_bytes:,} are free, and a full {_SHARED_MEMORY} kills workers"
-        remedy = "enlarge it (docker run --shm-size), lower batch_size, prefetch_factor or num_workers, or leave out"
-        warnings.warn(f"{_SHARED_MEMORY}: {problem}; {remedy} collate_fn", UserWarning, stacklevel=4)
+        needed = f"{workers} workers may need {needed_bytes:,} bytes for results of collate_fn"
+        free = f"only {free_bytes:,} are free, and a full {_SHARED_MEMORY} kills workers"
+        smaller = "lower batch_size, prefetch_factor or num_workers, or leave out collate_fn"
+        remedy = f"enlarge it (docker run --shm-size), {smaller}"
+        warnings.warn(f"{_SHARED_MEMORY}: {needed} but {free}; {remedy}", UserWarning, stacklevel=4)

@@ -38,10 +38,8 @@ from omearrow_ds.kernels.compiled import pending_jit_loops
 
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # Importing omearrow_ds does not import torch.
-_IMPORTED_IF_USED = (
-    *("pandas", "pyarrow.pandas_compat", "pyarrow.dataset"),
-    *("tifffile", "imagecodecs", "imagecodecs._blosc", "zarr", "numba"),
-)
+_ARROW_MODULES = ("pandas", "pyarrow.pandas_compat", "pyarrow.dataset")
+_IMPORTED_IF_USED = (*_ARROW_MODULES, "tifffile", "imagecodecs", "imagecodecs._blosc", "zarr", "numba")
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
 UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
 _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")

@@ -62,10 +62,11 @@ class Material(Protocol):
     checksums: pa.ChunkedArray | None
     options: Mapping[str, Any]
 
-    # Yields the images at sorted, distinct indices.
-    def images(self, indices: Array) -> Iterator[codec.Image]: ...
-    # Returns a picklable function that opens them in another process; data without a file name is written to ``store``.
-    def opening(self, store: PartsStore) -> Callable[[], Material]: ...
+    def images(self, indices: Array) -> Iterator[codec.Image]:
+        """Yield the images at sorted, distinct indices."""
+
+    def opening(self, store: PartsStore) -> Callable[[], Material]:
+        """Return a picklable function that opens them elsewhere; data without a file name is written to ``store``."""
 
 
 class SourceImages:
@@ -140,7 +141,7 @@ class PartitionOptions:
         parts: list[Array] = []
         for number, group in enumerate(self._groups(material)):
             rows = group
-            if self.shuffle_seed is not None:  # From raw random numbers, as NumPy may change its shuffles.
+            if self.shuffle_seed is not None:  # Raw random numbers, as NumPy may change its shuffles.
                 draws = np.random.Philox(np.random.SeedSequence([self.shuffle_seed, number])).random_raw(len(rows))
                 rows = rows[np.argsort(draws, kind="stable")]
             parts += [rows[part] for part in split_by_bytes(sizes_bytes[rows], self.part_bytes)]
@@ -325,8 +326,9 @@ def _naming_part(parts: PartsTarget, number: int, total: int) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, BrokenExecutor | CancelledError):
             problem = f"the executor lost its workers ({type(error).__name__}), e.g. because memory ran out"
-            remedy = "repeat the command with fewer workers to write the missing parts, or start again with a smaller "
-            raise WriteError(problem, path=path, remedy=f"{remedy}part_bytes=") from error
+            repeated = "repeat the command with fewer workers to write the missing parts"
+            remedy = f"{repeated}, or start again with a smaller part_bytes="
+            raise WriteError(problem, path=path, remedy=remedy) from error
         if isinstance(error, FileNotFoundError | WriteError) and not parts.store.is_begun:
             problem = "another process published or removed the collection"
             raise PathExistsError(problem, path=path, remedy="choose another path") from error

@@ -283,17 +283,17 @@ class BucketStore(ObjectStore):
 
         def allow_more_time() -> None:
             nonlocal read_s
+            if read_s >= _SLOWEST_S:
+                return
             try:
-                if read_s < _SLOWEST_S:
-                    head(self.client(), MANIFEST)
+                head(self.client(), MANIFEST)
             except FileNotFoundError:
                 pass
             except BaseError as error:
                 if "status code" not in str(error):  # It does not answer a small request either.
                     return
-            if read_s < _SLOWEST_S:
-                read_s *= _SLOWER
-                deadline.reset()
+            read_s *= _SLOWER
+            deadline.reset()
 
         deadline.on_timeout = allow_more_time
         self.repeat(deadline, attempt)

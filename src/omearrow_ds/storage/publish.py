@@ -106,7 +106,7 @@ def _lock(descriptor: int, how: int) -> bool:
 
 def _remove_leftovers(parent: Path, prefix: str) -> None:
     """Remove leftovers of killed writers: unlocked folders of this user and host."""
-    for folder in [each for each in parent.iterdir() if each.name.startswith(prefix)]:
+    for folder in [entry for entry in parent.iterdir() if entry.name.startswith(prefix)]:
         try:
             descriptor = os.open(folder, _FOLDER)
         except OSError:  # It is missing, or not a folder that this user can open.

@@ -359,7 +359,7 @@ class RetryDeadline:
 
     def __init__(self, subject: str, silent: str, try_s: float | None = None) -> None:
         self.subject, self.silent, self.try_s, self.num_tries = subject, silent, try_s, 0
-        self.on_timeout: Callable[[], object] = bool
+        self.on_timeout: Callable[[], object] = lambda: None
         self.reset()
 
     def reset(self) -> None:

@@ -56,7 +56,7 @@ class FileSet:
     def prefetch(self, paths: Iterable[Path]) -> None: ...
 
     @contextmanager
-    def open_for_library(self, path: Path, *, is_whole: bool = False) -> Iterator[Any]:  # noqa: ARG002  # Of objects.
+    def open_for_library(self, path: Path, *, is_whole: bool = False) -> Iterator[Any]:  # noqa: ARG002  # Only objects differ.
         """Return a path, or a seekable file that a library reads by ranges, unless all of its bytes are needed."""
         refuse_special(path)
         yield path

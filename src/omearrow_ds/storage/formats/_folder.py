@@ -95,8 +95,8 @@ class Member(NamedTuple):
     image_id: str
     shape: Shape
     dtype: np.dtype[Any]
-    size_bytes: int | None = None  # When the offset was found.
-    pixel_offset: int | None = None  # Of pixels that are stored as they are in memory on a little-endian machine.
+    size_bytes: int | None = None  # Size of the file when the offset was found.
+    pixel_offset: int | None = None  # Offset of pixels that a little-endian machine has in memory like this.
     modified_ns: int | None = None  # Modification time of a file that no sidecar lists.
     listed: ListedPage | None = None
 

@@ -107,16 +107,16 @@ def _scale_of(transformed: Mapping[str, Any], num_axes: int, subject: str, read:
     return scale
 
 
-def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str]] | None:
+def plate_of(attributes: Mapping[str, Any], subject: str) -> tuple[str | None, list[str]] | None:
     """Return a plate's name and the paths of its wells from a group's attributes; None if it is not a plate."""
-    plate = found.get("ome", found).get("plate")
-    return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
+    plate = attributes.get("ome", attributes).get("plate")
+    return (plate.get("name"), _paths(plate["wells"], subject)) if plate else None
 
 
-def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
+def fields_of(attributes: Mapping[str, Any], subject: str) -> list[str] | None:
     """Return the paths of the fields of view from a well's attributes; None if they do not describe a well."""
-    well = found.get("ome", found).get("well")
-    return None if well is None else _paths(well["images"], where)
+    well = attributes.get("ome", attributes).get("well")
+    return None if well is None else _paths(well["images"], subject)
 
 
 def _paths(entries: Iterable[Mapping[str, Any]], subject: str) -> list[str]:

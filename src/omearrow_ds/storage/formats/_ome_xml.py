@@ -179,7 +179,7 @@ class _Part(NamedTuple):
 
     image: ET.Element
     pixels: ET.Element
-    sizes: Mapping[str, int]  # Of T, C and Z; samples of one page are one channel.
+    sizes: Mapping[str, int]  # Sizes along T, C and Z; samples of one page are one channel.
     pages: Mapping[tuple[int, ...], int]  # Page of each plane (t, c, z) in this file.
     is_shared: bool  # Whether other files hold planes, too.
 

@@ -51,45 +51,45 @@ class Page(NamedTuple):
     compressed: bool
 
 
-def varint(data: memoryview, at: int) -> tuple[int, int]:
+def varint(data: memoryview, position: int) -> tuple[int, int]:
     """Return a number of Thrift's compact protocol, and its end."""
-    value = data[at]
+    value = data[position]
     shift = 7
     while value >> shift:  # the top bit of the last byte states that the number continues
         if shift > _VARINT_BITS:
             raise OtherPagesError
-        at += 1
-        value = value - (1 << shift) + (data[at] << shift)
+        position += 1
+        value = value - (1 << shift) + (data[position] << shift)
         shift += 7
-    return value, at + 1
+    return value, position + 1
 
 
-def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+def _struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Return the fields of a struct of Thrift's compact protocol by number, and its end.
 
     Only the types in page headers are supported; binary fields are skipped.
     """
     fields: dict[int, Any] = {}
     number = 0
-    while head := data[at]:
+    while head := data[position]:
         step, kind = head >> 4, head & 0x0F
         number += step
-        at += 1
+        position += 1
         if not step:  # the number would follow, which no page header needs
             raise OtherPagesError
         if kind in _INTEGERS:
-            value, at = varint(data, at)
+            value, position = varint(data, position)
             fields[number] = (value >> 1) ^ -(value & 1)
         elif kind in _BOOLEANS:
             fields[number] = kind == _BOOLEANS[0]
         elif kind == _BINARY:
-            length, at = varint(data, at)
-            at += length
+            length, position = varint(data, position)
+            position += length
         elif kind == _STRUCT and depth < 3:
-            fields[number], at = _struct(data, at, depth + 1)
+            fields[number], position = _struct(data, position, depth + 1)
         else:
             raise OtherPagesError
-    return fields, at + 1
+    return fields, position + 1
 
 
 def dictionary_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:

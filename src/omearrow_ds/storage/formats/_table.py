@@ -165,13 +165,13 @@ class TableSource(Images):
         return [name for name in table.names if name not in candidates] if self._options.with_columns else []
 
     def image_columns(self) -> list[ImagesOf]:
-        found = []
+        columns = []
         for name, column in self._image_columns.items():
             try:
-                found.append(ImagesOf.of(name, kinds_of(self._read_info(column), str(self.path))))
+                columns.append(ImagesOf.of(name, kinds_of(self._read_info(column), str(self.path))))
             except OMEArrowDSError as error:
-                found.append(ImagesOf(name, problem=str(error)))
-        return found
+                columns.append(ImagesOf(name, problem=str(error)))
+        return columns
 
     @abstractmethod
     def _read_stored(self, names: list[str]) -> pa.Table:

@@ -79,22 +79,32 @@ class Copy(Protocol):
 class Objects(Protocol):
     """Picklable reader of objects in object stores and on web servers by URL; versions are sizes and ETags."""
 
-    # Later reads raise an error if the object has changed.
-    def open(self, url: str) -> ObjectFile: ...
-    # A whole object, which may have been prefetched, of an expected version.
-    def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview: ...
-    # The bytes from ``start`` to ``stop``, or to the end.
-    def part(self, url: str, start: int, stop: int | None) -> memoryview: ...
-    # Prefetch some of the whole objects that are read next, in this order; `forget` drops them.
-    def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None: ...
-    def forget(self) -> None: ...
-    # Names and versions of all objects below a URL, at any depth.
-    def inside(self, url: str) -> Mapping[str, tuple[int, str]]: ...
-    # A copy of a whole object in the cache, and its version; an error without a cache.
-    def copied(self, url: str) -> tuple[Copy, tuple[int, str]]: ...
-    # Settings for a library with its own client; they may contain secrets, so do not store them.
-    def settings(self, url: str) -> dict[str, str]: ...
-    # The server error that caused an error of a library with its own client, without secrets; None if none did.
-    def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None: ...
-    # The result of ``read``, retried after errors that `failed` classifies as transient.
-    def again(self, url: str, read: Callable[[], Found]) -> Found: ...
+    def open(self, url: str) -> ObjectFile:
+        """Open an object; later reads raise an error if it has changed."""
+
+    def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
+        """Return a whole object, which may have been prefetched, of an expected version."""
+
+    def part(self, url: str, start: int, stop: int | None) -> memoryview:
+        """Return the bytes from ``start`` to ``stop``, or to the end."""
+
+    def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None:
+        """Prefetch some of the whole objects that are read next, in this order."""
+
+    def forget(self) -> None:
+        """Drop the prefetched objects."""
+
+    def inside(self, url: str) -> Mapping[str, tuple[int, str]]:
+        """Return names and versions of all objects below a URL, at any depth."""
+
+    def copied(self, url: str) -> tuple[Copy, tuple[int, str]]:
+        """Return a copy of a whole object in the cache, and its version; raise an error without a cache."""
+
+    def settings(self, url: str) -> dict[str, str]:
+        """Return settings for a library with its own client; they may contain secrets, so do not store them."""
+
+    def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
+        """Return the server error behind an error of a library with its own client, without secrets, or None."""
+
+    def again(self, url: str, read: Callable[[], Found]) -> Found:
+        """Return the result of ``read``, retried after errors that `failed` classifies as transient."""

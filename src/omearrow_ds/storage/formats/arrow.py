@@ -53,7 +53,7 @@ class _File:
     mapping: MappedFile | _ObjectMemory
     mapped: pa.Buffer
     reader: pa.ipc.RecordBatchFileReader
-    image_reader: pa.ipc.RecordBatchFileReader | None = None  # Of record batches with the image column.
+    image_reader: pa.ipc.RecordBatchFileReader | None = None  # Reads record batches with the image column.
     images: dict[int, _Images] = field(default_factory=dict)
     valid_batches: set[int] = field(default_factory=set)
 
@@ -83,7 +83,7 @@ class _File:
     def reader_of(self, names: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
         """Return a reader of record batches that have at least some columns."""
         if len(names) == len(self.reader.schema) or self.compression == "none":
-            return self.reader  # Of uncompressed files, Arrow would copy included fields.
+            return self.reader  # Arrow would copy the included fields of an uncompressed file.
         included = sorted(map(self.reader.schema.get_field_index, names))  # Others would be decompressed too.
         return pa.ipc.open_file(self.mapped, options=pa.ipc.IpcReadOptions(included_fields=included))
 

@@ -87,7 +87,7 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
     if pa.types.is_list(field.type):
         item = field.type.value_field
         return field.with_type(pa.list_(_marked(item, (item.name, *path[1:]), metadata)))
-    fields = [_marked(each, path[1:], metadata) if each.name == path[1] else each for each in field.type]
+    fields = [_marked(child, path[1:], metadata) if child.name == path[1] else child for child in field.type]
     return field.with_type(pa.struct(fields))
 
 
@@ -162,7 +162,7 @@ class Source(TableSource):
         self.guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
         self.guard.explain = partial(_explain, self._objects, self._version)
         self._dataset = ProcessLocal(self._open)
-        self._sessions = ProcessLocal(threading.local)  # Of pixels, by index of the data file.
+        self._sessions = ProcessLocal(threading.local)  # Each reads the pixels of the data file of its number.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
         table_schema = dataset.schema  # Lance converts it at each access.

@@ -112,8 +112,8 @@ class _ChunkWriter:
             chunk = image.pixels[_box(start, layout.chunk)]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
                 self.flush()
-            place = (*start, *chunk.shape)
-            self.places.append((image_id, len(self.places), self._group, len(self._pixels), _CHUNKS, *place))
+            position = (*start, *chunk.shape)
+            self.places.append((image_id, len(self.places), self._group, len(self._pixels), _CHUNKS, *position))
             self._pixels.append(chunk.copy() if image.fleeting else np.ascontiguousarray(chunk))
             self._dtypes.append(chunk.dtype.name)
             self._group_bytes += chunk.nbytes
@@ -127,9 +127,9 @@ class _ChunkWriter:
         index = _table(_INDEX_FIELDS, self.places[-len(self._pixels) :])
         ends = np.cumsum([0, *(pixels.nbytes for pixels in self._pixels)])
         data = np.concatenate([pixels.reshape(-1).view(np.uint8) for pixels in self._pixels])
-        found = {**{name: index[name] for name in index.column_names if name in _CHUNK_FIELDS}, "dtype": self._dtypes}
-        found["pixel_bytes"] = binary(ends, data)
-        table = pa.table([found[name] for name in _CHUNK_FIELDS], schema=_schema(_CHUNK_FIELDS))
+        columns = {**{name: index[name] for name in index.column_names if name in _CHUNK_FIELDS}, "dtype": self._dtypes}
+        columns["pixel_bytes"] = binary(ends, data)
+        table = pa.table([columns[name] for name in _CHUNK_FIELDS], schema=_schema(_CHUNK_FIELDS))
         self._writer.write_table(table, row_group_size=len(table))
         self._pixels, self._dtypes = [], []
         self._group, self._group_bytes = self._group + 1, 0

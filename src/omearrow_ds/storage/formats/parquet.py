@@ -69,7 +69,7 @@ class _PixelLeaf:
 
     paths: Sequence[str] = ()  # Its path if it suffices to read every image, as all are stored plainly or by one codec.
     num_pieces: Array | None = None  # (n,) int64, number of chunks of each image.
-    codec: str | None = None  # Of chunks that are compressed separately.
+    codec: str | None = None  # Codec of chunks that are compressed separately.
     chunks: Sequence[ColumnChunk] = ()  # One per row group; empty if pages cannot be cut.
 
 
