@@ -16,16 +16,7 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import (
-    OBJECTS,
-    PATH,
-    echo,
-    flags,
-    json_option,
-    names,
-    read_by,
-    source_options,
-)
+from omearrow_ds.cli.options import OBJECTS, PATH, echo, flags, json_option, names, read_by, source_options
 from omearrow_ds.cli.parts import Writing, writing_options
 from omearrow_ds.dataset.show import show as draw
 from omearrow_ds.options import SampleSettings

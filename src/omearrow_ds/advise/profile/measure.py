@@ -32,13 +32,7 @@ from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError, OMEArrowDSError
 from omearrow_ds.options import ProfileSettings, SampleSettings
-from omearrow_ds.resources import (
-    available_bytes,
-    available_cores,
-    over_limit_message,
-    preload_limit_bytes,
-    workspace,
-)
+from omearrow_ds.resources import available_bytes, available_cores, over_limit_message, preload_limit_bytes, workspace
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
