@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -34,6 +34,7 @@ __all__ = ["synthetic_image", "synthetic_images"]
 
 Shape: TypeAlias = tuple[int, int, int, int, int]
 Plane: TypeAlias = "NDArray[np.float32]"
+Random = np.random.Generator
 
 DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64")
 
@@ -47,29 +48,6 @@ GRAIN = 4
 TEXTURE_CONTRAST = 0.4
 BAND_PIXELS = 2**15  # Pixels exposed at once, so that temporaries stay in the CPU cache. It does not change images.
 REACH = 1.5  # Radii at which a cell is cut off, with exp(-REACH**4) = 0.6 % of its peak.
-
-
-class _Cells(NamedTuple):
-    """Cells of one image; arrays have one value per cell, and lengths are in pixels."""
-
-    y: NDArray[np.float64]
-    x: NDArray[np.float64]
-    drift_y: NDArray[np.float64]
-    drift_x: NDArray[np.float64]
-    radius: NDArray[np.float64]
-    elongation: NDArray[np.float64]
-    angle: NDArray[np.float64]
-    focus: NDArray[np.float64]
-
-
-class _Stain(NamedTuple):
-    """Stain of one channel: one peak in counts per cell, extent in nucleus radii, texture and background."""
-
-    peaks: NDArray[np.float64]
-    extent: float
-    dark: float
-    glow: Plane
-    texture: Plane
 
 
 def synthetic_image(
@@ -102,18 +80,17 @@ def synthetic_image(
     """
     values = _checked_values(shape, dtype, levels, index=index, seed=seed)
     # The bit generator is explicit because NumPy may change the one of `default_rng`.
-    rng = np.random.Generator(np.random.PCG64([seed, index]))
+    rng = Random(np.random.PCG64([seed, index]))
     size_t, size_c, size_z, size_y, size_x = shape
-    cells = _draw_cells(rng, size_z, size_y, size_x)
-    stains = [_draw_stain(rng, len(cells.y), size_y, size_x) for _ in range(size_c)]
+    cells_at, number = _draw_cells(rng, size_z, size_y, size_x)
+    stains = [_draw_stain(rng, number, size_y, size_x) for _ in range(size_c)]
     image = np.empty(shape, values.dtype)
     band_rows = max(1, BAND_PIXELS // size_x)
-    for t, c, z in product(range(size_t), range(size_c), range(size_z)):
-        counts = _render(cells, stains[c], t, z)
+    for t, (c, (dark, render)), z in product(range(size_t), enumerate(stains), range(size_z)):
+        counts = render(*cells_at(t, z))
         for top in range(0, size_y, band_rows):
             band = slice(top, top + band_rows)
-            camera_levels = _expose(rng, counts[band], stains[c].dark, levels)
-            np.take(values, camera_levels, out=image[t, c, z, band], mode="clip")
+            np.take(values, _expose(rng, counts[band], dark, levels), out=image[t, c, z, band], mode="clip")
     return image
 
 
@@ -166,37 +143,50 @@ def _checked_values(shape: Shape, dtype: DTypeLike, num_levels: int, **numbers: 
     return spread.astype(pixel_dtype)
 
 
-def _draw_cells(rng: np.random.Generator, size_z: int, size_y: int, size_x: int) -> _Cells:
+def _draw_cells(rng: Random, size_z: int, size_y: int, size_x: int) -> tuple[Callable[..., tuple[Any, Any]], int]:
+    """Return a function of t and z, and the number of cells.
+
+    The function returns the position, radii in pixels and angle of each cell, and its blur.
+    """
     margin = 12.0  # Adds cells that the border cuts.
     number = max(1, rng.poisson((size_y + 2 * margin) * (size_x + 2 * margin) / PIXELS_PER_CELL))
-    return _Cells(
-        y=rng.uniform(-margin, size_y + margin, number),
-        x=rng.uniform(-margin, size_x + margin, number),
-        drift_y=rng.normal(0, 1.5, number),
-        drift_x=rng.normal(0, 1.5, number),
-        radius=rng.uniform(9, 16, number),
-        elongation=rng.uniform(1, 1.4, number),
-        angle=rng.uniform(0, np.pi, number),
-        focus=rng.uniform(0.3, 0.7, number) * (size_z - 1),
-    )
+    y, x = (rng.uniform(-margin, size + margin, number) for size in (size_y, size_x))
+    drift_y, drift_x = rng.normal(0, 1.5, (2, number))
+    radius, elongation, angle = (rng.uniform(low, high, number) for low, high in ((9, 16), (1, 1.4), (0, np.pi)))
+    focus = rng.uniform(0.3, 0.7, number) * (size_z - 1)
+
+    def cells_at(t: int, z: int) -> tuple[Any, Any]:
+        blur = 1 + 0.15 * (z - focus) ** 2
+        short = radius * np.sqrt(blur / elongation)
+        return (y + t * drift_y, x + t * drift_x, short, short * elongation, angle), blur
+
+    return cells_at, number
 
 
-def _draw_stain(rng: np.random.Generator, number: int, size_y: int, size_x: int) -> _Stain:
-    return _Stain(
-        peaks=rng.lognormal(np.log(26000), 0.35, number),
-        extent=rng.uniform(1, 1.8),
-        dark=rng.uniform(600, 3500),
-        glow=np.outer(rng.uniform(100, 700) * _bow(rng, size_y), _bow(rng, size_x)),
-        texture=_texture(rng, size_y, size_x),
-    )
+def _draw_stain(rng: Random, number: int, size_y: int, size_x: int) -> tuple[float, Callable[..., Plane]]:
+    """Return the dark offset of a channel, and a function that renders its cells in counts."""
+    peaks, extent = rng.lognormal(np.log(26000), 0.35, number), rng.uniform(1, 1.8)  # The extent is in nucleus radii.
+    dark = rng.uniform(600, 3500)
+    glow = np.outer(rng.uniform(100, 700) * _bow(rng, size_y), _bow(rng, size_x))
+    texture = _texture(rng, size_y, size_x)
+
+    def render(cells: tuple[NDArray[Any], ...], blur: NDArray[Any]) -> Plane:
+        plane = np.zeros_like(glow)
+        for ellipse in np.stack([*cells, peaks / blur], axis=1).tolist():
+            _add_cell(plane, ellipse, extent)
+        plane *= texture
+        plane += glow
+        return plane
+
+    return dark, render
 
 
-def _bow(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
+def _bow(rng: Random, size: int) -> NDArray[np.float32]:
     centre, width = rng.uniform(0.25, 0.75) * size, 1.3 * size
     return 1 - ((np.arange(size, dtype=np.float32) - centre) / width) ** 2
 
 
-def _texture(rng: np.random.Generator, size_y: int, size_x: int) -> Plane:
+def _texture(rng: Random, size_y: int, size_x: int) -> Plane:
     """Return a smooth random field around 1: one random value every `GRAIN` pixels, interpolated linearly."""
     field = rng.random((size_y // GRAIN + 2, size_x // GRAIN + 2), dtype=np.float32)
     field *= 2 * TEXTURE_CONTRAST / GRAIN**2
@@ -211,26 +201,7 @@ def _texture(rng: np.random.Generator, size_y: int, size_x: int) -> Plane:
     return field[:size_y, :size_x]
 
 
-def _render(cells: _Cells, stain: _Stain, t: int, z: int) -> Plane:
-    plane = np.zeros_like(stain.glow)
-    blur = 1 + 0.15 * (z - cells.focus) ** 2
-    short = cells.radius * np.sqrt(blur / cells.elongation)
-    columns = (
-        cells.y + t * cells.drift_y,
-        cells.x + t * cells.drift_x,
-        short,
-        short * cells.elongation,
-        cells.angle,
-        stain.peaks / blur,
-    )
-    for ellipse in zip(*(column.tolist() for column in columns), strict=True):
-        _add_cell(plane, ellipse, stain.extent)
-    plane *= stain.texture
-    plane += stain.glow
-    return plane
-
-
-def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
+def _add_cell(plane: Plane, ellipse: Sequence[float], extent: float) -> None:
     """Add one cell to a plane; a wide stain leaves the nucleus dimmer."""
     y, x, minor, major, angle, peak = ellipse
     cos, sin = math.cos(angle), math.sin(angle)
@@ -255,7 +226,7 @@ def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
     plane[top:bottom, left:right] += hole
 
 
-def _expose(rng: np.random.Generator, counts: Plane, dark: float, levels: int) -> NDArray[np.intp]:
+def _expose(rng: Random, counts: Plane, dark: float, levels: int) -> NDArray[np.intp]:
     """Return camera levels of a plane, with shot noise, read noise and dark offset.
 
     At these counts, Poisson noise is nearly normal, so both noises are one draw. The number of set bits in 64 random
