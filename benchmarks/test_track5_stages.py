@@ -11,7 +11,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.conftest import Datasets
 from benchmarks.support.library import (
     Breakdown,
-    Duration,
     Loop,
     break_even_epochs,
     preloaded,
@@ -20,7 +19,6 @@ from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format
 
 BATCH_SIZE = 16
-_EPOCH = Duration(0.0, float("inf"), epochs=1)
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +33,9 @@ def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets:
     dataset, breakdowns = datasets.batched(fmt, access), list[Breakdown]()
     with Loop(dataset, BATCH_SIZE) as loop:
         loop.warm_up()
-        rounds = profile.whole.rounds(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
+        rounds = profile.whole.rounds(trial_s(lambda: loop.record(epochs=1)) + trial_s(lambda: loop.run(epochs=1)))
         benchmark.pedantic(
-            lambda: loop.run(_EPOCH), setup=lambda: breakdowns.append(loop.record(_EPOCH)), rounds=rounds
+            lambda: loop.run(epochs=1), setup=lambda: breakdowns.append(loop.record(epochs=1)), rounds=rounds
         )
     rows = [row for breakdown in breakdowns for row in breakdown.stages]
     stage_s = {row.stage: [other.total_s for other in rows if other.stage == row.stage] for row in rows}
@@ -54,7 +52,7 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
         def epochs() -> None:
             for seconds, loop in zip(epochs_s.values(), (demand, cached), strict=True):
                 start = perf_counter()
-                loop.run(_EPOCH)
+                loop.run(epochs=1)
                 seconds.append(perf_counter() - start)
 
         demand.warm_up()

@@ -17,7 +17,7 @@ with suppress(ImportError):
 with suppress(ImportError):
     from omearrow_ds.resources import read_ahead_bytes, space_on_disk
 with suppress(ImportError):  # An older package lacks them, but the gate does not need them.
-    from omearrow_ds.advise.profile.loop import Duration, Loop
+    from omearrow_ds.advise.profile.loop import Loop
     from omearrow_ds.advise.profile.measure import preloaded
     from omearrow_ds.advise.profile.recorder import Breakdown
     from omearrow_ds.advise.profile.result import break_even_epochs
@@ -31,7 +31,7 @@ HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `conver
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
 __all__ += ["as_after_some_epochs", "images_of", "read_ahead_bytes", "space_on_disk"]
-__all__ += ["Breakdown", "Duration", "Loop", "break_even_epochs", "preloaded"]
+__all__ += ["Breakdown", "Loop", "break_even_epochs", "preloaded"]
 __all__ += [
     "InterleavedRounds",
     "LoadingPlan",

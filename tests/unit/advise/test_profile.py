@@ -31,7 +31,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.profile import measure
-from omearrow_ds.advise.profile.loop import Duration, Loop, Step
+from omearrow_ds.advise.profile.loop import Loop, Step
 from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
@@ -219,7 +219,7 @@ def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_siz
         dataset = OMEArrowDataset(file, preload=False, transform=transform)
         with Loop(dataset, batch_size, workers, step=Step(model, "sgd")) as loop:
             loop.warm_up()
-            return loop.run(Duration(0, float("inf"), 1)).samples_per_s
+            return loop.run(epochs=1).samples_per_s
 
     def judged():
         options = {"epochs": 1, "trials": False, "batch_size": batch_size, "num_workers": workers}
@@ -239,7 +239,7 @@ def test_stages_are_all_the_wall_time(path, workers):
     with Loop(dataset, BATCH, workers, step=step, has_worker_clocks=True) as loop:
         loop.warm_up()
         start = time.perf_counter()
-        breakdown = loop.record(Duration(0, float("inf"), 1))
+        breakdown = loop.record(epochs=1)
         outside_s = time.perf_counter() - start
     assert breakdown.wall_s <= outside_s
     assert -0.03 < breakdown["other"].share < 0.2  # It has the time that no clock counted.
@@ -314,8 +314,7 @@ def batches_of(dataset, workers, *, recorded):
     with Loop(dataset, 5, workers, step=step, has_worker_clocks=recorded) as loop:
         loop.warm_up()
         step.batches.clear()
-        duration = Duration(0, float("inf"), 2)
-        _ = loop.record(duration) if recorded else loop.run(duration)
+        _ = loop.record(epochs=2) if recorded else loop.run(epochs=2)
     return step.batches
 
 
@@ -336,7 +335,7 @@ def test_what_is_measured_is_what_was_stored(tmp_path, name):
     with Loop(dataset, 3, step=step, shuffle=False) as loop:
         loop.warm_up()
         step.batches.clear()
-        loop.record(Duration(0, float("inf"), 1))
+        loop.record(epochs=1)
     np.testing.assert_array_equal(torch.cat(step.batches), np.stack(stored)[:, 0, :, 0])
 
 
@@ -388,7 +387,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
         loop.warm_up()
         step.calls = 0
         with pytest.raises(KeyboardInterrupt):
-            loop.record(Duration(0, float("inf"), 1))
+            loop.record(epochs=1)
     assert all_the_same(before)
     assert not {"forward", "backward", "optimize"} & set(vars(step))
 
@@ -602,7 +601,7 @@ def test_models_are_given_in_three_ways(path):
 
 def test_a_recording_at_another_speed_has_a_remark(path):
     with Loop(OMEArrowDataset(path, preload=False), BATCH) as loop:
-        breakdown = loop.record(Duration(0, float("inf"), 1))
+        breakdown = loop.record(epochs=1)
     rate = breakdown.samples / breakdown.wall_s
     remarks = [" ".join(measure._remarks(loop, breakdown, rate * factor)) for factor in (1.1, 1 / 1.1, 1.3, 1 / 1.3)]
     assert ["the shares above are from the first" in text for text in remarks] == [False, False, True, True]

@@ -335,7 +335,7 @@ def test_rows_that_were_moved_together_with_their_checksums_are_right(stored, tm
 def test_the_part_that_is_preloaded_for_a_trial_is_verified_too(stored, flipped):
     dataset = OMEArrowDataset(stored("parquet", images_of(SMALL)), "parquet", preload=False)
     with raises(ChecksumError, mentions="image 3"):
-        part_preloaded(dataset, 60.0)
+        part_preloaded(dataset, 4)
 
 
 def test_the_name_is_taken(stored):

@@ -7,11 +7,12 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,14 +33,6 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 
 Optimizer = Literal["sgd", "adam", "none"]
-
-
-class Duration(NamedTuple):
-    """Duration of a run: from ``least_s`` to ``most_s`` seconds, or a fixed number of ``epochs``."""
-
-    least_s: float
-    most_s: float
-    epochs: int | None = None
 
 
 @dataclass(eq=False)
@@ -129,7 +122,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Loop:
+class Loop(AbstractContextManager["Loop"]):
     """A loader, and the ``step`` that is called per batch. `dataclasses.replace` returns a loop with other settings.
 
     With ``has_worker_clocks``, each worker process records its stages; ``num_workers`` is not ``"auto"`` then.
@@ -156,26 +149,29 @@ class Loop:
         )
 
     def warm_up(self) -> None:
-        self.run(Duration(0.0, 0.0), 2 * self.loader.num_workers or 1)
+        self.run(most_s=0.0, least_batches=2 * self.loader.num_workers or 1)
         self._order.next_index = 0
 
-    def run(self, duration: Duration, least_batches: int = 1) -> Run:
+    def run(
+        self, least_s: float = 0.0, most_s: float = inf, epochs: int | None = None, *, least_batches: int = 1
+    ) -> Run:
+        """Run whole epochs, or the loop for ``least_s`` to ``most_s`` seconds."""
         samples = batches = 0
         start = perf_counter()
-        self._order.until, self._order.least_batches = start + duration.most_s, least_batches
-        if duration.epochs is not None:
+        self._order.until, self._order.least_batches = start + most_s, least_batches
+        if epochs is not None:
             self._order.next_index = 0
         for epoch in itertools.count(1):
             for batch in self.loader:
                 samples += self.step(batch)
                 batches += 1
-            if perf_counter() - start >= duration.least_s and epoch >= (duration.epochs or 1):
+            if perf_counter() - start >= least_s and epoch >= (epochs or 1):
                 break
         self.step.finish()
         return Run(samples, batches, perf_counter() - start)
 
-    def record(self, duration: Duration) -> Breakdown:
-        """Run the loop with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
+    def record(self, *duration: Any, **epochs: int) -> Breakdown:
+        """Call `run` with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
         torch_batches = self.loader._iterator  # noqa: SLF001  # None without workers.
         with Recorder("other", self.step.finish) as recorder:
             recorder.wrap_stages(self.dataset if torch_batches is None else None)
@@ -186,14 +182,11 @@ class Loop:
                 recorder.wrap(queue, "_poll" if hasattr(queue, "_poll") else "get", "wait")  # get: pinned by a thread.
             before, cost = self._clocks.counts(), measure_clock_cost()
             recorder.start()
-            run = self.run(duration)
+            run = self.run(*duration, **epochs)
             recorder.stop()
         pids = (worker.pid for worker in getattr(torch_batches, "_workers", ()))
         counts = np.array(recorder.counts).reshape(-1, 3)
         return break_down(run, cost, counts, self._clocks.counts() - before, pids)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         torch_batches = self.loader._iterator  # noqa: SLF001  # torch ends workers only when the loader is collected

@@ -8,19 +8,18 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from omearrow_ds.advise.profile.loop import Duration, Loop, Optimizer, make_step
+from omearrow_ds.advise.profile.loop import Loop, Optimizer, make_step
 from omearrow_ds.advise.profile.recorder import Breakdown
 from omearrow_ds.advise.profile.result import ON_DEMAND, Profile, Trial, judge
 from omearrow_ds.advise.turns import InterleavedRounds, noise
@@ -33,6 +32,7 @@ from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError, OMEArrowDSError
 from omearrow_ds.options import ProfileSettings, SampleSettings
 from omearrow_ds.resources import available_bytes, available_cores, over_limit_message, preload_limit_bytes, workspace
+from omearrow_ds.storage.compositions import select_rows
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
@@ -49,8 +49,9 @@ PRELOAD = "preload"
 WAYS = (ON_DEMAND, PRELOAD, "cache_dir", "arrow")  # Trials that differ in the location of pixels.
 _CONVERTED = "images.arrow"
 _MOST_WORKERS = 4
+_PIXEL_STAGES = ("read", "read+decode", "decode", "select", "normalize")
+_STEPS = ("opening", "stages", "trials: setting up", "trials: taking turns")
 _LARGER = 4
-Samples = TypeVar("Samples", bound=StoredSamples)
 
 
 def profile_dataset(
@@ -144,42 +145,43 @@ def profile_dataset(
         raise ArgumentError("conflicts with epochs=", option="seconds", value=seconds, remedy="pass one of them")
     if work_dir is not None and not Path(work_dir).is_dir():
         raise ArgumentError(option="work_dir", value=work_dir, allowed="an existing folder")
-    with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
-        bar.set_description("opening")
+    with ExitStack() as stack, tqdm(_STEPS, disable=not progress, unit="step", leave=False) as bar:
+        steps = map(bar.set_description, bar)
+        next(steps)
         dataset, open_s, current = open_samples(data, format, samples, preload, opening, progress=progress)
         plain, first_batch_s = _begin(dataset, settings, stack)
         loader = plain.loader
-        _next(bar, "stages")
-        length = Duration(settings.seconds or _LEAST_S, settings.seconds or _MOST_S)
+        next(steps)
+        least_s, most_s = settings.seconds or _LEAST_S, settings.seconds or _MOST_S
         if settings.epochs is not None:
-            length = Duration(0.0, inf, settings.epochs)
+            least_s, most_s = 0.0, inf
         # A second loop, so that workers of the trials contain no clocks.
         with replace(plain, num_workers=loader.num_workers, has_worker_clocks=True) as clocked:
             clocked.warm_up()
-            breakdown = clocked.record(length)
-        _next(bar, "trials: setting up")
+            breakdown = clocked.record(least_s, most_s, settings.epochs)
+        next(steps)
         loops, alternatives = {current.name: plain}, list[Trial]()
         if model is not None:
             loops[_CACHED] = copy.copy(plain)
             loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
         if settings.trials:
-            of_pixels = [breakdown[stage] for stage in ("read", "read+decode", "decode", "select", "normalize")]
+            of_pixels = [row for row in breakdown.stages if row.stage in _PIXEL_STAGES]
             sample_s = sum(row.program_s + row.worker_s for row in of_pixels) / breakdown.samples
             decode_s = current.setup_s or sample_s * len(dataset)
-            limit_s = max(2.0, 2 * min(length.most_s, 3 * _MOST_S))
+            limit_s = max(2.0, 2 * min(most_s, 3 * _MOST_S))
             folder = stack.enter_context(workspace(settings.work_dir))
             candidates = find_candidates(plain, opening, decode_s, limit_s, folder)
             alternatives, ready = set_up(candidates, len(dataset), stack)
             loops |= ready
-        _next(bar, "trials: taking turns")
-        turn_s = min(max(length.most_s / 20, _TURN_S[0]), _TURN_S[1])
+        next(steps)
+        turn_s = min(max(most_s / 20, _TURN_S[0]), _TURN_S[1])
         turns = InterleavedRounds[str, float]()
-        turns.run(loops, lambda name: loops[name].run(Duration(turn_s, turn_s)).samples_per_s, _ROUNDS)
-        _next(bar, "done")
+        turns.run(loops, lambda name: loops[name].run(turn_s, turn_s).samples_per_s, _ROUNDS)
+        next(steps, None)
     rates = turns.figures
     now, samples_per_s = rates[current.name], median(rates[current.name].values())
-    current, *alternatives = [trial.measured(rates, current.name, len(dataset)) for trial in (current, *alternatives)]
-    ways = {way.name: way for way in (current, *alternatives)}
+    ways = {way.name: way.measured(rates, current.name, len(dataset)) for way in (current, *alternatives)}
+    current, *alternatives = ways.values()
     return Profile(
         path=str(dataset.path),
         format=dataset.source.format.name,
@@ -206,11 +208,6 @@ def profile_dataset(
         trials=tuple(alternatives),
         preloading=tuple(ways[name] for name in WAYS if name in ways),
     )
-
-
-def _next(bar: Any, description: str) -> None:
-    bar.update()
-    bar.set_description(description)
 
 
 def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) -> tuple[Loop, float]:
@@ -272,8 +269,16 @@ def find_candidates(
         note = f"not tried: decoding all images takes about {duration(decode_s)}; raise seconds= to try it"
 
     def preload() -> Loop:
-        dataset = preloaded(demand) if decode_s <= limit_s else part_preloaded(demand, limit_s / 4)
+        if decode_s <= limit_s:
+            dataset = preloaded(demand)
+        else:
+            count = int(len(demand.source) * limit_s / 4 / decode_s)
+            dataset = part_preloaded(demand, max(count, int(demand.fields.min()) + 1))
         return replace(plain, dataset=dataset, num_workers=workers, batch_size=min(plain.batch_size, len(dataset)))
+
+    def to_arrow() -> Loop:
+        convert(demand.source, file := folder / _CONVERTED)
+        return replace(plain, dataset=demand._with_reader(demand._collection.on_demand(open_source(file))))
 
     if plain.dataset.preloaded:
         trial = Trial(ON_DEMAND, "--preload no", "OMEArrowDataset(path, preload=False)", "Read on demand")
@@ -289,7 +294,7 @@ def find_candidates(
         command = shlex.join(["omearrow-ds", "convert", "PATH", _CONVERTED, *as_flags(opening)])
         code = f"convert({', '.join(['path', repr(_CONVERTED), *as_keywords(opening)])})"
         trial = replace(trial, name="arrow", options=command, code=code, advice="Convert to Arrow IPC")
-        yield trial, lambda: replace(plain, dataset=converted(demand, folder / _CONVERTED))
+        yield trial, to_arrow
     if now or not plain.dataset.preloaded or has_user_code:  # Otherwise samples are only copied from memory.
         number = 0 if now else min(available_cores(), _MOST_WORKERS)
         advice = f"Create batches in {number} workers" if number else "Create batches without workers"
@@ -372,35 +377,20 @@ def memory_problem(dataset: StoredSamples) -> str:
     return over_limit_message(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the available memory")
 
 
-def on_demand(dataset: Samples) -> Samples:
+def on_demand(dataset: StoredSamples) -> StoredSamples:
     masks = None if dataset._masks is None else dataset._masks.collection.on_demand()
     return dataset._with_reader(dataset._collection.on_demand(), masks)
 
 
-def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
+def preloaded(dataset: StoredSamples, folder: Path | None = None, *, progress: bool = False) -> StoredSamples:
     """Return a copy with all images and masks decoded into memory, or into memory-mapped files in ``folder``."""
     masks = None if dataset._masks is None else dataset._masks.collection.preloaded(folder, progress=progress)
     return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
 
 
-def converted(dataset: Samples, file: Path) -> Samples:
-    convert(dataset.source, file)
-    return dataset._with_reader(dataset._collection.on_demand(open_source(file)))
-
-
-def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Decode the first images into memory for about ``most_s`` seconds, and return a dataset of these images.
-
-    Masks stay as they are.
-    """
-    collection, source = dataset._collection, dataset._collection.verified_source
-    start, images = perf_counter(), []
-    for image in chain.from_iterable(block for _, block in source.stream()):
-        images.append(np.array(image))
-        if perf_counter() - start > most_s and len(collection.samples_of(len(images))):
-            break
-    count = len(images)
-    cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
-    for index, image in enumerate(images):
-        cache[index][...] = image
-    return dataset._with_reader(collection.first(count, cache.block))._subset_at(collection.samples_of(count))
+def part_preloaded(dataset: StoredSamples, count: int) -> StoredSamples:
+    """Return a copy with the first ``count`` images decoded into memory, and only their samples; masks stay."""
+    collection = dataset._collection
+    images = select_rows(collection.verified_source, np.arange(count), "")
+    first = collection.first(count, PixelCache.load(images).block)
+    return dataset._with_reader(first)._subset_at(collection.samples_of(count))

@@ -70,17 +70,14 @@ class Trial:
         own, demand = rates.get(self.name), rates.get(ON_DEMAND)
         if own is None:
             return self
-        rate, ratios = median(own.values()), gains(own, rates[now])
-        ratio = median_ratio(own, rates[now])
-        trial = replace(self, samples_per_s=rate, gain=ratio, epoch_s=images / rate)
-        trial = replace(trial, least_gain=min(ratios), most_gain=max(ratios))
-        if demand is None or self.setup_s is None:
-            return trial
-        ratios, epoch_s = gains(own, demand), images / median(demand.values())
-        epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(own, demand), min(ratios))
-        # The rounds agree on a speedup, or on its absence.
-        clear = mostly_agree(ratio > 1.0 for ratio in ratios) or mostly_agree(ratio < LEAST_TIE for ratio in ratios)
-        return replace(trial, break_even_epochs=epochs, clear=clear)
+        rate, ratios, epochs, clear = median(own.values()), gains(own, rates[now]), None, True
+        if demand is not None and self.setup_s is not None:
+            others, epoch_s = gains(own, demand), images / median(demand.values())
+            epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(own, demand), min(others))
+            # The rounds agree on a speedup, or on its absence.
+            clear = mostly_agree(ratio > 1.0 for ratio in others) or mostly_agree(ratio < LEAST_TIE for ratio in others)
+        trial = replace(self, gain=median_ratio(own, rates[now]), least_gain=min(ratios), most_gain=max(ratios))
+        return replace(trial, samples_per_s=rate, epoch_s=images / rate, break_even_epochs=epochs, clear=clear)
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
@@ -184,7 +181,8 @@ class Profile:
         shape = "of several shapes" if self.sample_shape is None else f"of {' x '.join(map(str, self.sample_shape))}"
         preload = "" if self.preload_s is None else f"preload {duration(self.preload_s)}, "
         once = f"open {duration(self.open_s)}, {preload}first batch {duration(self.first_batch_s)}"
-        rate = f"{self.samples_per_s:,.4g} samples/s ({self.rounds} rounds, half of them within {self.noise:.0%})"
+        speed = f"{self.samples_per_s:,.4g}"
+        rate = f"{speed} samples/s ({self.rounds} rounds, half of them within {self.noise:.0%})"
         access, model = "preloaded" if self.preloaded else "on demand", f", {self.model}" if self.model else ""
         lines = [
             self.path,
@@ -198,9 +196,12 @@ class Profile:
             *_wrapped(f"Try first: {self.verdict.advice}"),
         ]
         if self.trials:
-            tried = [_TRIAL_COLUMNS, ("(as now)", f"{self.samples_per_s:,.4g}", "1.00x", "", "", "")]
-            needed, free = size(self.decoded_bytes), size(self.available_bytes)
-            lines += ["", *table([*tried, *map(_trial_row, self.trials)]), ""]
+            now, needed, free = (
+                ("(as now)", speed, "1.00x", *[""] * 3),
+                size(self.decoded_bytes),
+                size(self.available_bytes),
+            )
+            lines += ["", *table([_TRIAL_COLUMNS, now, *map(_trial_row, self.trials)]), ""]
             lines += [f"Preloading needs {needed} of memory; {free} are free.", ""]
             lines += table([_WAY_COLUMNS, *map(_way_row, self.preloading)])
         return "\n".join(lines)
@@ -229,10 +230,8 @@ def _stages(breakdown: Breakdown) -> list[str]:
     rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
     about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, while stages were timed."
     if workers:
-        about += (
-            f" The main process waited {duration(breakdown.wait_s)} for {len(workers)} workers. This wait is divided "
-            f"among the stages in proportion to the time of the workers."
-        )
+        about += f" The main process waited {duration(breakdown.wait_s)} for {len(workers)} workers."
+        about += " This wait is divided among the stages in proportion to the time of the workers."
     else:
         rows = [[*row[:5], row[-1]] for row in rows]
     remarks = [line for remark in breakdown.remarks for line in _wrapped(remark)]
@@ -284,20 +283,11 @@ def judge(
             f" The same loop is {max(1.0, headroom):.2f}x as fast with one batch in memory, which faster data cannot "
             f"exceed. {len(ratios)} rounds gave {min(ratios):.2f}x to {max(ratios):.2f}x{'; ' * bool(doubt)}{doubt}."
         )
-    worth = [trial for trial in trials if trial.worth_it]
-    good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
-    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by costs other than time.
-    return Verdict(
-        kind=kind,
-        bound=largest.stage,
-        headroom=headroom,
-        least_headroom=min(ratios, default=None),
-        most_headroom=max(ratios, default=None),
-        sure=not doubt,
-        text=text,
-        first=None if best is None else best.name,
-        advice=_advice(kind, largest, best, tried=tried),
-    )
+    worth = {trial: trial.gain or 0.0 for trial in trials if trial.worth_it}
+    good = _AS_GOOD * max(worth.values(), default=0.0)
+    best = next((trial for trial, gain in worth.items() if gain >= good), None)  # Ordered by costs other than time.
+    extremes, advice = (min(ratios, default=None), max(ratios, default=None)), _advice(kind, largest, best, tried=tried)
+    return Verdict(kind, largest.stage, headroom, *extremes, not doubt, text, best.name if best else None, advice)
 
 
 def _kind(headroom: float | None) -> str:
