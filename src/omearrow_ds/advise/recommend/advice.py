@@ -24,6 +24,7 @@ from omearrow_ds.advise.recommend.choices import (
     layouts,
     loading_code,
     plan_table,
+    possible,
     ranked,
     unused_path_near,
 )
@@ -60,70 +61,44 @@ _COLUMNS = ("size", "convert", "open", "batch", "epoch", "total", "noise", "roun
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Result of `recommend`: measured plans and the recommended one.
+    """Result of `recommend`: measured plans and the recommended one."""
 
-    Attributes
-    ----------
-    path
-        The collection.
-    task, access
-        Requested task and access.
-    looked
-        Size of the sample.
-    rows
-        All plans, the cheapest first, then plans that are excluded or could not be measured.
-    chosen
-        Row of the recommended plan.
-    settings
-        Settings of the loader.
-    scanned
-        All settings that were tried.
-    confidence
-        Certainty of the choice.
-    command, python
-        Command of the conversion ("" if none is needed), and Python code of dataset and loader.
-    notes
-        Further remarks.
-    resembles
-        Benchmark workload that the images resemble, or None. ``docs/how-to/choose-a-format.md`` has its tables.
-    over_link
-        Estimates for parts in a bucket, if a bandwidth was passed.
-    pixel_range
-        Largest value of uint16 images among the first 64 of the sample, or None.
-    """
-
-    path: Path
-    task: ReadBudget
-    access: Access
-    looked: SampleCoverage
-    rows: tuple[PlanCost, ...]
-    chosen: PlanCost
-    settings: Settings
-    scanned: tuple[LoaderTiming, ...]
-    confidence: Confidence
-    command: str
-    python: str
-    notes: tuple[str, ...]
+    path: Path  # The collection.
+    task: ReadBudget  # As requested.
+    access: Access  # As requested.
+    looked: SampleCoverage  # Size of the sample.
+    rows: tuple[PlanCost, ...]  # All plans, the cheapest first, then plans that are excluded or could not be measured.
+    chosen: PlanCost  # Recommended plan.
+    settings: Settings  # Settings of the loader.
+    scanned: tuple[LoaderTiming, ...]  # All settings that were tried.
+    confidence: Confidence  # Certainty of the choice.
+    command: str  # Command of the conversion, "" if none is needed.
+    python: str  # Python code of dataset and loader.
+    notes: tuple[str, ...]  # Further remarks.
+    # Benchmark workload that the images resemble, or None. ``docs/how-to/choose-a-format.md`` has its tables.
     resembles: Resemblance | None
-    over_link: RemoteEstimate | None = None
-    pixel_range: PixelRange | None = None
+    over_link: RemoteEstimate | None = None  # Estimates for parts in a bucket, if a bandwidth was passed.
+    pixel_range: PixelRange | None = None  # Largest value of uint16 images among the first 64 of the sample, or None.
 
     def as_text(self) -> str:
         """Return the recommendation as a text report."""
         epochs, plan = count(self.task.epochs, "epoch"), self.chosen.plan
         rows, timings = [], []
         for row in self.rows:
-            rows.append((row.plan, [row.why_not or ""], ""))
+            cells, note = [row.why_not or ""], ""
             if row.is_measured:
                 times = map(duration, (row.convert_s, row.open_s, row.batch_s, row.epoch_s, row.total_s))
                 noise = f"{row.noise:.0%}" if row.rounds > 1 else "-"
                 cells = [size(row.size_bytes), *times, noise, str(row.rounds), f"{row.images:,}", ""]
-                rows[-1] = (row.plan, cells, f"ruled out: {row.why_not}" if row.why_not else "")
+                note = f"ruled out: {row.why_not}" if row.why_not else ""
+            rows.append((row.plan, cells, note))
         for timing in self.scanned:
             first, sample_s = f"first batch after {duration(timing.start_s)}", timing.sample_s
             speed = ["", ""] if sample_s is None else [f"{duration(sample_s)} per sample", f"({timing.ratio:.2f} x)"]
             timings.append([f"  {timing.settings.label}", *speed, first])
-        resembles = self.resembles and f"  The images resemble the benchmarks' workload {': '.join(self.resembles)}."
+        notes = list(self.notes)
+        if self.resembles:
+            notes.append(f"The images resemble the benchmarks' workload {': '.join(self.resembles)}.")
         lines = [
             f"{self.path}: measured on {self.looked.text}; {duration(self.looked.seconds)}, warm page cache",
             f"total = convert + open or preload + {epochs} of {self.access} access, without workers:",
@@ -134,8 +109,7 @@ class Recommendation:
             *(self.over_link.as_lines() if self.over_link else []),
             f"Recommended: {plan.label}, {self.settings.label}",
             f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",
-            *(f"  {note}" for note in self.notes),
-            *([resembles] if resembles else []),
+            *(f"  {note}" for note in notes),
             "",
             *(f"  {line}" for line in (self.command or "nothing to convert").splitlines()),
             "",
@@ -288,8 +262,7 @@ def recommend(
             rounds = LayoutRounds(subject, task, folder, start_s + seconds * _ROUNDS_PART, bar)
             rounds.run(tried)
             choice = _choose(rounds, max(start_s + seconds, clock()), start_methods)
-        coverage = sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut
-        looked = SampleCoverage(len(sample.images), sample.size_bytes, *coverage)
+        looked = sample.coverage(clock() - start_s)
         return _report(rounds, choice, looked, pixel_range, link, {"format": format, **opening}, tile)
 
 
@@ -303,18 +276,14 @@ def _task(path: Path, decoded_bytes: int, requested: RecommendSettings) -> ReadB
 
 def _choose(rounds: LayoutRounds, deadline_s: float, start_methods: Sequence[str]) -> Choice:
     """Scan loader settings of the first choice, and of plans that workers may make faster; return the final choice."""
-    costs, subject, epochs = ranked(rounds.costs.values()), rounds.subject, rounds.task.epochs
-    first = choose(costs)
+    costs, subject, epochs = rounds.costs, rounds.subject, rounds.task.epochs
+    first = choose(costs.values())
     if first is None:
-        remedy = "raise budget_bytes= or memory_bytes=, or name other formats"
-        raise ArgumentError(f"no plan is possible: {costs[0].why_not}", remedy=remedy)
+        problem = f"no plan is possible: {ranked(costs.values())[0].why_not}"
+        raise ArgumentError(problem, remedy="raise budget_bytes= or memory_bytes=, or name other formats")
     limit_s = _WORKERS_MAY_HELP * first.total_s if available_cores() > 1 else 0.0
-    others = [
-        row
-        for row in costs
-        if row is not first and row.why_not is None and row.total_s <= limit_s
-        if row.plan.layout in rounds.trials and not row.plan.preload
-    ]
+    near = [row for row in possible(costs.values()) if row is not first and row.total_s <= limit_s]
+    others = [row for row in near if row.plan.layout in rounds.trials and not row.plan.preload]
     finalists = [first, *others[: _MOST_FINALISTS - 1]]
     choices = {first.plan: (Settings(0, subject.batch_size), list[LoaderTiming]())}
     for position, row in enumerate(finalists):
@@ -324,8 +293,8 @@ def _choose(rounds: LayoutRounds, deadline_s: float, start_methods: Sequence[str
             deadline = now_s + left_s / (len(finalists) - position)
             timings = scan(trial, row, deadline, rounds.progress, start_methods)
             fastest = best(timings, epochs * row.epoch_s)
-            choices[row.plan], rounds.costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
-    row = choose(rounds.costs[row.plan] for row in finalists) or first
+            choices[row.plan], costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
+    row = choose(costs[row.plan] for row in finalists) or first
     return row, *choices.get(row.plan, choices[first.plan])
 
 

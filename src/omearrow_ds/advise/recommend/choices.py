@@ -91,10 +91,10 @@ def layouts(names: Sequence[str] | None, stored: Format) -> list[StorageLayout]:
     """
     tried: list[StorageLayout] = []
     for fmt in formats() if names is None else map(get_format, dict.fromkeys(names)):
-        in_table = fmt.kind == "table"
+        in_table = fmt.kind == "table" and not fmt.missing_backend
         compressions = (None,) if fmt.missing_backend else (*fmt.compressions, *CHUNK_COMPRESSIONS[:in_table])
         tried += [StorageLayout(fmt, compression=compression) for compression in compressions]
-        tried += [StorageLayout(fmt, "list", fmt.compressions[0])] * (in_table and not fmt.missing_backend)
+        tried += [StorageLayout(fmt, "list", fmt.compressions[0])] * in_table
     tried.sort(key=lambda layout: (layout.encoding == "list", not layout.is_default))
     return [StorageLayout(stored, as_it_is=True), *tried]
 
@@ -245,9 +245,14 @@ def tie_of(best: PlanCost, other: PlanCost) -> float:
     return tie_ratio(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
+def possible(rows: Iterable[PlanCost]) -> list[PlanCost]:
+    """Return the plans within the budgets, the cheapest first."""
+    return [row for row in ranked(rows) if row.why_not is None]
+
+
 def choose(rows: Iterable[PlanCost]) -> PlanCost | None:
     """Return the simplest plan that is tied with the cheapest plan, or None if all plans exceed the budgets."""
-    order = [row for row in ranked(rows) if row.why_not is None]
+    order = possible(rows)
     tied = (row for row in order if row.total_s <= order[0].total_s * tie_of(order[0], row))
     return min(tied, key=simplicity, default=None)
 
@@ -263,28 +268,24 @@ class Confidence:
 
 def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
     """Return the confidence in the chosen plan, which is lower if the next best plan was faster in some rounds."""
-    others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
+    others = [(row.total_s / chosen.total_s - 1, row) for row in possible(rows) if row is not chosen]
     if why := uncertainty_note(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)
     if not others:
         return Confidence("sure", "sure: no other plan is within the budgets")
-
-    def excess(row: PlanCost) -> float:
-        return row.total_s / chosen.total_s - 1
-
-    if rivals := [row for row in others if abs(excess(row)) <= CLOSE]:
-        nearest = min(rivals, key=lambda row: abs(excess(row)))
+    if rivals := [(abs(excess), excess, row) for excess, row in others if abs(excess) <= CLOSE]:
+        distance, excess, nearest = min(rivals, key=lambda rival: rival[0])
         many = "" if len(rivals) == 1 else f", one of {len(rivals)} within {CLOSE:.0%}"
-        cost = f"{abs(excess(nearest)):.0%} {'less' if excess(nearest) < 0 else 'more'}"
-        cost = "the same" if abs(excess(nearest)) < 0.005 else cost
+        cost = "the same" if distance < 0.005 else f"{distance:.0%} {'less' if excess < 0 else 'more'}"
         why = f"a close call with {nearest.plan.label}, which costs {cost}{many}"
-        return Confidence("close", why, tuple(row.plan for row in rivals))
-    following, label = others[0], others[0].plan.label
+        return Confidence("close", why, tuple(row.plan for *_, row in rivals))
+    excess, following = others[0]
+    label = following.plan.label
     won = [ratio > 1 for ratio in gains(following.totals_s, chosen.totals_s)]
     if not mostly_agree(won):
         return Confidence("unsure", too_noisy(f"{label} was faster in {won.count(False)} of {len(won)} rounds"))
     rounds = f"it won {won.count(True)} of {len(won)} rounds"
-    return Confidence("sure", f"sure: the next, {label}, costs {excess(following):.0%} more, and {rounds}")
+    return Confidence("sure", f"sure: the next, {label}, costs {excess:.0%} more, and {rounds}")
 
 
 @dataclass(frozen=True)
@@ -315,8 +316,7 @@ class NetworkLink:
         return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s){latency}"
 
 
-@dataclass(frozen=True)
-class RemoteCost:
+class RemoteCost(NamedTuple):
     """Estimated times in seconds of a plan whose parts are fetched from an object store, while others are decoded."""
 
     row: PlanCost  # Measurement from a local disk.
@@ -338,8 +338,9 @@ class RemoteCost:
         return cls(row, link_s, decode_s, first_s, row.epoch_s, total_s, "link" if link_s >= decode_s else "decoding")
 
     def as_dict(self) -> dict[str, Any]:
-        times_s = {name: value for name, value in vars(self).items() if name != "row"}
-        return {**self.row.plan.as_dict(), "size_bytes": self.row.size_bytes, **times_s}
+        row, times_s = self.row, self._asdict()
+        del times_s["row"]
+        return {**row.plan.as_dict(), "size_bytes": row.size_bytes, **times_s}
 
 
 @dataclass(frozen=True)
@@ -362,13 +363,12 @@ class RemoteEstimate:
 
         ``on_server`` is whether the existing collection consists of parts on a server.
         """
-        possible = [row for row in rows if row.why_not is None]
-        absent = dict.fromkeys(row.plan.layout.format.label for row in possible if row.plan.layout.format.in_folder)
-        possible = [row for row in possible if on_server or not row.plan.layout.as_it_is]
-        costs = [RemoteCost.over(link, row, task) for row in possible if not row.plan.layout.format.in_folder]
+        layouts = [(row, row.plan.layout) for row in rows if row.why_not is None]
+        absent = dict.fromkeys(layout.format.label for _, layout in layouts if layout.format.in_folder)
+        served = [row for row, layout in layouts if not layout.format.in_folder and (on_server or not layout.as_it_is)]
+        costs = sorted((RemoteCost.over(link, row, task) for row in served), key=lambda cost: cost.epoch_s)
         if not costs:
             return None
-        costs.sort(key=lambda cost: cost.epoch_s)
         tied = [cost for cost in costs if cost.epoch_s <= costs[0].epoch_s * tie_of(costs[0].row, cost.row)]
         chosen, in_all = (min(some, key=lambda cost: (cost.total_s, simplicity(cost.row))) for some in (tied, costs))
         return cls(link, tuple(costs), tuple(absent), chosen, in_all, task.epochs)
@@ -376,28 +376,26 @@ class RemoteEstimate:
     def as_lines(self) -> list[str]:
         header = ("stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit")
         costs = []
-        for cost in self.rows:
-            times = map(duration, (cost.link_s, cost.decode_s, cost.epoch_s, cost.later_epoch_s))
-            costs.append((cost.row.plan, [size(cost.row.size_bytes), *times, cost.limit], ""))
+        for row, *times_s, _, slower in self.rows:
+            costs.append((row.plan, [size(row.size_bytes), *map(duration, times_s), slower], ""))
         chosen, in_all = self.chosen, self.in_all
-        limits = {
-            "link": f"The link is the limit; decoding takes {duration(chosen.decode_s)}",
-            "decoding": f"Decoding is the limit; the link takes {duration(chosen.link_s)}",
-        }
+        limit, other, other_s = "The link", "decoding", chosen.decode_s
+        if chosen.limit == "decoding":
+            limit, other, other_s = "Decoding", "the link", chosen.link_s
+        verdict = f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}."
         lines = [
             f"In parts on a server, over {self.link.text}:",
             "",
             *plan_table(header, costs, chosen.row.plan),
             "",
-            f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}. {limits[chosen.limit]}",
+            f"{verdict} {limit} is the limit; {other} takes {duration(other_s)}",
         ]
         if chosen.total_s > in_all.total_s * tie_of(chosen.row, in_all.row):
             less = f"{in_all.row.plan.label} takes {1 - in_all.total_s / chosen.total_s:.0%} less"
             lines.append(f"  If the cache holds all parts for {count(self.epochs, 'epoch')}, {less}.")
         if self.absent:
-            lines.append(
-                f"  Formats not supported on servers, because their parts are folders: {', '.join(self.absent)}."
-            )
+            absent = ", ".join(self.absent)
+            lines.append(f"  Formats not supported on servers, because their parts are folders: {absent}.")
         return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
 
     def as_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,9 +162,13 @@ class Sample:
     def size_bytes(self) -> int:
         return sum(image.nbytes for image in self.images)
 
+    def coverage(self, seconds: float = 0.0) -> SampleCoverage:
+        sizes = self.size_bytes, self.whole_count, self.whole_bytes
+        return SampleCoverage(len(self.images), *sizes, seconds, self.cut)
+
     @property
     def complete(self) -> bool:
-        return len(self.images) == self.whole_count and not self.cut
+        return self.coverage().whole
 
     @property
     def factor(self) -> float:
@@ -237,18 +241,17 @@ def take_sample(
     order = candidates[random.permutation(random.integers(edges[:-1], edges[1:]))]
     read = _read(source, order, lengths, limits, least, clock)
     indices = sorted(read)
-    images = [read[index] for index in indices]
-    if tile is not None:
-        images = list(islice(tiles_of(images, tile), limits.images))
-        if not images:
-            problem, remedy = f"no image of the sample has {tile} x {tile} pixels", "pass a smaller number"
-            raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy=remedy)
-        whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
-        metadata: list[Mapping[str, Any]] = [{}] * len(images)
-        return Sample(origin, lengths, axes, whole_count, whole_bytes, indices, images, metadata, pa.table({}))
-    metadata, columns = [source.metadata(index) for index in indices], source.columns.take(indices)
-    is_cut = any(read[index].nbytes < lengths[index] for index in indices)
-    return Sample(origin, lengths, axes, whole_count, whole_bytes, indices, images, metadata, columns, is_cut)
+    sample = partial(Sample, origin, lengths, axes, whole_count)
+    if tile is None:
+        metadata, columns = [source.metadata(index) for index in indices], source.columns.take(indices)
+        is_cut = any(read[index].nbytes < lengths[index] for index in indices)
+        return sample(whole_bytes, indices, [read[index] for index in indices], metadata, columns, is_cut)
+    images = list(islice(tiles_of(map(read.__getitem__, indices), tile), limits.images))
+    if not images:
+        problem, remedy = f"no image of the sample has {tile} x {tile} pixels", "pass a smaller number"
+        raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy=remedy)
+    whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
+    return sample(whole_bytes, indices, images, [{}] * len(images), pa.table({}))
 
 
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
@@ -266,8 +269,8 @@ def _candidates(origin: SampleFields) -> Array:
         return candidates
     part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
     chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
-    near: Array = candidates[np.isin(part_of, chosen)]
-    return near if len(near) else candidates
+    is_near = np.isin(part_of, chosen)
+    return candidates[is_near] if is_near.any() else candidates
 
 
 def _read(
@@ -283,7 +286,8 @@ def _read(
     for group in split_by_bytes(np.maximum(lengths[order], -(-largest // _CHUNK)), largest):
         if read and (read_bytes >= limits.size_bytes or clock() - start_s >= limits.seconds):
             break
-        for index, image in zip(order[group].tolist(), source.read_arrays(order[group].tolist()), strict=True):
+        rows = order[group].tolist()
+        for index, image in zip(rows, source.read_arrays(rows), strict=True):
             read[index] = image if least is None else _cut_down(image, largest, least)
             read_bytes += read[index].nbytes
     return read
@@ -294,12 +298,11 @@ def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
 
     The result has at least ``least`` rows and columns, and so may be larger.
     """
-    for axis, fewest in ((0, 1), (2, 1), (3, max(_FEWEST_PIXELS, least[0])), (4, max(_FEWEST_PIXELS, least[1]))):
+    for axis, fewest in zip((0, 2, 3, 4), (1, 1, *(max(_FEWEST_PIXELS, side) for side in least)), strict=True):
         if image.nbytes > most_bytes:
             old = image.shape[axis]
             new = min(old, max(fewest, most_bytes * old // image.nbytes))
-            first = (old - new) // 2
-            image = image.take(range(first, first + new), axis=axis)
+            image = image.take(np.arange(new) + (old - new) // 2, axis=axis)
     return image
 
 
@@ -312,7 +315,7 @@ def resemblance(images: Sequence[Array]) -> Resemblance | None:
     dtypes = {str(image.dtype) for image in images}
     if dtypes not in ({"uint8"}, {"uint16"}):
         return None
-    flat = np.mean([np.mean(image[..., 1:] == image[..., :-1]) for image in images if image.shape[-1] > 1] or [0])
+    flat = np.mean([np.mean(image[..., 1:] == image[..., :-1]) for image in images if image.shape[-1] > 1] or 0)
     if flat > _FLAT_PART:
         return Resemblance("masks", f"{flat:.0%} of neighboring pixels are equal")
     if any(image.shape[2] > 1 for image in images):

@@ -107,34 +107,36 @@ class LayoutTrial:
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
         self.subject, self.layout, self.size_bytes, self.is_ragged = subject, layout, 0, False
         self._slow: tuple[float, OMEArrowDataset] | None = None
-        sample, origin, as_it_is = subject.sample, subject.sample.origin, layout.as_it_is
-        num_decoded = 1 if as_it_is else dict(layout.format.scanned_rows).get(str(layout.compression), 1)
-        self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
-        images = np.asarray(sample.indices)
-        if as_it_is and subject.access == "sequential":  # Neighbors, as in a whole epoch.
-            images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
-        numbers = origin.within(images)
-        numbers = numbers if len(numbers) else origin.within(sample.indices)
-        self.indices, self.fields = numbers, origin.fields[numbers]
-        self.factor = len(origin.fields) / len(numbers)
-        if as_it_is:
+        sample, origin, images, num_decoded = (
+            subject.sample,
+            subject.sample.origin,
+            np.asarray(subject.sample.indices),
+            1,
+        )
+        if layout.as_it_is:
             self.path, self.once, crops = subject.source.path, 1.0, {**origin.options, **subject.opening}
+            if subject.access == "sequential":  # Neighbors, as in a whole epoch.
+                images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
         else:
             self.path, self.once = folder / f"images{layout.format.suffix}", sample.factor
             crops = origin.remap_to_copies(sample.indices)
-            self.indices = np.arange(len(numbers))
-        if origin.objects is None:
+            num_decoded = dict(layout.format.scanned_rows).get(str(layout.compression), 1)
+        self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
+        numbers = origin.within(images)
+        numbers = numbers if len(numbers) else origin.within(sample.indices)
+        self.indices, self.fields = numbers if layout.as_it_is else np.arange(len(numbers)), origin.fields[numbers]
+        self.factor = len(origin.fields) / len(numbers)
+        if origin.objects is None and layout.as_it_is:
             self.factor = float(sample.lengths.sum() / sample.lengths[images].sum())
-            if not as_it_is:  # Regions or tiles.
-                self.indices = self.fields = np.arange(len(sample.images))
-                self.factor = sample.factor
+        elif origin.objects is None:  # Regions or tiles.
+            self.indices = self.fields = np.arange(len(sample.images))
+            self.factor = sample.factor
         self.options: dict[str, Any] = {**subject.settings.chosen, **crops}
 
     def order(self, number: int) -> list[int]:
         """Return the order of samples in an epoch; a random order is determined by the epoch ``number``."""
-        is_random = self.subject.access == "random"
-        indices = in_turn(self.indices, self.fields, np.random.default_rng(number)) if is_random else self.indices
-        order: list[int] = indices.tolist()
+        is_random, random = self.subject.access == "random", np.random.default_rng(number)
+        order: list[int] = (in_turn(self.indices, self.fields, random) if is_random else self.indices).tolist()
         return order
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
@@ -150,8 +152,8 @@ class LayoutTrial:
         ``read_s`` are the seconds of reading the collection, a part of every conversion. An epoch of preloaded images
         is infinite if it is not measured. Raises `OMEArrowDSError` if the layout cannot store the images.
         """
-        subject, layout, as_it_is, memory_s = self.subject, self.layout, self.layout.as_it_is, inf
-        convert_s, sample = 0.0, subject.sample
+        subject, layout, as_it_is = self.subject, self.layout, self.layout.as_it_is
+        convert_s, memory_s, sample = 0.0, inf, subject.sample
         if not as_it_is:
             shutil.rmtree(self.path.parent, ignore_errors=True)
             self.path.parent.mkdir()
@@ -400,11 +402,11 @@ def scan(
     turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and clock() > deadline_s)
     turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_LOADER_ROUNDS)
     loaders.clear()  # Ends their workers.
-    first_s = min(turns.figures[settings[0]].values())
+    least_s = {setting: min(times_s.values()) for setting, times_s in turns.figures.items()}
     timings = []
-    for setting, times_s in turns.figures.items():
-        least_s = min(times_s.values())
-        timings.append(LoaderTiming(setting, least_s, starts_s[setting], turns.rounds, least_s / first_s))
+    for setting, sample_s in least_s.items():
+        ratio = sample_s / least_s[settings[0]]
+        timings.append(LoaderTiming(setting, sample_s, starts_s[setting], turns.rounds, ratio))
     fastest = best(timings).settings
     for method in start_methods if fastest.num_workers else ():
         other = replace(fastest, start_method=method)
