@@ -125,7 +125,7 @@ def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> list[int]:
     left = []
-    for folder, version in control_groups("memory", root, own).items():
+    for folder, version in _control_groups(_read(own), "memory", root).items():
         limit_files, usage_file, cached = _FILES[version]
         limit = min((limit for file in limit_files for limit in numbers(folder / file)), default=total_bytes)
         usage = numbers(folder / usage_file) if limit < total_bytes else ()
@@ -156,32 +156,29 @@ def available_cores() -> int:
 def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
     """Return the number of cores allowed by each control group of this process that has a limit."""
     quotas = []
-    for folder, version in control_groups("cpu", root, own).items():
+    for folder, version in _control_groups(_read(own), "cpu", root).items():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        found = [number for file in files for number in numbers(folder / file)]
-        if len(found) == 2 and all(found):
-            quota_us, period_us = found
-            quotas.append(quota_us / period_us)
+        microseconds = [number for file in files for number in numbers(folder / file)]
+        if len(microseconds) == 2 and all(microseconds):
+            quotas.append(microseconds[0] / microseconds[1])
     return quotas
 
 
-def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> dict[Path, int]:
-    """Return the control groups of this process for a controller, as a dict from folders to versions, root last."""
-    return _folders(_read(own), controller, root)
-
-
 @functools.lru_cache
-def _folders(own: bytes, controller: str, root: Path) -> dict[Path, int]:
-    """Return the result of `control_groups` from the content of ``/proc/self/cgroup``."""
-    found: dict[Path, int] = {}
+def _control_groups(own: bytes, controller: str, root: Path) -> dict[Path, int]:
+    """Return the control groups of this process for a controller, as a dict from folders to versions, root last.
+
+    ``own`` is the content of ``/proc/self/cgroup``.
+    """
+    groups: dict[Path, int] = {}
     for line in own.decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             top = root / controller if controllers else root
             folder = top / path.lstrip("/")
-            found |= dict.fromkeys([folder, *folder.parents], 1 if controllers else 2)
-    folders = {folder: version for folder, version in found.items() if folder.is_relative_to(root) and folder != root}
-    return {**folders, root / controller: 1, root: 2}  # The roots exist even if a container hides its path.
+            groups |= dict.fromkeys([folder, *folder.parents], 1 if controllers else 2)
+    below = {folder: version for folder, version in groups.items() if folder.is_relative_to(root) and folder != root}
+    return {**below, root / controller: 1, root: 2}  # The roots exist even if a container hides its path.
 
 
 def numbers(file: Path) -> tuple[int, ...]:
