@@ -604,7 +604,7 @@ def subject_of(sample, clock):
 
 def test_times_are_scaled_up_when_readers_decode_several_rows(folder, work):
     with open_images(folder) as source:
-        sample = replace(take_sample(SampleFields(source.images), Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+        sample = take_sample(SampleFields(source.images), Limits(10, 10**9, 10.0), Clock())._replace(whole_count=5000)
         for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
             layout = StorageLayout(BY_NAME["duckdb"], "bytes", compression)
             assert trials.LayoutTrial(subject_of(sample, Clock()), layout, work).growth == growth

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack
@@ -128,7 +128,7 @@ class Recommendation:
             "access": self.access,
             "memory_budget_bytes": self.task.memory_bytes,
             "disk_budget_bytes": self.task.disk_bytes,
-            "looked_at": asdict(self.looked),
+            "looked_at": self.looked._asdict(),
             "scaled": not self.looked.whole,
             "recommended": {
                 **self.chosen.plan.as_dict(),
@@ -319,7 +319,7 @@ def _report(
     if over_link is not None and tile is None:
         in_parts = unused_path_near(path, SUFFIX)
         command = conversion(path, in_parts, over_link.chosen.row.plan.layout, of_fields)
-        over_link = replace(over_link, command=command)
+        over_link = over_link._replace(command=command)
     target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
     dataset = {"preload": row.plan.preload, **subject.settings.chosen, **sample.origin.code}
     is_ragged = any(trial.is_ragged for trial in rounds.trials.values())

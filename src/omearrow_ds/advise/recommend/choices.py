@@ -35,8 +35,7 @@ loader = OMEArrowDataLoader({loader})"""
 _OPENING = 2  # Number of sequential requests before the first part of a collection in a bucket.
 
 
-@dataclass(frozen=True)
-class StorageLayout:
+class StorageLayout(NamedTuple):
     """Format, encoding and compression of stored images; ``as_it_is`` is True for the existing files."""
 
     format: Format
@@ -63,8 +62,7 @@ class StorageLayout:
         return {} if self.is_default else {**encoding, "compression": self.compression}
 
 
-@dataclass(frozen=True)
-class LoadingPlan:
+class LoadingPlan(NamedTuple):
     layout: StorageLayout
     preload: bool
 
@@ -124,7 +122,7 @@ def unused_path_near(path: Path, suffix: str) -> Path:
         path = Path(path.name)
     elif not path.exists():  # The folder of a glob pattern or a list.
         path = path.parent
-    stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
+    stem = path.name.split(".")[0] or path.name
     free, number = path.with_name(f"{stem}{suffix}"), 2
     while free.exists():
         free, number = path.with_name(f"{stem}-{number}{suffix}"), number + 1
@@ -257,8 +255,7 @@ def choose(rows: Iterable[PlanCost]) -> PlanCost | None:
     return min(tied, key=simplicity, default=None)
 
 
-@dataclass(frozen=True)
-class Confidence:
+class Confidence(NamedTuple):
     """Confidence in a chosen plan, its reason, and the ``rivals``: plans that cost up to `CLOSE` more or less."""
 
     level: Literal["sure", "close", "unsure"]
@@ -288,8 +285,7 @@ def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
     return Confidence("sure", f"sure: the next, {label}, costs {excess:.0%} more, and {rounds}")
 
 
-@dataclass(frozen=True)
-class NetworkLink:
+class NetworkLink(NamedTuple):
     """Bandwidth in bytes/s and latency in seconds of the link to an object store."""
 
     bytes_s: float
@@ -343,8 +339,7 @@ class RemoteCost(NamedTuple):
         return {**row.plan.as_dict(), "size_bytes": row.size_bytes, **times_s}
 
 
-@dataclass(frozen=True)
-class RemoteEstimate:
+class RemoteEstimate(NamedTuple):
     """Estimated times of the measured plans if their files are fetched over a link."""
 
     link: NetworkLink

@@ -133,8 +133,7 @@ class SampleFields:
         return {**self.options, "objects": objects}
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Some images (T, C, Z, Y, X) of a collection, their metadata and columns, and the collection's total size.
 
     The images are whole, or tiles, or regions if some are very large (``cut``). They come from the sorted ``indices``.
@@ -156,7 +155,7 @@ class Sample:
 
     def part(self, step: int) -> Sample:
         parts = {name: getattr(self, name)[::step] for name in ("images", "metadata", "columns", "indices")}
-        return replace(self, **parts)
+        return self._replace(**parts)
 
     @property
     def size_bytes(self) -> int:
@@ -181,8 +180,7 @@ class Resemblance(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class SampleCoverage:
+class SampleCoverage(NamedTuple):
     """Size of the measured sample in images and decoded bytes; ``cut`` is True if large images were cropped."""
 
     images: int

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -54,8 +54,7 @@ _FIRST_READS = 3
 _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """Collection to measure, as a sample, and the settings for reading batches.
 
     An epoch that takes longer than ``part_s`` is estimated from its first batches.
@@ -230,14 +229,9 @@ class LayoutRounds:
         whole = self.subject
         turns = InterleavedRounds[StorageLayout, Timings](lambda: whole.clock() > self.deadline_s)
         step = _SCREENED_PART if len(whole.sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
-        live = list[StorageLayout]()
-        for layout in layouts:
-            if why := layout.format.missing_backend:
-                self._leave_out(layout, why)
-            else:
-                live.append(layout)
+        live = list(layouts)
         for number in range(_MOST_ROUNDS):
-            subject = whole if number or step == 1 else replace(whole, sample=whole.sample.part(step))
+            subject = whole if number or step == 1 else whole._replace(sample=whole.sample.part(step))
             if number == 1 and step > 1:
                 turns.figures.clear()
                 self.trials.clear()
