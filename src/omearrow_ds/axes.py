@@ -12,10 +12,8 @@ import numpy as np
 from omearrow_ds.errors import AxesError, ImageError, SelectError
 
 AXES = "TCZYX"
-
 _LONGEST = 2**24
 Pick = int | slice | Sequence[int]
-STAGES = {"Cut.__call__": "select"}
 
 
 def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, subject: str) -> np.ndarray[Any, Any]:
@@ -115,23 +113,20 @@ class SampleAxes:
             for axis, size, length in zip("YX", sizes, self.crop_size, strict=True):
                 start = (size - length) // 2
                 indices[axis] = indices[axis][start : start + length]
-        slices, picks = [], []
+        slices, picks = [slice(0, None, 1)] * len(AXES), []
         for position, (axis, chosen) in enumerate(indices.items()):
             if isinstance(chosen, range):
-                slices.append(slice(chosen.start, chosen.stop if chosen.stop >= 0 else None, chosen.step))
-            else:  # Cut by its indices.
-                slices.append(slice(0, None, 1))
+                slices[position] = slice(chosen.start, chosen.stop if chosen.stop >= 0 else None, chosen.step)
+            else:
                 picks.append((position, np.asarray(chosen)))
             if axis not in self.axes and len(chosen) != 1:
                 more = "".join(letter for letter in AXES if letter in self.axes or letter == axis)
                 problem = f"axes={self.axes!r} drops axis {axis} of length {len(chosen)}"
                 raise AxesError(f"{subject}: {problem}; pass select={{{axis!r}: 0}} or axes={more!r}")
         present = [axis for axis in AXES if axis in self.axes]
-        present_sizes = tuple(len(indices[axis]) for axis in present)
-        order = tuple(present.index(axis) for axis in self.axes)
-        in_order = order == tuple(range(len(order)))
-        shape_of_samples = tuple(present_sizes[axis] for axis in order)
-        return Cut(tuple(slices), tuple(picks), present_sizes, None if in_order else order, shape_of_samples)
+        order = None if self.axes == "".join(present) else tuple(map(present.index, self.axes))
+        lengths, shape_of_samples = (tuple(len(indices[axis]) for axis in axes) for axes in (present, self.axes))
+        return Cut(tuple(slices), tuple(picks), lengths, order, shape_of_samples)
 
 
 def _own(axis: str, pick: Any) -> slice | int | list[int]:

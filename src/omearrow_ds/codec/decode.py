@@ -35,12 +35,6 @@ from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28  # A query of the free memory takes longer than a small image.
-STAGES = {
-    "ImageBlock.__init__": "decode",
-    "ImageBlock.__getitem__": "decode",
-    "ImageBlock.images": "decode",
-    "ImageBlock.stack": "decode",
-}
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:

@@ -36,7 +36,6 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
-STAGES = {"assemble": "normalize", "scale": "normalize", "fill_in_threads": "normalize"}
 
 
 class SamplePlan(NamedTuple):

@@ -21,8 +21,6 @@ from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import count
 
-STAGES = {"CropResize.__call__": "normalize", "scale": "normalize", "crop": "normalize"}
-
 
 class CropOptions(TypedDict, total=False):
     objects: Any

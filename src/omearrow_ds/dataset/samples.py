@@ -48,7 +48,6 @@ from omearrow_ds.text import count, size
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = ("omearrow_ds.dataset.dataset", __name__)
-STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
 _FOUND = ("shape", "image_ids")  # Computed at first access.
 
 

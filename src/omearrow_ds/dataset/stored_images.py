@@ -24,7 +24,6 @@ from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, Block, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
-STAGES = {"StoredImages._fetch": "read"}
 Instance = TypeVar("Instance")
 
 

@@ -19,14 +19,6 @@ from omearrow_ds.kernels.stacks import Stacks
 _ROW_BY_ROW_BYTES = 128 * 1024
 _TOGETHER_BYTES = 2**22
 _THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
-STAGES = {
-    "scale": "normalize",
-    "gather": "normalize",
-    "crops": "normalize",
-    "fill_in_threads": "normalize",
-    "DecodedRows.sample": "select",
-    "DecodedRows.batch": "select",
-}
 
 
 class DecodedRows:

@@ -22,7 +22,6 @@ from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.dataset.windows import DeviceCropBoxes
 
 NumberedBatch = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
-STAGES = {"map_tensors": "transfer"}
 IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw the whole order at the beginning.
 
 

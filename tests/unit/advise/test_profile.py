@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from itertools import product
 from statistics import median
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -30,9 +31,9 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
-from omearrow_ds.advise.profile import measure
+from omearrow_ds.advise.profile import measure, recorder
 from omearrow_ds.advise.profile.loop import Loop, Step
-from omearrow_ds.advise.profile.recorder import OTHER_LIBRARIES, stage_functions
+from omearrow_ds.advise.profile.recorder import TIMED_FUNCTIONS, stage_functions
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
@@ -48,9 +49,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # On a machine with one core torch warns of two workers, which the planted cases need.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
-# Modules with a `STAGES` table of functions that `profile` times.
-OWN_MODULES = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
-TIMED_MODULES = [*OWN_MODULES, *OTHER_LIBRARIES]
+TIMED_MODULES = sorted({module for module, _, _ in TIMED_FUNCTIONS})
 SLEEP_S = 0.003
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
@@ -427,14 +426,15 @@ def test_stage_functions_exist(module):
 
 
 def test_stage_functions_cover_all_of_making_samples():
-    assert {"omearrow_ds.codec.decode", "omearrow_ds.kernels.gather"} < set(OWN_MODULES)
+    assert {"omearrow_ds.codec.decode", "omearrow_ds.kernels.gather"} < set(TIMED_MODULES)
     wrapped_functions()
     stages = {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
     assert {stage for *_, stage in stage_functions()} == stages
 
 
 def test_stage_functions_refuse_an_unknown_stage(monkeypatch):
-    monkeypatch.setattr(arrow, "STAGES", {"Source._image_structs": "reading"})
+    monkeypatch.setattr(recorder, "formats", lambda: [SimpleNamespace(implementation=arrow.__name__)])
+    monkeypatch.setattr(arrow, "STAGES", {"Source._image_structs": "reading"}, raising=False)
     with raises(
         ArgumentError, mentions=("omearrow_ds.storage.formats.arrow.STAGES", "'reading'", "open", "read"), remedy=False
     ):

@@ -170,7 +170,7 @@ class Loop(AbstractContextManager["Loop"]):
         self.step.finish()
         return Run(samples, batches, perf_counter() - start)
 
-    def record(self, *duration: Any, **epochs: int) -> Breakdown:
+    def record(self, least_s: float = 0.0, most_s: float = inf, epochs: int | None = None) -> Breakdown:
         """Call `run` with clocks in all stage functions; the clocks are removed at the end, even if the run fails."""
         torch_batches = self.loader._iterator  # noqa: SLF001  # None without workers.
         with Recorder("other", self.step.finish) as recorder:
@@ -182,7 +182,7 @@ class Loop(AbstractContextManager["Loop"]):
                 recorder.wrap(queue, "_poll" if hasattr(queue, "_poll") else "get", "wait")  # get: pinned by a thread.
             before, cost = self._clocks.counts(), measure_clock_cost()
             recorder.start()
-            run = self.run(*duration, **epochs)
+            run = self.run(least_s, most_s, epochs)
             recorder.stop()
         pids = (worker.pid for worker in getattr(torch_batches, "_workers", ()))
         counts = np.array(recorder.counts).reshape(-1, 3)

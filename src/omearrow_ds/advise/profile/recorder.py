@@ -1,8 +1,8 @@
 """`Recorder`: time of a thread by stage of an epoch, and `Breakdown`: the wall time of a recorded loop by stage.
 
 Each moment counts for the innermost active stage, so the times of all stages add up to the recorded time. The data path
-itself contains no clocks: they are put around its functions during a measurement. A module that makes samples lists its
-stage functions in ``STAGES``, and so do formats of third-party packages.
+itself contains no clocks: they are put around its functions during a measurement. Formats of third-party packages list
+their functions in ``STAGES``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce, wraps
+from importlib.util import resolve_name
 from math import inf
 from multiprocessing import queues
 from threading import get_ident
@@ -48,12 +49,45 @@ STAGE_NOTES = {
 }
 COMPUTE = ("forward", "backward", "optimizer step")
 CLOCKS = "clocks"
-OTHER_LIBRARIES = {
-    "torch.utils.data._utils.fetch": {"_MapDatasetFetcher.fetch": "collate"},
-    "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._next_data": "hand-over"},
-    "zarr": {"Array.__getitem__": "read+decode"},
-    "tifffile": {"TiffPageSeries.asarray": "read+decode"},
+# Functions of each stage, as MODULE:FUNCTION,... of this package (with a dot) or of other libraries.
+_FUNCTIONS = {
+    "read": ".dataset.stored_images:StoredImages._fetch .storage.formats._zarr_chunks:ZarrChunks.fetch",
+    "read+decode": """
+        .storage.formats.arrow:Source._image_structs
+        .storage.formats.duckdb:Source._query
+        .storage.formats.lance:Source._fetch
+        .storage.formats.ome_arrow:Source._read_group
+        .storage.formats.parquet:Source._read_group
+        .storage.formats.vortex:Source._images_of_scalars,Rows.take
+        tifffile:TiffPageSeries.asarray
+        zarr:Array.__getitem__
+    """,
+    "decode": """
+        .codec.decode:ImageBlock.__init__,ImageBlock.__getitem__,ImageBlock.images,ImageBlock.stack
+        .storage.formats._lance_pages:PixelPages.image
+        .storage.formats._parquet_pages:PlainPages.images,EncodedPages.images
+        .storage.formats._table:_cut
+        .storage.formats._zarr_chunks:ZarrChunks.decode
+    """,
+    "select": ".axes:Cut.__call__ .kernels.gather:DecodedRows.sample,DecodedRows.batch",
+    "normalize": """
+        .dataset.collection:assemble,scale,fill_in_threads
+        .dataset.crop_boxes:CropResize.__call__,scale,crop
+        .kernels.gather:scale,gather,crops,fill_in_threads
+    """,
+    "collate": """
+        .dataset.samples:StoredSamples._allocate,StoredSamples._collated
+        torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch
+    """,
+    "hand-over": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._next_data",
+    "transfer": ".loader.device_transfer:map_tensors",
 }
+TIMED_FUNCTIONS = tuple(
+    (resolve_name(module, "omearrow_ds"), function, stage)
+    for stage, lines in _FUNCTIONS.items()
+    for module, functions in (line.split(":") for line in lines.split())
+    for function in functions.split(",")
+)
 # In the last stage, the main process waits for workers, or a worker waits for indices; it has no row in the table.
 _FIRST_COUNT = {stage: 3 * index for index, stage in enumerate((*STAGE_NOTES, "wait"))}
 _COST_CALLS = 2000
@@ -61,15 +95,17 @@ _COST_CALLS = 2000
 
 def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
     """Yield stage functions: the imported module, the module or class with the function, its name, and its stage."""
-    modules = {*OTHER_LIBRARIES, *(fmt.implementation for fmt in formats())}
-    for module_name, module in list(sys.modules.items()):
-        if module_name in modules or module_name.startswith("omearrow_ds."):
-            for function, stage in vars(module).get("STAGES", OTHER_LIBRARIES.get(module_name, {})).items():
-                if stage not in STAGE_NOTES:
-                    known = ", ".join(STAGE_NOTES)
-                    raise ArgumentError(f"{module_name}.STAGES: {stage!r} is not a stage; use one of {known}")
-                *path, name = function.split(".")
-                yield module_name, reduce(getattr, path, module), name, stage
+    timed = list(TIMED_FUNCTIONS)
+    for module_name in {fmt.implementation or "" for fmt in formats()}:
+        for function, stage in getattr(sys.modules.get(module_name), "STAGES", {}).items():
+            if stage not in STAGE_NOTES:
+                known = ", ".join(STAGE_NOTES)
+                raise ArgumentError(f"{module_name}.STAGES: {stage!r} is not a stage; use one of {known}")
+            timed.append((module_name, function, stage))
+    for module_name, function, stage in timed:
+        if module_name in sys.modules:
+            *path, name = function.split(".")
+            yield module_name, reduce(getattr, path, sys.modules[module_name]), name, stage
 
 
 class Recorder(ExitStack):

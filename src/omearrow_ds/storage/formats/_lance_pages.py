@@ -46,7 +46,6 @@ _ZSTD = ("FullZipLayout{bits_rep:1,bits_def:0,", "scheme:CompressionAlgorithmZst
 _ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of the following bytes, and their decompressed size
 _MAX_STACKS = 512
 _ZSTD_LENGTH_BYTES = 9  # header bytes before those that its length counts
-STAGES = {"PixelPages.image": "decode"}
 Client = dict[str, str] | None  # storage options of a server
 
 

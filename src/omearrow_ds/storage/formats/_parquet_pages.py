@@ -45,7 +45,6 @@ _LIST_VALUE = np.dtype("<i4")
 _LIST_PIXEL = np.dtype(np.uint16)  # an Arrow reader also keeps the low half of a value outside of the range
 _MAX_HEADERS = 2**10  # Page headers of a row group that are requested one by one.
 _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
-STAGES = {"PlainPages.images": "decode", "EncodedPages.images": "decode"}
 
 
 class ColumnChunk(NamedTuple):

@@ -34,7 +34,6 @@ from omearrow_ds.storage.formats._urls import Objects
 Kind = tuple[tuple[int, ...], np.dtype[Any]]
 _LEAVES = ("pixel_bytes", "pixels")
 _OFFSETS = {pa.binary(): np.int32, pa.large_binary(): np.int64}
-STAGES = {"_cut": "decode"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,6 @@ _UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, Recursi
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _SHARD_ENTRY = struct.Struct("<QQ")  # First byte and number of bytes of a chunk.
 _MISSING_ENDS, _CHECKSUM_BYTES = (2**64 - 1, 2**65 - 2), 4
-STAGES = {"ZarrChunks.decode": "decode", "ZarrChunks.fetch": "read"}
 
 
 class ZarrArray(NamedTuple):

@@ -28,8 +28,6 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
 
-STAGES = {"Source._image_structs": "read+decode"}
-
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write each table as a record batch of an Arrow IPC file; only an uncompressed file can be read zero-copy."""

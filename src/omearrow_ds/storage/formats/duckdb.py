@@ -66,7 +66,6 @@ _FAILURES = {
     "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
     "replaying WAL file": ("its log (.wal) is damaged or from another database", "restore the log, or remove it"),
 }
-STAGES = {"Source._query": "read+decode"}
 
 
 def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:

@@ -60,7 +60,6 @@ _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 _MOST_NAMES = 5  # Column names in an error.
 UNSUPPORTED_TYPES = (pa.types.is_interval,)
-STAGES = {"Source._fetch": "read+decode"}
 
 
 def refuse_target(path: Path, columns: pa.Schema) -> None:

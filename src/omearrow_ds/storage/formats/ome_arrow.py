@@ -65,7 +65,6 @@ _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
 _CHECKED_AHEAD = 512  # Row groups compared with the index at once.
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # Images assembled from several chunks.
-STAGES = {"Source._read_group": "read+decode"}
 
 
 class _Layout(NamedTuple):

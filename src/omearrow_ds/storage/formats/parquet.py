@@ -52,7 +52,6 @@ _SMALL_PAGE_BYTES = 2**12
 _FOOTER_BYTES = 2**16  # size that covers most footers
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
-STAGES = {"Source._read_group": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:

@@ -41,7 +41,6 @@ _DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
 _VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
 _OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
 _INLINE_BYTES = 12
-STAGES = {"Source._images_of_scalars": "read+decode", "Rows.take": "read+decode"}
 
 
 def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
