@@ -50,8 +50,8 @@ def as_seconds(text: str) -> float | None:
 
 
 def count(n: int, noun: str) -> str:
-    """Return a number of things: ``1 image``, ``12,000 images``."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    """Return a number of things: ``1 image``, ``12,000 images``, ``2 batches``."""
+    return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('tch') else 's'}"
 
 
 def nearest(name: str, known: Iterable[str], limit: int) -> list[str]:

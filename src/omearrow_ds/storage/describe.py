@@ -7,9 +7,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -28,15 +27,10 @@ from omearrow_ds.storage.writing import is_parts
 _LAID_OUT = ("pattern", "fields", "channels")
 _PLENTY_BYTES = 2**62
 _MAX_PIXELS_BYTES = 2**28  # Images of this size are decoded at once.
-_SIZES_IN_JSON = (
-    *("disk_files", "disk_bytes", "allocated_bytes"),
-    *("decoded_bytes", "available_bytes", "preload_fits"),
-)
-_SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
+_SIZES_IN_JSON = ("disk_files", "disk_bytes", "allocated_bytes", "decoded_bytes", "available_bytes", "preload_fits")
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """Shapes, dtypes, columns and storage layout of a collection of images."""
 
     path: str
@@ -209,7 +203,8 @@ def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[st
 
 def _physical_sizes(described: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str | None]]:
     sizes = {}
-    for axis, name in zip("xyz", _SIZES, strict=True):
+    for axis in "xyz":
+        name = f"physical_size_{axis}"
         values = {(metadata[name], metadata[f"{name}_unit"]) for metadata in described}
         size, unit = values.pop() if len(values) == 1 else (None, None)
         if size is not None and math.isfinite(size):

@@ -8,7 +8,6 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
@@ -88,8 +87,7 @@ class PixelRange(NamedTuple):
         return {"largest": self.largest, "images": self.num_images, "normalize": self.normalize}
 
 
-@dataclass(frozen=True)
-class Pictures:
+class Pictures(NamedTuple):
     """Images to display: the images of a source, or the samples of a dataset before they are scaled."""
 
     path: str  # Path of the collection.
@@ -101,8 +99,7 @@ class Pictures:
     channels: Callable[[int], Names]  # Returns the channel names of an image.
 
 
-@dataclass(frozen=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """Downsampled first time point and middle Z plane of an image."""
 
     index: int
@@ -276,22 +273,20 @@ def _figure(thumbnail: Thumbnail) -> str:
 def _columns(pictures: Pictures) -> str:
     fields = list(pictures.schema)
     ids = [str(image_id) for image_id in pictures.image_ids[:_ROWS]]
-    cells = [("", "", ids)]
+    columns = [["", "", *ids]]
     for field in fields[:_COLUMNS]:
         try:
             column = pictures.column(field.name)
         except OMEArrowDSError as error:  # The file is gone or was replaced; preloaded pixels can still be displayed.
             return f"<div><small>columns: {_text(error)}</small></div>"
-        values = [_value(column, row) for row in range(len(ids))]
-        cells.append((field.name, str(field.type), values))
-    names = "".join(f"<th {_CELL}>{_text(name, _MOST_LETTERS)}</th>" for name, _, _ in cells)
-    types = "".join(f"<td {_CELL}><em>{_text(kind, _MOST_LETTERS)}</em></td>" for _, kind, _ in cells)
-    rows = [
-        "".join(f"<td {_CELL}>{_text(values[row], _MOST_LETTERS)}</td>" for *_, values in cells)
-        for row in range(len(ids))
+        columns.append([field.name, str(field.type), *(_value(column, row) for row in range(len(ids)))])
+    names, types, *rows = ([_text(cell, _MOST_LETTERS) for cell in row] for row in zip(*columns, strict=True))
+    head = "".join(f"<th {_CELL}>{name}</th>" for name in names)
+    lines = [
+        "".join(f"<td {_CELL}>{cell}</td>" for cell in row) for row in ([f"<em>{kind}</em>" for kind in types], *rows)
     ]
-    body = "".join(f"<tr>{row}</tr>" for row in (types, *rows))
-    table = f'<div style="overflow-x:auto"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    table = f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     others = fields[_COLUMNS : _COLUMNS + _MOST_NAMES]
     if not others:
         return table

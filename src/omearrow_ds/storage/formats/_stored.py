@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
+from omearrow_ds.text import count
+
 LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
 
 
@@ -58,20 +60,17 @@ def _or_none(kind: type, value: Any) -> Any:
     return None if value is None else kind(value)
 
 
-def groups(starts: Sequence[int], what: str) -> str:
+def groups(starts: Sequence[int], noun: str) -> str:
     """Return a description of the groups and their sizes: ``4 row groups of 232 to 256 images``."""
     sizes = [stop - start for start, stop in pairwise(starts)]
-    plural = "es" if what.endswith("ch") else "s"
-    number = f"{len(sizes):,} {what}{'' if len(sizes) == 1 else plural}"
+    number = count(len(sizes), noun)
     return f"{number} of {images_in(sizes)}" if sizes else number
 
 
 def images_in(numbers: Sequence[int]) -> str:
     """Describe the smallest and largest number of images, such as ``232 to 256 images``."""
     low, high = min(numbers), max(numbers)
-    if low == high:
-        return f"{low:,} image{'' if low == 1 else 's'}"
-    return f"{low:,} to {high:,} images"
+    return count(low, "image") if low == high else f"{low:,} to {high:,} images"
 
 
 def joined(names: Iterable[str]) -> str:
@@ -79,8 +78,7 @@ def joined(names: Iterable[str]) -> str:
     return ", ".join(name for name, _ in Counter(names).most_common()) or "unknown"
 
 
-def spread(count: int) -> list[int]:
-    """Return a few indices that are spread evenly over ``range(count)``."""
-    if count <= LOOKED_AT:
-        return list(range(count))
-    return [number * (count - 1) // (LOOKED_AT - 1) for number in range(LOOKED_AT)]
+def spread(length: int) -> list[int]:
+    """Return a few indices that are spread evenly over ``range(length)``."""
+    number = min(length, LOOKED_AT)
+    return [index * (length - 1) // max(1, number - 1) for index in range(number)]
