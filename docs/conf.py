@@ -16,11 +16,14 @@ import click
 from omearrow_ds.cli import main
 from omearrow_ds.options import (
     OpenSettings,
+    OptionRecord,
     ProfileSettings,
     RecommendSettings,
     SampleSettings,
     WriteSettings,
-    describe_options,
+    flag_of,
+    options_of,
+    rule_of,
 )
 
 if TYPE_CHECKING:
@@ -102,6 +105,25 @@ def options_page() -> str:
     tables |= {"Profiling": ProfileSettings, "Recommendation": RecommendSettings}
     sections = [f"## {title}\n\n{describe_options(record)}" for title, record in tables.items()]
     return "\n\n".join(["# Options", "Generated from `omearrow_ds.options`.", *sections]) + "\n"
+
+
+def describe_options(record: type[OptionRecord]) -> str:
+    """Return a Markdown table of options for the reference page."""
+    lines = ["| option | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for declared in options_of(record):
+        rule, flag = rule_of(declared), flag_of(declared)
+        least = "" if rule.minimum is None else f"from {rule.minimum}"
+        allowed = ", ".join(f"`{choice!r}`" for choice in rule.choices) or least
+        meaning = rule.help.replace("|", "\\|")
+        cells = [
+            f"`{declared.name}=`",
+            f"`{flag}`" if flag else "",
+            f"`{declared.default!r}`",
+            allowed,
+            meaning,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _redirect_root(app: Sphinx, error: Exception | None) -> None:

@@ -1,6 +1,6 @@
 """Options of opening, sampling and writing, each declared once.
 
-Checks, command-line flags, ``--help`` and the table of options are generated from these records. A test compares them
+Checks, command-line flags, ``--help`` and the reference page are generated from these records. A test compares them
 with the signatures of the public functions.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from omearrow_ds.errors import ArgumentError
 
@@ -22,28 +22,7 @@ if TYPE_CHECKING:
     import re
     from concurrent.futures import Executor
 
-Kind = Literal[
-    "any",
-    "text",
-    "integer",
-    "bytes",
-    "names",
-    "names or auto",
-    "repeated",
-    "types",
-    "size",
-    "task",
-    "switch",
-    "flag",
-    "number",
-    "preload",
-    "selection",
-    "workers",
-    "folder",
-    "formats",
-    "rate",
-    "time",
-]
+StrPath = str | os.PathLike[str]
 _METAVARS = MappingProxyType(
     {
         "names": "NAME,...",
@@ -63,12 +42,11 @@ CROPS = ("center", "random", "grid")
 PADS = ("constant", "edge", "reflect", "shift", "drop")
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Allowed values and help of one option."""
 
     help: str
-    kind: Kind = "any"  # Form of the value, and of its flag.
+    kind: str = "any"  # Form of the value, and of its flag: "integer", "names" or another one that `cli.options` reads.
     choices: tuple[str | bool, ...] = ()  # Allowed values, besides the default.
     minimum: int | None = None  # A number of kind "number" is above it, an integer at least equal.
     typed_minimum: int | None = None  # Minimum of the flag, if it is higher.
@@ -77,10 +55,16 @@ class Rule:
     shows_default: bool | str = False  # Whether the help states the default, or the default of the flag in other words.
 
 
-def option(default: Any, help: str, **rule: Any) -> Any:  # noqa: A002  # as click calls it
-    """Return a field of a record with a rule."""
-    rule.setdefault("metavar", _METAVARS.get(rule.get("kind", "any")))
-    return field(default=default, metadata={"rule": Rule(help, **rule)})
+def option(default: Any, help: str, kind: str = "any", **rule: Any) -> Any:  # noqa: A002  # as click calls it
+    """Return a field of a record with a rule; numbers start at 0 by default."""
+    least = 0 if kind in ("integer", "bytes", "number") else None
+    settings = {"metavar": _METAVARS.get(kind), "minimum": least, **rule}
+    return field(default=default, metadata={"rule": Rule(help, kind, **settings)})
+
+
+def keyword(default: Any, help: str, kind: str = "any") -> Any:  # noqa: A002
+    """Return a field like `option`, for an option of Python without flag."""
+    return option(default, help, kind, flag=None)
 
 
 def rule_of(declared: Field[Any]) -> Rule:
@@ -159,29 +143,14 @@ def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Cal
             if callable(owner):
                 keywords |= set(inspect.signature(owner).parameters) - {"options", "opening"}
                 owner = owner.__name__
-            names = sorted(keywords)
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]}=?" if close else f"options are {', '.join(names)}"
+            close = difflib.get_close_matches(name, keywords, 1)
+            hint = f"did you mean {close[0]}=?" if close else f"options are {', '.join(sorted(keywords))}"
             raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:
     """Return the declared options of a record."""
     return [declared for declared in record.__dataclass_fields__.values() if declared.init]
-
-
-def describe_options(record: type[OptionRecord]) -> str:
-    """Return a Markdown table of options for the reference page."""
-    lines = ["| option | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
-    for declared in options_of(record):
-        rule, flag = rule_of(declared), flag_of(declared)
-        least = "" if rule.minimum is None else f"from {rule.minimum}"
-        allowed = ", ".join(f"`{choice!r}`" for choice in rule.choices) or least
-        name, flag_text = f"`{declared.name}=`", f"`{flag}`" if flag else ""
-        lines.append(
-            f"| {name} | {flag_text} | `{declared.default!r}` | {allowed} | {rule.help.replace('|', chr(92) + '|')} |"
-        )
-    return "\n".join(lines)
 
 
 def _checked(declared: Field[Any], value: Any) -> Any:
@@ -204,14 +173,11 @@ def _checked(declared: Field[Any], value: Any) -> Any:
         raise ArgumentError(option=name, value=value, allowed=f"a string{or_none}")
     elif rule.kind == "selection" and not isinstance(value, Mapping):
         raise ArgumentError(option=name, value=value, allowed="a mapping of axes, e.g. {'C': [0, 2]}")
-    elif rule.kind == "task" and not _is_task(value):
-        raise ArgumentError(option=name, value=value, allowed="(K, N) for task K of N, counted from 1")
+    elif rule.kind == "task":
+        whole = isinstance(value, Sequence) and [type(number) for number in value] == [int, int]
+        if not whole or not 1 <= value[0] <= value[1]:
+            raise ArgumentError(option=name, value=value, allowed="(K, N) for task K of N, counted from 1")
     return value
-
-
-def _is_task(task: Any) -> bool:
-    whole = isinstance(task, Sequence) and [type(number) for number in task] == [int, int]
-    return whole and 1 <= task[0] <= task[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,102 +187,88 @@ class OpenSettings(OptionRecord):
     image_column: str | Sequence[str] | None = option(
         None,
         "Image column of a table. Repeat the option to join several columns along C.",
-        kind="repeated",
+        "repeated",
         metavar="COLUMN",
     )
     nulls: Literal["error", "skip"] = option(
         "error", "Handling of table rows without an image: error, or skip them.", choices=("error", "skip")
     )
-    level: int = option(
-        0, "Resolution level of OME-Zarr images; 0 is full resolution.", kind="integer", minimum=0, metavar="N"
-    )
+    level: int = option(0, "Resolution level of OME-Zarr images; 0 is full resolution.", "integer", metavar="N")
     pattern: str | re.Pattern[str] | None = option(
         None,
         "Pattern of TIFF file names with one plane per file, e.g. {well}_{site}_{channel}.tif, or the name of an "
         "instrument layout, e.g. phenix.",
         metavar="PATTERN",
     )
-    channels: Sequence[str] | None = option(None, "Channels to read with --pattern, in this order.", kind="names")
+    channels: Sequence[str] | None = option(None, "Channels to read with --pattern, in this order.", "names")
     incomplete: Literal["error", "skip"] = option(
         "error", "Handling of images with missing files in --pattern: error, or skip them.", choices=("error", "skip")
     )
-    root: str | os.PathLike[str] | None = option(
-        None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER"
-    )
+    root: StrPath | None = option(None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER")
     columns: Any = option(None, "CSV or Parquet file with columns to join to the images.", metavar="TABLE")
-    on: Any = option(None, "Key columns of the join.", kind="names")
+    on: Any = option(None, "Key columns of the join.", "names")
     column_types: Mapping[str, str] | None = option(
-        None, "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.", kind="types"
+        None, "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.", "types"
     )
     filter: Any = option(
         None,
         'Condition on columns that each image (or object) fulfills, e.g. "dose > 1 and site in (1, 2)".',
         metavar="CONDITION",
     )
-    table: str | None = option(None, "Table of a DuckDB file, if several have images.", kind="text", metavar="TABLE")
+    table: str | None = option(None, "Table of a DuckDB file, if several have images.", "text", metavar="TABLE")
     engine: str | None = option(
         None, "Pixel reader, for formats with several readers, e.g. pages or pyarrow.", metavar="NAME"
     )
-    part_cache: str | os.PathLike[str] | None = option(
-        None, "Folder that caches parts fetched from a URL.", metavar="DIR"
-    )
-    part_cache_bytes: int | None = option(None, "Maximum size of the part cache, e.g. 200GB.", kind="bytes", minimum=0)
-    verify: bool | None = option(None, "Compare each image with its stored checksum at every read.", flag=None)
-    storage: Any = option(None, "Endpoint and credentials for the URL.", flag=None)
+    part_cache: StrPath | None = option(None, "Folder that caches parts fetched from a URL.", metavar="DIR")
+    part_cache_bytes: int | None = option(None, "Maximum size of the part cache, e.g. 200GB.", "bytes")
+    verify: bool | None = keyword(None, "Compare each image with its stored checksum at every read.")
+    storage: Any = keyword(None, "Endpoint and credentials for the URL.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings(OptionRecord):
     """Options of `omearrow_ds.OMEArrowDataset`, except those that open the collection."""
 
-    preload: Any = option(True, "Decode all pixels into memory; auto: if they fit.", flag=None)
-    axes: str = option("CYX", "Axes of a sample.", kind="text", shows_default=True)
-    select: Any = option(None, "Indices of an axis, e.g. C=0,2.", kind="selection")
+    preload: Any = keyword(True, "Decode all pixels into memory; auto: if they fit.")
+    axes: str = option("CYX", "Axes of a sample.", "text", shows_default=True)
+    select: Any = option(None, "Indices of an axis, e.g. C=0,2.", "selection")
     crop_size: tuple[int, int] | None = option(
-        None,
-        "Crop size in pixels, at the image center or around objects, e.g. 256 or 256x512.",
-        kind="size",
-        flag="--crop",
+        None, "Crop size in pixels, at the image center or around objects, e.g. 256 or 256x512.", "size", flag="--crop"
     )
-    normalize: Any = option(True, "Scale pixels to float32.", kind="switch", shows_default=True)
-    illumination: Any = option(None, "Illumination functions to divide pixels by.", flag=None)
+    normalize: Any = option(True, "Scale pixels to float32.", "switch", shows_default=True)
+    illumination: Any = keyword(None, "Illumination functions to divide pixels by.")
     transform: Any = option(None, "Function of the tensor of each sample.", metavar="MODULE:NAME")
     masks: Any = option(None, "Masks of the samples: a path, an image column, or a file pattern.", metavar="MASKS")
-    mask_background: bool = option(False, "Set pixels outside the object to 0.", kind="flag")
+    mask_background: bool = option(False, "Set pixels outside the object to 0.", "flag")
     target: Any = option(None, "Column of the targets.", metavar="COLUMN")
-    encode_targets: bool = option(True, "Return integer codes instead of strings.", flag=None)
-    classes: Any = option(None, "Strings of the target in the order of their codes.", flag=None)
-    return_ids: bool = option(False, "Return the image id as the last item of a sample.", flag=None)
-    max_bytes: int | None = option(None, "Memory limit for preloading.", kind="bytes", minimum=0, flag=None)
-    cache_bytes: int = option(0, "Size of the cache of decoded images.", kind="bytes", minimum=0, flag=None)
-    cache_dir: str | os.PathLike[str] | None = option(
-        None, "Folder of preloaded pixels that processes share.", flag=None
-    )
-    progress: bool | None = option(None, "Show a progress bar while preloading.", flag=None)
+    encode_targets: bool = keyword(True, "Return integer codes instead of strings.")
+    classes: Any = keyword(None, "Strings of the target in the order of their codes.")
+    return_ids: bool = keyword(False, "Return the image id as the last item of a sample.")
+    max_bytes: int | None = keyword(None, "Memory limit for preloading.", "bytes")
+    cache_bytes: int = keyword(0, "Size of the cache of decoded images.", "bytes")
+    cache_dir: StrPath | None = keyword(None, "Folder of preloaded pixels that processes share.")
+    progress: bool | None = keyword(None, "Show a progress bar while preloading.")
     objects: Any = option(
         None, "CSV or Parquet file of segmented cells; samples are crops around them.", metavar="TABLE"
     )
     center: Sequence[str] | None = option(
-        None,
-        "Columns of object centers in pixels. By default, they are found by known names.",
-        kind="names",
-        metavar="Y,X",
+        None, "Columns of object centers in pixels. By default, they are found by known names.", "names", metavar="Y,X"
     )
     box: Sequence[str] | bool | None = option(
         None,
         "Columns of bounding boxes, instead of centers; auto uses known column names.",
-        kind="names or auto",
+        "names or auto",
         metavar="Y0,Y1,X0,X1",
     )
     crop: Literal["center", "random", "grid"] | None = option(
         None, "Position of crops if there are no objects.", choices=CROPS, flag=None
     )
-    overlap: int | tuple[int, int] | None = option(None, "Pixels that neighboring tiles share.", flag=None)
+    overlap: int | tuple[int, int] | None = keyword(None, "Pixels that neighboring tiles share.")
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = option(
         None, "Fill of crops beyond the edge of the field.  [default: constant]", choices=PADS
     )
-    resize: tuple[int, int] | None = option(None, "Size to scale boxes to.", flag=None)
-    pad_to: tuple[int, int] | None = option(None, "Size to pad boxes to with zeros.", flag=None)
+    resize: tuple[int, int] | None = keyword(None, "Size to scale boxes to.")
+    pad_to: tuple[int, int] | None = keyword(None, "Size to pad boxes to with zeros.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,22 +285,20 @@ class WriteSettings(OptionRecord):
         None, "Pixel compression, such as none or zstd. The default depends on the format."
     )
     rows_per_group: int | None = option(
-        None, "Images per row group (Parquet) or record batch (Arrow IPC).", kind="integer", minimum=1
+        None, "Images per row group (Parquet) or record batch (Arrow IPC).", "integer", minimum=1
     )
     chunk_shape: Sequence[int] | None = option(
-        None, "Size of chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.", kind="size"
+        None, "Size of chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.", "size"
     )
     checksum: bool = option(
-        True, "Store a checksum per image, which preloading compares.", kind="switch", shows_default=True
+        True, "Store a checksum per image, which preloading compares.", "switch", shows_default=True
     )
     part_bytes: int | None = option(
-        None, "Decoded size of a part in DST.parts.  [default: up to 64 MiB]", kind="bytes", minimum=1
+        None, "Decoded size of a part in DST.parts.  [default: up to 64 MiB]", "bytes", minimum=1
     )
-    shuffle_seed: int | None = option(
-        None, "Seed of a permutation of images over the parts.", kind="integer", minimum=0
-    )
+    shuffle_seed: int | None = option(None, "Seed of a permutation of images over the parts.", "integer")
     group_by: str | Sequence[str] | None = option(
-        None, "Columns that separate parts; each part has one value of them.", kind="names"
+        None, "Columns that separate parts; each part has one value of them.", "names"
     )
     executor: Executor | None = option(
         None,
@@ -356,7 +306,7 @@ class WriteSettings(OptionRecord):
         metavar="local:N|dask:...",
     )
     task: tuple[int, int] | None = option(
-        None, "Write only task K of N, e.g. 3/384; run publish after all tasks.", kind="task"
+        None, "Write only task K of N, e.g. 3/384; run publish after all tasks.", "task"
     )
     on_error: Literal["raise", "skip"] = option(
         "raise",
@@ -364,9 +314,9 @@ class WriteSettings(OptionRecord):
         choices=("raise", "skip"),
         shows_default=True,
     )
-    target_storage: Any = option(None, "Endpoint and credentials for a target URL.", flag=None)
-    progress: bool = option(False, "Show a progress bar.", flag=None)
-    overwrite: bool = option(False, "Replace an existing target after the new one is complete.", flag=None)
+    target_storage: Any = keyword(None, "Endpoint and credentials for a target URL.")
+    progress: bool = keyword(False, "Show a progress bar.")
+    overwrite: bool = keyword(False, "Replace an existing target after the new one is complete.")
 
     @property
     def skips_errors(self) -> bool:
@@ -374,8 +324,8 @@ class WriteSettings(OptionRecord):
         return self.on_error == "skip"
 
 
-_BATCH_SIZE = option(16, "Samples per batch.", kind="integer", minimum=1, shows_default=True)
-_WORK_DIR = option(None, "Folder for temporary copies.  [default: temporary folder of the system]", kind="folder")
+_BATCH_SIZE = option(16, "Samples per batch.", "integer", minimum=1, shows_default=True)
+_WORK_DIR = option(None, "Folder for temporary copies.  [default: temporary folder of the system]", "folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,11 +333,11 @@ class ProfileSettings(OptionRecord):
     """Options of `omearrow_ds.profile_dataset`, except those that it passes to the dataset."""
 
     batch_size: int = _BATCH_SIZE
-    num_workers: int | str = option("auto", "Worker processes.", kind="workers", flag="--workers", shows_default=True)
+    num_workers: int | str = option("auto", "Worker processes.", "workers", flag="--workers", shows_default=True)
     preload: Literal[True, False, "auto"] | None = option(
         None,
         "Decode all pixels into memory; auto: if they fit.",
-        kind="preload",
+        "preload",
         choices=(True, False, "auto"),
         shows_default="no",
     )
@@ -396,43 +346,38 @@ class ProfileSettings(OptionRecord):
         "sgd", "none: only the forward pass.", choices=("sgd", "adam", "none"), shows_default=True
     )
     device: Any = option(None, "Device of batches and model, e.g. cuda.  [default: cpu]")
-    shuffle: bool = option(True, "Random order.", kind="switch", shows_default=True)
-    seconds: float | None = option(None, "Time to measure the stages.  [default: 1 to 10]", kind="number", minimum=0)
-    epochs: int | None = option(
-        None, "Number of whole epochs to measure, instead of --seconds.", kind="integer", minimum=1
-    )
-    trials: bool = option(True, "Try other settings, one at a time.", kind="switch", shows_default=True)
-    work_dir: str | os.PathLike[str] | None = _WORK_DIR
+    shuffle: bool = option(True, "Random order.", "switch", shows_default=True)
+    seconds: float | None = option(None, "Time to measure the stages.  [default: 1 to 10]", "number")
+    epochs: int | None = option(None, "Number of whole epochs to measure, instead of --seconds.", "integer", minimum=1)
+    trials: bool = option(True, "Try other settings, one at a time.", "switch", shows_default=True)
+    work_dir: StrPath | None = _WORK_DIR
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendSettings(OptionRecord):
     """Options of `omearrow_ds.recommend`, except those that open the collection or create samples."""
 
-    epochs: int = option(10, "Number of epochs.", kind="integer", minimum=1, shows_default=True)
+    epochs: int = option(10, "Number of epochs.", "integer", minimum=1, shows_default=True)
     access: Literal["random", "sequential"] = option(
         "random", "Order of reads.", choices=("random", "sequential"), shows_default=True
     )
     budget_bytes: int | None = option(
-        None, "Disk space for converted images, e.g. 20GB; by default the free space.", kind="bytes", minimum=0
+        None, "Disk space for converted images, e.g. 20GB; by default the free space.", "bytes"
     )
-    memory_bytes: int | None = option(
-        None, "Memory for preloaded pixels; by default half of the free memory.", kind="bytes", minimum=0
-    )
+    memory_bytes: int | None = option(None, "Memory for preloaded pixels; by default half of the free memory.", "bytes")
     batch_size: int = _BATCH_SIZE
-    seconds: float = option(
-        90.0, "Approximate total time.", kind="number", minimum=0, typed_minimum=1, shows_default=True
-    )
+    seconds: float = option(90.0, "Approximate total time.", "number", typed_minimum=1, shows_default=True)
     tile: int | None = option(
-        None, "Store single-channel tiles of N x N pixels instead of images.", kind="integer", minimum=1, metavar="N"
+        None, "Store single-channel tiles of N x N pixels instead of images.", "integer", minimum=1, metavar="N"
     )
-    formats: Sequence[str] | None = option(None, "Formats to try; by default all.", kind="formats")
+    formats: Sequence[str] | None = option(None, "Formats to try; by default all.", "formats")
     bandwidth: str | float | None = option(
-        None, "Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).", kind="rate"
+        None, "Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).", "rate"
     )
-    latency: str | float | None = option(None, "Latency of that link, e.g. 20ms.", kind="time")
-    work_dir: str | os.PathLike[str] | None = _WORK_DIR
+    latency: str | float | None = option(None, "Latency of that link, e.g. 20ms.", "time")
+    work_dir: StrPath | None = _WORK_DIR
 
 
+OBJECTS = ("objects", "center", "box", "pad")
 LAYOUT = ("encoding", "compression", "rows_per_group", "chunk_shape", "checksum")
 PARTS = ("part_bytes", "shuffle_seed", "group_by", "executor", "task", "on_error")

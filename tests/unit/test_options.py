@@ -32,7 +32,6 @@ from omearrow_ds.options import (
     SampleSettings,
     WriteSettings,
     check_integer,
-    describe_options,
     flag_of,
     option,
     options_of,
@@ -64,6 +63,11 @@ class WithHalo(OpenSettings):
     """Options of opening, and a new one."""
 
     halo: int = option(0, "Pixels around each image.", kind="integer", minimum=0, metavar="N")
+
+
+def reference():
+    """Return the names of the module that generates the reference pages."""
+    return runpy.run_path(str(Path(tests.__file__).parents[1] / "docs" / "conf.py"))
 
 
 def declared(record):
@@ -127,13 +131,13 @@ class TestNewOption:
         assert line.split() == ["--halo", "N", "Pixels", "around", "each", "image.", "[x>=0]"]
 
     def test_reference_shows_the_option(self):
+        describe_options = reference()["describe_options"]
         assert "| `halo=` | `--halo` | `0` | from 0 | Pixels around each image. |" in describe_options(WithHalo)
 
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_reference_page_lists_each_option(record):
-    conf = runpy.run_path(str(Path(tests.__file__).parents[1] / "docs" / "conf.py"))
-    page = conf["options_page"]()
+    page = reference()["options_page"]()
     for field in options_of(record):
         assert f"| `{field.name}=` | {f'`{flag_of(field)}`' if flag_of(field) else ''} |" in page
 

@@ -12,19 +12,19 @@ import click
 
 from omearrow_ds.cli import failures
 
-# Import path and summary of each command. Commands are imported lazily, as some need torch, whose import takes seconds,
+# Module and summary of each command. Commands are imported lazily, as some need torch, whose import takes seconds,
 # and ``--help`` does not.
 _COMMANDS = {
-    "info": ("omearrow_ds.cli.files:info", "Describe images, columns and storage of a collection."),
-    "convert": ("omearrow_ds.cli.files:convert", "Copy a collection to another format or layout."),
-    "crops": ("omearrow_ds.cli.samples:crops", "Write the crops around cells as a new collection."),
-    "publish": ("omearrow_ds.cli.parts:publish", "Complete a collection whose parts were written by tasks."),
-    "cache": ("omearrow_ds.cli.parts:cache", "List or evict cached parts of remote collections."),
-    "verify": ("omearrow_ds.cli.files:verify", "Compare every image with its stored checksum."),
-    "stats": ("omearrow_ds.cli.files:stats", "Measure pixel statistics by channel and group."),
-    "show": ("omearrow_ds.cli.files:show", "Draw a grid of random images."),
-    "profile": ("omearrow_ds.cli.samples:profile", "Measure the stages of an epoch, and what to try first."),
-    "recommend": ("omearrow_ds.cli.samples:recommend", "Measure which format and settings suit your images."),
+    "info": ("files", "Describe images, columns and storage of a collection."),
+    "convert": ("files", "Copy a collection to another format or layout."),
+    "crops": ("samples", "Write the crops around cells as a new collection."),
+    "publish": ("parts", "Complete a collection whose parts were written by tasks."),
+    "cache": ("parts", "List or evict cached parts of remote collections."),
+    "verify": ("files", "Compare every image with its stored checksum."),
+    "stats": ("files", "Measure pixel statistics by channel and group."),
+    "show": ("files", "Draw a grid of random images."),
+    "profile": ("samples", "Measure the stages of an epoch, and what to try first."),
+    "recommend": ("samples", "Measure which format and settings suit your images."),
 }
 
 
@@ -42,8 +42,8 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        module = importlib.import_module(f"omearrow_ds.cli.{_COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -206,12 +206,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 def calling(function: str, *, show_traceback: bool = False) -> Iterator[None]:
     """Show errors of a user function in one line, preceded by a traceback if ``show_traceback`` is true.
 
-    Errors of this package pass unchanged, as they are already clear.
+    Errors of this package pass unchanged, as they are already clear, and all errors if ``function`` is empty.
     """
     try:
         yield
-    except BaseException as error:
-        if isinstance(error, Exception) and not isinstance(error, _OWN):
+    except Exception as error:
+        if function and not isinstance(error, _OWN):
             if show_traceback:
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # Without this function.
                 sys.excepthook(type(error), error, error.__traceback__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -16,10 +15,10 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import OBJECTS, PATH, echo, flags, json_option, names, read_by, source_options
-from omearrow_ds.cli.parts import Writing, writing_options
+from omearrow_ds.cli.options import NAMES, PATH, Printed, flags, has_bar, json_option, source_options, writing_options
+from omearrow_ds.cli.parts import writing
 from omearrow_ds.dataset.show import show as draw
-from omearrow_ds.options import SampleSettings
+from omearrow_ds.options import OBJECTS, SampleSettings
 from omearrow_ds.storage import source
 from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.describe import Description, describe
@@ -35,7 +34,7 @@ _MANY = 12  # Maximum number of shapes, channels or columns in a list.
 @click.command()
 @source_options
 @json_option
-def info(path: Path, *, as_json: bool, **options: Any) -> None:
+def info(path: Path, **options: Any) -> Printed:
     """Describe a collection: images, shapes, channels, columns, size and storage.
 
     If a table has several image columns, all are listed, and the rest describes the one that is opened. Up to 64 local
@@ -50,7 +49,7 @@ def info(path: Path, *, as_json: bool, **options: Any) -> None:
     """
     description = describe(path, options.pop("format"), read_pixels=True, **options)
     facts = _facts(description, is_filtered=options.get("filter") is not None)
-    echo(description.as_dict(), *text.table(facts), as_json=as_json)
+    return description.as_dict(), text.table(facts)
 
 
 def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, str]]:
@@ -131,7 +130,7 @@ def _some(names: list[str], between: str = ", ") -> str:
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @writing_options("SRC")
-def convert(src: Path, dst: Path, **options: Any) -> None:
+def convert(src: Path, dst: Path, **options: Any) -> Printed:
     """Copy a collection to another format or layout: pixels, ids, OME metadata and columns.
 
     The write is atomic: if it is stopped, nothing of DST remains, and with --overwrite the old DST is kept. A DST that
@@ -147,22 +146,21 @@ def convert(src: Path, dst: Path, **options: Any) -> None:
       omearrow-ds convert plate1.parquet archive.parquet --compression zstd
       omearrow-ds convert plate1.parquet plate1.zarr --overwrite
     """
-    run = Writing(src, dst, **options)
-    with run.open() as (opened, keywords):
+    with writing({"src": src}, dst, **options) as (opened, keywords, report):
         source.convert(opened, dst, **keywords)
         images, others = opened.images, list(opened.images.other_image_columns)
         columns = [column for column in images.image_columns() if column.name in images.image_column]
         num_filtered = images.num_filtered if isinstance(images, SelectedRows) else 0
         rows = columns[0].images + columns[0].nulls - num_filtered - len(images) if columns else 0
-    skipped = [f"skipped: {text.count(rows, 'row')} without an image"] if rows else []
-    skipped += [f"skipped: images in {_some(others)}; select columns with --image-column"] if others else []
-    run.report("image", {"src": src}, skipped, left_out={"rows": rows, "image_columns": others})
+        skipped = [f"skipped: {text.count(rows, 'row')} without an image"] if rows else []
+        skipped += [f"skipped: images in {_some(others)}; select columns with --image-column"] if others else []
+        return report("image", skipped, left_out={"rows": rows, "image_columns": others})
 
 
 @click.command()
 @source_options
 @json_option
-def verify(path: Path, *, as_json: bool, **options: Any) -> None:
+def verify(path: Path, **options: Any) -> Printed:
     """Read every image and compare it with its stored checksum.
 
     The first image that differs or cannot be read is an error. convert and write_images store checksums of pixels,
@@ -188,29 +186,24 @@ def verify(path: Path, *, as_json: bool, **options: Any) -> None:
         if plain.checksums is None and len(plain):
             remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
-        progress = not as_json and sys.stderr.isatty()
-        with tqdm(total=len(plain), unit="image", desc="verifying", disable=not progress) as bar:
+        with tqdm(total=len(plain), unit="image", desc="verifying", disable=not has_bar()) as bar:
             for _, images in VerifiedSource(plain).stream():
                 bar.update(len(images))
     elapsed_s = time.perf_counter() - started_s
     values = {"path": str(plain.path), "images": len(plain), "seconds": elapsed_s}
     count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
-    echo(values, f"{click.format_filename(plain.path)}: {count} as written; {took}", as_json=as_json)
+    return values, [f"{click.format_filename(plain.path)}: {count} as written; {took}"]
 
 
 @click.command()
 @source_options
 @click.option(
-    "--by",
-    metavar="NAME,...",
-    multiple=True,
-    callback=read_by(names),
-    help="Columns to group images by, e.g. Metadata_Plate.",
+    "--by", metavar="NAME,...", multiple=True, callback=NAMES, help="Columns to group images by, e.g. Metadata_Plate."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="File for the table: .parquet, .csv or .json.")
 @click.option("--overwrite", is_flag=True, help="Replace that file.")
 @json_option
-def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **options: Any) -> None:
+def stats(path: Path, *, out: Path | None, overwrite: bool, **options: Any) -> Printed:
     """Measure pixel statistics per channel in one pass.
 
     Minimum, maximum, mean, standard deviation, percentiles, and share of saturated pixels. Percentiles are exact for 8
@@ -224,10 +217,10 @@ def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **opt
     if out is not None:
         with failures.naming(path="--out"):
             check_output(out, overwrite=overwrite)
-    table = measure(path, progress=not as_json and sys.stderr.isatty(), **options)
+    table = measure(path, progress=has_bar(), **options)
     if out is not None:
         table.write(out, overwrite=overwrite)
-    echo(table.as_dict(), table.as_text(), as_json=as_json)
+    return table.as_dict(), [table.as_text()]
 
 
 @click.command()
@@ -241,7 +234,7 @@ def stats(path: Path, *, out: Path | None, overwrite: bool, as_json: bool, **opt
 @flags(SampleSettings, "crop_size", *OBJECTS)
 @click.option("--overwrite", is_flag=True, help="Replace FILE.png.")
 @json_option
-def show(path: Path, *, out: Path, by: str | None, as_json: bool, **options: Any) -> None:
+def show(path: Path, *, out: Path, by: str | None, **options: Any) -> Printed:
     """Draw a sample of the images at PATH as a grid of thumbnails.
 
     All thumbnails have the same contrast per channel, from percentile 1 to 99.8, so that they can be compared; the grid
@@ -266,4 +259,4 @@ def show(path: Path, *, out: Path, by: str | None, as_json: bool, **options: Any
     facts += [text.count(len(grid.channels), "channel"), text.size(len(grid.png))]
     lines = [f"{click.format_filename(out)}: {', '.join(facts)}"]
     lines += [] if grid.pixel_range is None else [f"pixels: {grid.pixel_range.text}"]
-    echo({"out": str(out.absolute()), **grid.as_dict()}, *lines, as_json=as_json)
+    return {"out": str(out.absolute()), **grid.as_dict()}, lines

@@ -1,4 +1,4 @@
-"""Options that several commands share, and JSON output."""
+"""Options that several commands share, and their output as text or JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -17,7 +18,17 @@ import click
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.options import OpenSettings, OptionRecord, Rule, flag_of, options_of, rule_of
+from omearrow_ds.options import (
+    LAYOUT,
+    PARTS,
+    OpenSettings,
+    OptionRecord,
+    Rule,
+    WriteSettings,
+    flag_of,
+    options_of,
+    rule_of,
+)
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.protocol import OpenOptions
@@ -33,40 +44,34 @@ class _PathOrUrl(click.Path):
 PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
+Printed = tuple[Mapping[str, Any], Sequence[str]]  # Values for ``--json``, and lines of text.
+
+
+def json_option(command: Callable[..., Printed]) -> Command:
+    """Add ``--json`` to a command, and print its lines of text, or its values as one JSON document in ASCII.
+
+    The values of commands that open images include the filter.
+    """
+
+    @functools.wraps(command)
+    def printed(*, as_json: bool, **options: Any) -> None:
+        values, lines = command(**options)
+        params = click.get_current_context().params
+        values = {**values, "filter": params["filter"]} if "filter" in params else values
+        click.echo(json.dumps(values, indent=2, allow_nan=False) if as_json else "\n".join(lines))
+
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")(printed)
+
+
+def has_bar() -> bool:
+    return not click.get_current_context().params["as_json"] and sys.stderr.isatty()
 
 
 def names(values: Sequence[str]) -> list[str] | None:
     """Return names that are separated by commas or passed in repeated options."""
     return [name.strip() for value in values for name in value.split(",")] or None
-
-
-def _column_types(values: Sequence[str]) -> dict[str, str] | None:
-    """Return column types such as ``code=text,dose=float`` as a mapping."""
-    types: dict[str, str] = {}
-    for value in names(values) or ():
-        name, separator, kind = value.rpartition("=")
-        if not separator:
-            raise click.BadParameter(f"{value!r} is not NAME=TYPE; write e.g. code=text")
-        types[name] = kind
-    return types or None
-
-
-def _selection(values: Sequence[str]) -> dict[str, Any] | None:
-    """Return the indices of each axis: a list for ``C=0,2``, an integer for ``T=0``."""
-    expected = f"AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2"
-    read = _reader(rf"([{AXES}])=(-?\d+(?:,-?\d+)*)", expected, lambda axis, indices: (axis, indices.split(",")))
-    selected = {axis: list(map(int, indices)) for axis, indices in map(read, values)}
-    return {axis: indices if len(indices) > 1 else indices[0] for axis, indices in selected.items()} or None
-
-
-def _formats(value: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(value.split(",")))
-    for name in set(chosen) - set(FORMAT.choices):
-        raise click.BadParameter(f"unknown format {name!r}; choose from {', '.join(FORMAT.choices)}")
-    return chosen
 
 
 def _reader(pattern: str, expected: str, convert: Callable[..., Any]) -> Callable[[str], Any]:
@@ -87,14 +92,21 @@ size_in_bytes = _reader(
     "a number of bytes; write e.g. 2500000, 2.5MB or 20GB",
     lambda number, unit: int(float(number) * 1000 ** " kmgt".index(unit.lower() or " ")),
 )
+_type_of_column = _reader("(.*)=([^=]*)", "NAME=TYPE; write e.g. code=text", lambda *pair: pair)
+_format_name = _reader(f"({'|'.join(FORMAT.choices)})", f"a format; choose from {', '.join(FORMAT.choices)}", str)
+_indices_of_axis = _reader(
+    rf"([{AXES}])=(-?\d+(?:,-?\d+)*)",
+    f"AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2",
+    lambda axis, indices: (axis, list(map(int, indices.split(","))) if "," in indices else int(indices)),
+)
 _REPEATED = ("names", "names or auto", "repeated", "types", "selection")  # Kinds of flags that may be repeated.
 _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "names": names,
         "names or auto": lambda values: True if names(values) == ["auto"] else names(values),
         "repeated": lambda values: values[0] if len(values) == 1 else values or None,
-        "types": _column_types,
-        "selection": _selection,
+        "types": lambda values: dict(map(_type_of_column, names(values) or ())) or None,
+        "selection": lambda values: dict(map(_indices_of_axis, values)) or None,
         "bytes": size_in_bytes,
         "size": _reader(
             r"([1-9]\d*)(?:x([1-9]\d*))?",
@@ -110,7 +122,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
             r"(auto|\d+)", "a number from 0 or 'auto'", lambda value: value if value == "auto" else int(value)
         ),
         "preload": lambda value: {"yes": True, "no": False}.get(value, value),
-        "formats": _formats,
+        "formats": lambda value: tuple(map(_format_name, dict.fromkeys(value.split(",")))),
         "rate": _reader("(.*)", f"a rate; {text.RATES}", lambda value: value if text.as_rate(value) else None),
         "time": _reader(
             "(.*)", f"a time; {text.TIMES}", lambda value: None if text.as_seconds(value) is None else value
@@ -121,6 +133,9 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return lambda _context, _parameter, value: None if value is None else read(value)
+
+
+NAMES, BYTES = read_by(names), read_by(size_in_bytes)
 
 
 def all_of(*options: Decorator) -> Decorator:
@@ -136,11 +151,10 @@ def flags(record: type[OptionRecord], *chosen: str) -> Decorator:
 def _flag(declared: Field[Any]) -> Decorator:
     rule, flag = rule_of(declared), str(flag_of(declared))
     settings: dict[str, Any] = {"help": rule.help, "metavar": rule.metavar, "type": _type_of(rule)}
+    settings["is_flag"] = rule.kind == "flag" or None
     if rule.shows_default:
         default = rule.shows_default if isinstance(rule.shows_default, str) else declared.default
         settings |= {"default": default, "show_default": True}
-    if rule.kind == "flag":
-        settings["is_flag"] = True
     if rule.kind in _READERS:
         settings |= {"callback": read_by(_READERS[rule.kind]), "multiple": rule.kind in _REPEATED}
     names = f"{flag}/--no-{flag.removeprefix('--')}" if rule.kind == "switch" else flag
@@ -202,14 +216,17 @@ source_options = all_of(
     click.option("--format", "format", type=FORMAT, help="Format of PATH. By default, it is detected."),
     opening_options,
 )
-OBJECTS = ("objects", "center", "box", "pad")
 
 
-def echo(values: Mapping[str, Any], *lines: str, as_json: bool) -> None:
-    """Write lines to stdout, or values as one JSON document in ASCII, with the filter of commands that open images."""
-    if not as_json:
-        click.echo("\n".join(lines))
-        return
-    params = click.get_current_context().params
-    values = {**values, "filter": params["filter"]} if "filter" in params else values
-    click.echo(json.dumps(values, indent=2, allow_nan=False))
+def writing_options(src: str) -> Decorator:
+    """Add the options of a command that writes a collection DST; ``src`` is the name of its source in the help."""
+    return all_of(
+        click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix."),
+        flags(WriteSettings, *LAYOUT),
+        click.option("--src-format", type=FORMAT, help=f"Format of {src}; by default detected."),
+        opening_options,
+        click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete."),
+        flags(WriteSettings, *PARTS),
+        storage_options("target-"),
+        json_option,
+    )

@@ -1,4 +1,4 @@
-"""Options of collections in parts, their executors, and ``omearrow-ds publish`` and ``cache``."""
+"""Writing of collections by commands, executors of parts, and ``omearrow-ds publish`` and ``cache``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import multiprocessing
 import os
 import shlex
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,30 +21,18 @@ import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import (
-    FORMAT,
-    PATH,
-    Decorator,
-    all_of,
-    echo,
-    flags,
-    json_option,
-    opening_options,
-    read_by,
-    size_in_bytes,
-    storage_options,
-)
-from omearrow_ds.options import LAYOUT, PARTS, WriteSettings
+from omearrow_ds.cli.options import BYTES, PATH, Printed, has_bar, json_option, storage_options
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory
+from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_cache import PARTIAL, PartCache, default_folder
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import Target
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
@@ -54,61 +41,45 @@ _USES = {(True, True): "being fetched", (True, False): "in use", (False, True): 
 _HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
 
 
-def writing_options(src: str) -> Decorator:
-    """Add the options of a command that writes a collection DST; ``src`` is the name of its source in the help."""
-    return all_of(
-        click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix."),
-        flags(WriteSettings, *LAYOUT),
-        click.option("--src-format", type=FORMAT, help=f"Format of {src}; by default detected."),
-        opening_options,
-        click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete."),
-        flags(WriteSettings, *PARTS),
-        storage_options("target-"),
-        json_option,
-    )
+@contextmanager
+def writing(
+    sources: Mapping[str, Path], dst: Path, *, src_format: str | None, executor: str | None, **options: Any
+) -> Iterator[tuple[CollectionSource, dict[str, Any], Callable[..., Printed]]]:
+    """Open the first of ``sources``, and yield it, the keywords of the library function, and a function that reports.
 
+    ``sources`` are the paths that are read, by argument name. Only with a table of objects, there are two of them.
+    """
+    start_s, (src, *objects) = time.perf_counter(), sources.values()
+    opening = cast(OpenOptions, {name: options.pop(name) for name in OpenOptions.__annotations__ if name in options})
+    storage = target_storage(src, dst, opening.get("storage"), options["target_storage"])
+    keywords = {**options, "target_storage": storage, "progress": has_bar()}
+    settings = WriteSettings.take(keywords)
+    Target.choose(dst, options["format"], settings)  # Before the source, which can take long to open.
+    if objects:
+        keywords |= {"nulls": opening.get("nulls", "error"), "filter": opening.get("filter")}
+        of_objects = ObjectSettings.take(opening, objects[0])
+        keywords |= {"on": of_objects.on, "column_types": of_objects.types or None}
+    warn_of_layout(src, opening)
+    with failures.naming(format="--src-format"):
+        images = source.open_source(src, src_format, skip_errors=settings.skips_errors, **opening)
+    return_memory()
 
-class Writing:
-    """One run of a command that writes a collection; ``opening`` are the options of its source."""
-
-    def __init__(
-        self, src: Path, dst: Path, *, src_format: str | None, executor: str | None, as_json: bool, **options: Any
-    ) -> None:
-        self._start_s = time.perf_counter()
-        opening = {name: options.pop(name) for name in OpenOptions.__annotations__ if name in options}
-        self.opening = cast(OpenOptions, opening)
-        storage = target_storage(src, dst, self.opening.get("storage"), options["target_storage"])
-        self._keywords = {**options, "target_storage": storage, "progress": not as_json and sys.stderr.isatty()}
-        self._src, self._src_format, self._dst = src, src_format, dst
-        self._executor, self._as_json = executor, as_json
-        self._settings = WriteSettings.take(self._keywords)
-        Target.choose(dst, options["format"], self._settings)  # Before the source, which can take long to open.
-
-    @contextmanager
-    def open(self) -> Iterator[tuple[CollectionSource, dict[str, Any]]]:
-        """Open the source, start the executor, and yield the source and the keywords of the library function."""
-        warn_of_layout(self._src, self.opening)
-        skips_errors = self._settings.skips_errors
-        with failures.naming(format="--src-format"):
-            images = open_source(self._src, self._src_format, skip_errors=skips_errors, **self.opening)
-        return_memory()
-        with CollectionSource(images) as source, executor_of(self._executor) as executor:
-            yield source, {**self._keywords, "executor": executor}
-
-    def report(self, noun: str, paths: Mapping[str, Path], more: Sequence[str] = (), **details: Any) -> None:
-        """Print the result, with ``more`` lines or ``details`` in JSON if the collection is complete.
+    def report(noun: str, more: Sequence[str] = (), **details: Any) -> Printed:
+        """Return the result, with ``more`` lines, or ``details`` in JSON, if the collection is complete.
 
         ``noun`` is that of an image, and of its sources if it has them, such as ``"crop of 2 fields"``.
         """
-        elapsed_s, settings = time.perf_counter() - self._start_s, self._settings
+        elapsed_s = time.perf_counter() - start_s
         if settings.task is not None:
-            tell_share(self._dst, settings.task, settings.target_storage, elapsed_s, as_json=self._as_json)
-            return
-        written = describe(self._dst, self._keywords["format"], storage=settings.target_storage)
-        absolute = {name: str(path.absolute()) for name, path in paths.items()}
+            return describe_share(dst, settings.task, storage, elapsed_s)
+        written = describe(dst, options["format"], storage=storage)
+        absolute = {name: str(path.absolute()) for name, path in sources.items()}
         values = {**absolute, "seconds": elapsed_s, "written": written.as_dict(), **details}
-        line = f"{click.format_filename(self._dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}"
-        echo(values, line, *more, as_json=self._as_json)
+        line = f"{click.format_filename(dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}"
+        return values, [line, *more]
+
+    with CollectionSource(images) as opened, executor_of(executor) as pool:
+        yield opened, {**keywords, "executor": pool}, report
 
 
 def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storage | None) -> Storage | None:
@@ -192,8 +163,8 @@ def _begin_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float, *, as_json: bool) -> None:
-    """Print the progress of a collection in parts after one task wrote its share."""
+def describe_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float) -> Printed:
+    """Return the progress of a collection in parts after one task wrote its share."""
     target = source.parts_target(dst, storage)
     total = (target.plan or {"parts": 0})["parts"]
     num_ready = total if target.is_published else len(target.finished_parts())
@@ -203,14 +174,14 @@ def tell_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapse
     progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} written"
     share = f"{click.format_filename(dst)}: {'task {} of {}'.format(*task)} in {text.duration(elapsed_s)}"
     values = {"path": str(dst.absolute()), **counts, "seconds": elapsed_s}
-    echo(values, f"{share}; {progress}; {rest}", as_json=as_json)
+    return values, [f"{share}; {progress}; {rest}"]
 
 
 @click.command()
 @click.argument("dst", type=PATH)
 @storage_options(owner="DST")
 @json_option
-def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
+def publish(dst: Path, storage: Storage | None) -> Printed:
     """Complete a collection whose parts were written with --task.
 
     If parts are missing, the error lists them. If the collection is already published, nothing happens, so that a job
@@ -226,20 +197,15 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
         source.publish(dst, storage=storage)
     written = describe(dst, storage=storage)
     line = f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{in_words(written)}"
-    echo({"written": written.as_dict()}, line, as_json=as_json)
+    return {"written": written.as_dict()}, [line]
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--limit",
-    callback=read_by(size_in_bytes),
-    metavar="BYTES",
-    help="Evict the oldest parts down to this size, e.g. 100GB.",
-)
+@click.option("--limit", callback=BYTES, metavar="BYTES", help="Evict the oldest parts down to this size, e.g. 100GB.")
 @click.option("--clear", is_flag=True, help="Evict all parts that no process uses.")
 @json_option
-def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool) -> None:
+def cache(folder: Path | None, *, limit: int | None, clear: bool) -> Printed:
     """List the parts in a part cache: the folder of --part-cache or part_cache=, or the default folder.
 
     --limit and --clear evict parts that no process uses, the least recently used first. This is safe while trainings
@@ -280,4 +246,4 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     line = f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}"
     totals = {"path": str(part_cache.folder), "bytes": num_bytes, "held_bytes": used_bytes}
     totals = {**totals, "removed_bytes": removed_bytes, "parts": values}
-    echo(totals, line, *(text.table(rows) if rows else []), as_json=as_json)
+    return totals, [line, *(text.table(rows) if rows else [])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from omearrow_ds.advise.profile import profile_dataset
 from omearrow_ds.advise.profile.loop import named
 from omearrow_ds.advise.recommend import recommend as measure
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import OBJECTS, PATH, echo, flags, json_option, source_options
-from omearrow_ds.cli.parts import Writing, writing_options
+from omearrow_ds.cli.options import PATH, Printed, flags, json_option, source_options, writing_options
+from omearrow_ds.cli.parts import writing
 from omearrow_ds.dataset.write_crops import write_crops
-from omearrow_ds.options import ProfileSettings, RecommendSettings, SampleSettings
-from omearrow_ds.storage.objects import ObjectSettings
-from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.options import OBJECTS, ProfileSettings, RecommendSettings, SampleSettings
 
 _PROFILED = ("axes", "select", "crop_size", *OBJECTS, "masks", "mask_background", "normalize", "target", "transform")
 _START_METHODS = ("forkserver", "spawn")
@@ -31,7 +28,7 @@ _START_METHODS = ("forkserver", "spawn")
 @click.argument("dst", type=PATH)
 @flags(SampleSettings, "crop_size", *OBJECTS[1:])
 @writing_options("FIELDS")
-def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
+def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> Printed:
     """Write the crop around each of OBJECTS, a CSV or Parquet table of cells, in the images FIELDS, to a new DST.
 
     Pixels stay as stored. A crop has the columns of its object and its field, and its position in the field. Objects
@@ -44,14 +41,9 @@ def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
       omearrow-ds crops plate1/ cells.parquet cells.zarr --pattern phenix --crop 96x96 --pad drop
       omearrow-ds crops plate1.zarr cells.parquet boxes.parquet --box auto
     """
-    run = Writing(fields, dst, **options)
-    of_objects: OpenOptions = {"nulls": run.opening.get("nulls", "error"), "filter": run.opening.get("filter")}
-    settings = ObjectSettings.take(run.opening, objects)
-    of_objects |= {"on": settings.on, "column_types": settings.types or None}
-    with run.open() as (source, keywords):
-        write_crops(source, objects, dst, **keywords, **of_objects)
-        num_fields = text.count(len(source), "field")
-    run.report(f"crop of {num_fields}", {"fields": fields, "objects": objects})
+    with writing({"fields": fields, "objects": objects}, dst, **options) as (source, keywords, report):
+        write_crops(source, objects, dst, **keywords)
+        return report(f"crop of {text.count(len(source), 'field')}")
 
 
 @click.command()
@@ -63,7 +55,7 @@ def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> None:
 @click.option(
     "--traceback", "show_traceback", is_flag=True, help="Where your own function raises an error, show where."
 )
-def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) -> None:
+def profile(path: Path, *, show_traceback: bool, **options: Any) -> Printed:
     """Measure the time of an epoch by stage, and report which setting to try first.
 
     An epoch of the ordinary loader is measured and split into stages, with the possible gain of each. Then other
@@ -80,12 +72,12 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
       omearrow-ds profile plate1.parquet --seconds 5 --json > profile.json
     """
     own = " or ".join(f"{name} {options[name]}" for name in ("transform", "model") if options[name] is not None)
-    with failures.calling(own, show_traceback=show_traceback) if own else contextlib.nullcontext():
+    with failures.calling(own, show_traceback=show_traceback):
         sys.path.insert(0, str(Path.cwd()))
         if options["transform"] is not None:
             options["transform"] = named(options["transform"], "transform")
         result = profile_dataset(path, **options, progress=sys.stderr.isatty())
-    echo(result.as_dict(), result.as_text(), as_json=as_json)
+    return result.as_dict(), [result.as_text()]
 
 
 @click.command()
@@ -94,7 +86,7 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
 @flags(SampleSettings, "crop_size", *OBJECTS)
 @flags(RecommendSettings, "formats", "bandwidth", "latency", "work_dir")
 @json_option
-def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
+def recommend(path: Path, **options: Any) -> Printed:
     """Measure how to store and load the images at PATH.
 
     A sample is written in every format, encoding and compression to a private folder, read like a training from a warm
@@ -114,4 +106,4 @@ def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
       omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
     """
     result = measure(path, progress=True, start_methods=_START_METHODS, **options)
-    echo(result.as_dict(), result.as_text(), as_json=as_json)
+    return result.as_dict(), [result.as_text()]

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import time
-from importlib import import_module
 
 import click
 import numpy as np
@@ -73,8 +72,7 @@ def bytes_of(path):
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_help_of_each_command_contains_examples(name):
-    module, attribute = _COMMANDS[name][0].split(":")
-    command = getattr(import_module(module), attribute)
+    command = main.get_command(None, name)
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
     page = run(name, "--help").stdout
     assert f"Examples:\n    omearrow-ds {name} " in page
