@@ -11,12 +11,13 @@ import numpy as np
 
 from omearrow_ds.errors import AxesError, ImageError, SelectError
 
+Array = np.ndarray[Any, Any]
 AXES = "TCZYX"
 _LONGEST = 2**24
 Pick = int | slice | Sequence[int]
 
 
-def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, subject: str) -> np.ndarray[Any, Any]:
+def to_tczyx(image: Array, axes: str | None, subject: str) -> Array:
     """Return ``image`` with axes ``axes`` as a view or copy with axes (T, C, Z, Y, X); ``subject`` names it in errors.
 
     ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
@@ -63,19 +64,19 @@ class Cut:
     """
 
     slices: tuple[slice, ...]
-    picks: tuple[tuple[int, np.ndarray[Any, Any]], ...]
-    kept: tuple[int, ...]
+    picks: tuple[tuple[int, Array], ...]
+    lengths: tuple[int, ...]
     order: tuple[int, ...] | None
     shape: tuple[int, ...]
 
-    def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, pixels: Array) -> Array:
         """Cut ``pixels`` (..., T, C, Z, Y, X) to (..., *shape), as a view if possible."""
         index: tuple[Any, ...] = (..., *self.slices)
         pixels = pixels[index]
         for axis, pick in self.picks:
             pixels = np.take(pixels, pick, axis=axis - len(AXES))
         lead = pixels.shape[: pixels.ndim - len(AXES)]
-        pixels = pixels.reshape(lead + self.kept)
+        pixels = pixels.reshape(lead + self.lengths)
         if self.order is not None:
             pixels = pixels.transpose((*range(len(lead)), *(len(lead) + axis for axis in self.order)))
         return pixels

@@ -18,6 +18,7 @@ import psutil
 
 from omearrow_ds.errors import MissingPathError
 
+Array = np.ndarray[Any, Any]
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 # By version: files of limits, file of usage, and field of the page cache in it, which the system can reclaim.
@@ -63,14 +64,14 @@ def is_private_file(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not others_write
 
 
-def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -> np.ndarray[Any, Any]:
+def image_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
     """Return the decoded size in bytes of each image, as int64, from shapes (n, 5) and n dtypes."""
     itemsizes = dtypes[0].itemsize if one_of(dtypes) else np.array([dtype.itemsize for dtype in dtypes], np.int64)
-    sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * itemsizes
+    sizes: Array = shapes.prod(axis=1) * itemsizes
     return sizes
 
 
-def split_by_bytes(sizes_bytes: np.ndarray[Any, Any], max_bytes: int) -> Iterator[slice]:
+def split_by_bytes(sizes_bytes: Array, max_bytes: int) -> Iterator[slice]:
     """Yield slices of consecutive items; each slice has at most ``max_bytes`` in total, or is one larger item."""
     ends, start = np.cumsum(sizes_bytes), 0
     while start < len(ends):

@@ -135,7 +135,7 @@ class DeviceSamples:
         layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
         dtype = torch.float32 if is_float32 else pixels.dtype
         self._make = DeviceCropper(
-            layout, DeviceScaling.of(divisors, groups, cut.kept, dtype, self.device), self.device
+            layout, DeviceScaling.of(divisors, groups, cut.lengths, dtype, self.device), self.device
         )
         self._crops = crops
         self._boxes = None if crops is None or crops.ranges is not None else self._sent_boxes(crops.boxes)

@@ -92,7 +92,7 @@ def checked(case, device, write):
     """Compare the output of ``write`` on a device with the CPU's, bit for bit."""
     stack, cut, axes, window, fields, corners, how, pad = case
     several = len(stack) > 1 and how not in ("kept", "floating", "divided")
-    divisors = [scaling_of(how, stack.dtype, cut.kept, number) for number in range(1 + several)]
+    divisors = [scaling_of(how, stack.dtype, cut.lengths, number) for number in range(1 + several)]
     groups = np.arange(len(stack)) % 2 if several else None
     locations = np.array(
         [(field, *(corner if window else (0, 0))) for field, corner in zip(fields, corners, strict=True)]
@@ -102,7 +102,7 @@ def checked(case, device, write):
     steps = np.array(stack.strides[1:]) // stack.itemsize
     layout = SampleLayout.of(stack.shape[1:], steps.tolist(), cut, axes, window)
     source = torch.from_numpy(stack).to(device).reshape(-1)
-    scales = DeviceScaling.of(divisors, groups, cut.kept, torch.from_numpy(expected).dtype, torch.device(device))
+    scales = DeviceScaling.of(divisors, groups, cut.lengths, torch.from_numpy(expected).dtype, torch.device(device))
     if window is None:
         boxes = DeviceCropBoxes(torch.tensor(fields, device=device))
     else:
