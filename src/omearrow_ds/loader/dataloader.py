@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 import weakref
@@ -21,12 +20,12 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.device_transfer import (
     IN_ORDER,
     RawTransfer,
-    on_device,
+    mover_to,
     pixel_device,
     unwrap,
     with_device_indices,
 )
-from omearrow_ds.loader.epoch import EpochBatchSampler, EpochIterator, count_batches
+from omearrow_ds.loader.epoch import EpochBatchSampler, EpochIterator
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition, rank_and_world_size
 from omearrow_ds.loader.samplers import PartsSampler, Ranks
 from omearrow_ds.loader.settings import Setting, SharedBatches, may_draw_random, resolve
@@ -123,8 +122,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if shares and self._world_size > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
             vars(self)["batch_sampler"] = batches  # Torch refuses `setattr`.
-        self._position = LoaderPosition(sets_epochs=shares)
-        self._position.watch(self._samplers)
+        samplers = [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+        self._position = LoaderPosition(samplers, sets_epochs=shares)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -186,7 +185,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if self.num_workers:
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
-            return EpochIterator(super().__iter__(), EpochProgress(), functools.partial(on_device, device=self.device))
+            return EpochIterator(super().__iter__(), EpochProgress(), mover_to(self.device))
         with self._begin_lock:  # One thread at a time: two would share progress and persistent workers.
             _, world_size = rank_and_world_size()
             if world_size != self._world_size and self._parts is None:
@@ -194,14 +193,11 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 remedy = "create the loader after torch.distributed.init_process_group"
                 msg = f"OMEArrowDataLoader: {problem}, so each rank reads wrong samples; {remedy}"
                 warnings.warn(msg, UserWarning, stacklevel=3)
-            progress, discarded = self._position.pop_next(self._samplers)
+            progress, discarded = self._position.pop_next()
             if discarded is not None:
                 self._discard(discarded, progress.epoch)
             batches = self._begin(progress)
-            is_on_device = pixel_device(self.dataset) is not None
-            move = functools.partial(
-                on_device, device=self.device, raw_transfer=self._raw_transfer, is_on_device=is_on_device
-            )
+            move = mover_to(self.device, self._raw_transfer, is_on_device=pixel_device(self.dataset) is not None)
             epoch = EpochIterator(batches, progress, move, self._prepare)
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
@@ -214,7 +210,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if parts is not None:
             parts.set_epoch(progress.epoch)
             parts.consumed = progress.consumed
-        self._position.set_samplers(progress.epoch, self._samplers, always=progress.resumed)
+        self._position.set_samplers(progress.epoch, always=progress.resumed)
         if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
             self._iterator = None  # A worker was killed: start new ones.
         # Persistent workers serve one epoch at a time, so an earlier iterator that continues starts new ones.
@@ -227,7 +223,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             batches = super().__iter__()
         if self.num_workers == 0:
-            next(batches._sampler_iter)  # noqa: SLF001  # Draws the order.
+            # As with workers, the order is drawn when the epoch begins, not when the first batch is requested.
+            batches._index_sampler.draw(progress)  # noqa: SLF001  # An `EpochBatchSampler`.
         if parts is not None:
             parts.consumed = 0
         progress.begun = True
@@ -244,7 +241,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 return
             if progress is not self._position.progress:
                 return
-            chosen = self._position.pop_chosen(self._samplers)
+            chosen = self._position.pop_chosen()
             is_saved = progress.resumed or progress.consumed > 0
             if chosen is None or chosen == progress.epoch or (is_saved and chosen < progress.epoch):
                 return
@@ -270,7 +267,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         saved = self._position.saved
         if saved is not None and saved.epoch != epoch:
             self._discard(saved, epoch)
-        self._position.set_epoch(epoch, self._samplers)
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loader, to save it with ``torch.save`` and resume the epoch later.
@@ -308,8 +305,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         else:
             saved = EpochProgress.from_state(state, self._generators, self._identity)
         order = self._index_sampler
-        length = count_batches(order)
-        saved.total = None if length is None else saved.first + length
+        saved.set_length(order)
         if parts is not None:
             parts.consumed = 0
         if saved.batches and saved.batches == saved.total:  # Earlier versions saved the end of an epoch.
@@ -329,13 +325,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return {**identity, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 
     @property
-    def _samplers(self) -> list[Any]:
-        return [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
-
-    @property
     def _generators(self) -> list[torch.Generator]:
         """Generators that the order may be drawn from, in addition to torch's global one."""
-        candidates = [getattr(owner, "generator", None) for owner in (self, *self._samplers)]
+        candidates = [getattr(owner, "generator", None) for owner in (self, *self._position.samplers)]
         generators = {id(candidate): candidate for candidate in candidates if isinstance(candidate, torch.Generator)}
         return list(generators.values())
 

@@ -22,6 +22,8 @@ from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.dataset.windows import DeviceCropBoxes
 
 NumberedBatch = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
+Fetch = Callable[[], NumberedBatch]  # Raises `StopIteration` after the last batch.
+STAGES = {"map_tensors": "transfer"}
 IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # They draw the whole order at the beginning.
 
 
@@ -111,53 +113,45 @@ def with_device_indices(sampler: Any, dataset: Any) -> Any:
     return DeviceBatchSampler(sampler, dataset) if is_on_device and is_plain else sampler
 
 
-def on_device(
-    batches: Iterator[NumberedBatch],
-    device: torch.device | None,
-    raw_transfer: RawTransfer | None = None,
-    *,
-    is_on_device: bool = False,
-) -> Iterator[NumberedBatch]:
-    """Return batches on ``device``; for a CUDA device, each is copied while the previous one is in use.
+def mover_to(
+    device: torch.device | None, raw_transfer: RawTransfer | None = None, *, is_on_device: bool = False
+) -> Callable[[Fetch], NumberedBatch] | None:
+    """Return a function that fetches a batch and returns it on ``device``, or None if batches stay on the CPU.
 
-    ``is_on_device``: whether images are created on a device, so that only other items may have to be copied.
+    For a CUDA device, each batch is copied while the previous one is in use. ``is_on_device``: whether images are
+    created on a device, so that only other items may have to be copied.
     """
     if device is None or (device.type == "cpu" and raw_transfer is None and not is_on_device):
-        return batches
+        return None
     if device.type == "cuda" and not is_on_device:
-        return _CopyPrefetcher(batches, device, raw_transfer)
+        return _CopyPrefetcher(device, raw_transfer)
 
-    def move(numbered: NumberedBatch) -> NumberedBatch:
-        number, batch = numbered
+    def move(fetch: Fetch) -> NumberedBatch:
+        number, batch = fetch()
         moved = map_tensors(batch, lambda tensor: tensor.to(device))
         return number, moved if raw_transfer is None else raw_transfer.scaled(moved)
 
-    return map(move, batches)  # Unlike a generator, continues after an error.
+    return move
 
 
 class _CopyPrefetcher:
-    """Batches copied from pinned memory in a separate stream, each while the previous one is in use.
+    """Copies of batches from pinned memory in a separate stream, each while the previous one is in use.
 
     The user's stream waits for the event after the copy of its batch, not for the copy of the next batch in the same
     side stream. So a program that synchronizes its own stream does not wait for the next copy.
     """
 
-    def __init__(
-        self, batches: Iterator[NumberedBatch], device: torch.device, raw_transfer: RawTransfer | None
-    ) -> None:
-        self._batches, self._device, self._raw_transfer = batches, device, raw_transfer
+    def __init__(self, device: torch.device, raw_transfer: RawTransfer | None) -> None:
+        self._device, self._raw_transfer = device, raw_transfer
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
 
-    def __iter__(self) -> Iterator[NumberedBatch]:
-        return self
-
-    def __next__(self) -> NumberedBatch:
+    def __call__(self, fetch: Fetch) -> NumberedBatch:
         # The first call starts two copies, later calls one: the copy of the next batch, before this one is returned.
         if not self._ahead:
-            self._copy()
+            self._copy(*fetch())
         with suppress(StopIteration):  # After the last batch; after an error, the previous batch remains.
-            self._copy()
+            self._copy(*fetch())
         number, batch, copied = self._ahead.pop(0)
         using = torch.cuda.current_stream(self._device)
         using.wait_event(copied)
@@ -168,8 +162,7 @@ class _CopyPrefetcher:
 
         return number, map_tensors(batch, used)
 
-    def _copy(self) -> None:
-        number, batch = next(self._batches)
+    def _copy(self, number: int | None, batch: Any) -> None:
         with torch.cuda.stream(self._side):
             copied = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
             if self._raw_transfer is not None:

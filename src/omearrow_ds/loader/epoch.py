@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.loader.device_transfer import NumberedBatch, unwrap
+from omearrow_ds.loader.device_transfer import Fetch, NumberedBatch, unwrap
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition
 from omearrow_ds.loader.worker_processes import PickledCall
 
@@ -34,30 +34,30 @@ _numpy: Any = np.random  # Its stubs lack some functions.
 class EpochIterator:
     """Iterator over the batches of one epoch, with the attributes of torch's iterator, ``batches``.
 
-    Batches are counted in ``progress``, and moved to a device by ``move``. ``prepare`` is called before the first
-    batch, and before the next one after `release`. It may call `start` or `use`.
+    Batches are counted in ``progress``, and moved to a device by ``move``, if not None. ``prepare`` is called before
+    the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        batches: Any,
         progress: EpochProgress,
-        move: Callable[[Iterator[NumberedBatch]], Iterator[NumberedBatch]],
+        move: Callable[[Fetch], NumberedBatch] | None,
         prepare: Callable[[EpochIterator], None] | None = None,
     ) -> None:
         self._move, self._prepare, self._in_use = move, prepare, threading.RLock()
         self.start(batches, progress)
         self._is_ready = prepare is None
 
-    def start(self, batches: Iterator[Any], progress: EpochProgress) -> None:
-        self.progress = progress
-        self._numbered = _NumberedBatches(progress)
+    def start(self, batches: Any, progress: EpochProgress) -> None:
+        self.progress, self._is_over = progress, False
         self.use(batches)
-        self._next = self._move(self._numbered).__next__
 
-    def use(self, batches: Iterator[Any]) -> None:
+    def use(self, batches: Any) -> None:
         self._batches, self._is_ready, self.is_released = batches, True, False
-        self._numbered.use(batches)
+        self._has_workers = hasattr(batches, "_task_info")
+        is_plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
+        self._unmarked = batches._next_data if is_plain else batches.__next__  # noqa: SLF001
 
     def release(self) -> bool:
         """Release the workers for another epoch, unless a thread waits for a batch; return whether they were released.
@@ -67,9 +67,8 @@ class EpochIterator:
         if not self._in_use.acquire(blocking=False):
             return False
         progress = self.progress
-        if progress.ended:
-            self._next = iter(()).__next__
-        else:
+        self._is_over = self._is_over or progress.ended
+        if not progress.ended:
             if progress.rest is not None:  # Other workers create the batches that these have not finished.
                 progress.rest.put_back(progress.waiting.values())
                 progress.waiting.clear()
@@ -87,11 +86,12 @@ class EpochIterator:
         with self._in_use:
             if not self._is_ready:
                 return next(self)  # Another thread took the workers meanwhile.
+            if self._is_over:  # With persistent workers, torch's iterator would start the next epoch.
+                raise StopIteration
             try:
-                number, batch = self._next()
+                number, batch = self._fetch() if self._move is None else self._move(self._fetch)
             except StopIteration:
-                self._next = iter(()).__next__  # With persistent workers, torch's iterator would start the next epoch.
-                self.progress.ended = self.progress.begun
+                self._is_over, self.progress.ended = True, self.progress.begun
                 raise
             except RuntimeError:
                 self.progress.failed = True  # A worker may have been killed.
@@ -101,40 +101,23 @@ class EpochIterator:
             return batch
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # Torch's iterator has a length.
+        return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_batches":  # During initialization.
             raise AttributeError(name)
         return getattr(self._batches, name)
 
-
-class _NumberedBatches:
-    """Torch's batches with their numbers; the program's global generators are restored after each."""
-
-    def __init__(self, progress: EpochProgress) -> None:
-        self._progress = progress
-
-    def use(self, batches: Any) -> None:
-        self._batches = batches
-        self._has_workers = hasattr(batches, "_task_info")
-        is_plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
-        self._unmarked = batches._next_data if is_plain else batches.__next__  # noqa: SLF001
-
-    def __iter__(self) -> Iterator[NumberedBatch]:
-        return self
-
-    def __next__(self) -> NumberedBatch:
+    def _fetch(self) -> NumberedBatch:
+        """Return torch's next batch with its number; the program's global generators are restored."""
         try:
             # `__next__` only adds a profiler record, which took a tenth of the time of a batch of 16 at 100 x 100.
             profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
             batch = next(self._batches) if profiled else self._unmarked()
-        except StopIteration as error:
-            if not self._progress.waiting:
-                raise
-            raise _not_the_end(self._pop_finished()[1]) from error
         except BaseException as error:
-            self._pop_finished()  # The failed batch is not delivered.
+            number, indices = self._pop_finished()  # The failed batch is not delivered.
+            if number is not None and isinstance(error, StopIteration):
+                raise _not_the_end(indices) from error
             if self._has_workers:
                 # Torch's frames and the error reference each other, and workers would remain until garbage collection.
                 traceback.clear_frames(error.__traceback__)
@@ -143,17 +126,16 @@ class _NumberedBatches:
 
     def _pop_finished(self) -> tuple[int | None, Any]:
         """Return number and indices of the batch that torch returned."""
-        progress = self._progress
-        if progress.has_borrowed:
-            borrowed_generators(getpid()).restore()
-            progress.has_borrowed = False
+        waiting = self.progress.waiting
         if not self._has_workers:
-            return progress.waiting.pop(0, (None, None))
+            if waiting and self.progress.seed is not None:
+                borrowed_generators(getpid()).restore()
+            return waiting.pop(0, (None, None))
         # Torch does not return the number of a batch, but removes the batch from its pending tasks. So it is the
         # waiting batch that is not pending.
         tasks = self._batches._task_info  # noqa: SLF001  # Pending tasks by their index.
-        key = next((key for key in progress.waiting if key not in tasks), None)
-        return (None, None) if key is None else progress.waiting.pop(key)
+        key = next((key for key in waiting if key not in tasks), None)
+        return (None, None) if key is None else waiting.pop(key)
 
 
 def _not_the_end(indices: Any) -> RuntimeError:
@@ -196,11 +178,7 @@ class RemainingBatches:
 
 @dataclass(eq=False)
 class EpochBatchSampler:
-    """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader.
-
-    If batches are created in this process, the first item is a placeholder, None: requesting it draws the order when
-    the epoch begins, as with workers, not when the first batch is requested.
-    """
+    """Iterable over the batches of indices of an epoch, drawn from the sampler of a loader."""
 
     sampler: Any
     position: LoaderPosition
@@ -218,29 +196,23 @@ class EpochBatchSampler:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        progress = self.position.progress
-        return self._for_workers(progress) if self.workers else self._for_this_process(progress)
+        return self._prepare_batches(self.position.progress)  # The position may have the next epoch at the first batch.
 
-    def _for_workers(self, progress: EpochProgress) -> Iterator[Any]:
-        rest = progress.rest or self.draw(progress)
-        for key, (number, indices) in enumerate(rest):
-            progress.waiting[key] = number, indices
-            seed = None if progress.seed is None else batch_seed(progress.seed, number)
-            later = None if self.read_ahead is None else rest.peek(self.read_ahead[1])
-            yield indices if seed is None and later is None else PickledCall(receive_indices, indices, seed, later)
-
-    def _for_this_process(self, progress: EpochProgress) -> Iterator[Any]:
-        rest = progress.rest or self.draw(progress)
-        yield None
-        dataset, distance = self.read_ahead or (None, 0)
+    def _prepare_batches(self, progress: EpochProgress) -> Iterator[Any]:
+        rest, (dataset, distance) = progress.rest or self.draw(progress), self.read_ahead or (None, 0)
         page_requests = None if dataset is None else unwrap(dataset)[0]._collection.page_requests
-        for number, indices in rest:
-            progress.waiting[0] = number, indices
+        for key, (number, indices) in enumerate(rest):
+            seed = None if progress.seed is None else batch_seed(progress.seed, number)
+            if self.workers:
+                progress.waiting[key] = number, indices
+                later = None if dataset is None else rest.peek(distance)
+                yield indices if seed is None and later is None else PickledCall(receive_indices, indices, seed, later)
+                continue
             if page_requests is not None and page_requests.num_remaining:
                 _request_pages(dataset, rest.peek(distance))
-            if progress.seed is not None:
-                borrowed_generators(getpid()).borrow(batch_seed(progress.seed, number))
-                progress.has_borrowed = True
+            if seed is not None:
+                borrowed_generators(getpid()).borrow(seed)
+            progress.waiting[0] = number, indices
             yield indices
 
     def draw(self, progress: EpochProgress) -> RemainingBatches:
@@ -253,15 +225,14 @@ class EpochBatchSampler:
                 generator.set_state(state)
         else:
             progress.states = [generator.get_state() for generator in generators]
-        length = count_batches(self.sampler)
-        progress.total = None if length is None else progress.first + length
-        progress.rest = rest = RemainingBatches(
-            (number, indices)
-            for number, indices in enumerate(self.sampler, progress.first)
-            if number >= progress.batches and number not in progress.ahead
-        )
+        progress.set_length(self.sampler)
+        numbered: Iterator[tuple[int, Any]] = enumerate(self.sampler, progress.first)
+        start, ahead = progress.batches, frozenset(progress.ahead)
+        if start > progress.first or ahead:
+            numbered = (batch for batch in numbered if batch[0] >= start and batch[0] not in ahead)
+        progress.rest = rest = RemainingBatches(numbered)
         # An epoch that ends early leaves generators as at its end, since prefetching may have drawn all of it.
-        self.position.rest = rest if self.generators and length is not None else None
+        self.position.rest = rest if self.generators and progress.total is not None else None
         rest.peek(1)  # Samplers draw when their first batch is requested.
         if progress.resumed:
             torch.default_generator.set_state(before)
@@ -271,13 +242,6 @@ class EpochBatchSampler:
     def pass_over(self, progress: EpochProgress) -> None:
         if self.generators and progress.begun:
             (progress.rest or self.draw(progress)).draw()
-
-
-def count_batches(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def receive_indices(indices: Any, seed: bytes | None, later: Sequence[int] | None) -> Any:

@@ -28,7 +28,6 @@ class EpochProgress:
     # States of torch's global generator, and of those of the loader and its samplers, when the order was drawn.
     states: list[torch.Tensor] = field(default_factory=list)
     seed: bytes | None = None  # Determines the random numbers of the batches; None without random numbers.
-    has_borrowed: bool = False  # Whether the batch in preparation uses the global generators of the program.
     begun: bool = False  # Whether the order was drawn.
     ended: bool = False  # Whether all batches were delivered.
     failed: bool = False  # Whether the epoch ended in an error that workers may not have survived.
@@ -36,6 +35,11 @@ class EpochProgress:
     # For collections in parts: number of the first batch of this loader, and number of samples of all ranks before it.
     first: int = 0
     consumed: int = 0
+
+    def set_length(self, sampler: Any) -> None:
+        """Set the number of batches to that of a batch sampler, if it has a length."""
+        with suppress(TypeError, NotImplementedError):
+            self.total = self.first + len(sampler)
 
     def deliver(self, number: int) -> None:
         self.ahead.add(number)
@@ -93,18 +97,18 @@ class LoaderPosition:
     ``set_epoch``, so that a rank that left an iteration early, for example to show a batch, keeps the common order.
     """
 
+    samplers: Sequence[Any] = (None,)  # Sampler and batch sampler of the loader, and the sampler of the latter.
     sets_epochs: bool = False  # Whether the loader created the sampler, and sets its epoch.
     progress: EpochProgress = field(default_factory=EpochProgress)
     rest: Any = None  # `RemainingBatches` of the last epoch whose order was drawn from generators of the loader.
     saved: EpochProgress | None = None  # Loaded, and not yet continued.
     chosen: int | None = None  # Epoch that a framework chose by ``sampler.set_epoch`` for the next iteration.
-    sampler_epoch: int | None = None  # The last known epoch of the sampler.
-    is_fixed: bool = True  # Whether iterations have the epoch of the sampler if none is chosen.
 
-    def watch(self, samplers: Sequence[Any]) -> None:
+    def __post_init__(self) -> None:
         """Give samplers without ``set_epoch`` this method, which Lightning calls; most samplers of torch lack it."""
-        self.is_fixed, self.sampler_epoch = not self.sets_epochs, _epoch_of(samplers)
-        for sampler in samplers:
+        # Whether iterations have the epoch of the sampler if none is chosen, and the last known epoch of the sampler.
+        self.is_fixed, self.sampler_epoch = not self.sets_epochs, self._epoch_of_sampler
+        for sampler in self.samplers:
             if not _has_set_epoch(sampler):
                 with suppress(AttributeError):  # Lists and other objects without attributes.
                     sampler.set_epoch = self.choose
@@ -112,42 +116,46 @@ class LoaderPosition:
     def choose(self, epoch: int) -> None:
         self.chosen = epoch
 
-    def pop_chosen(self, samplers: Sequence[Any]) -> int | None:
+    @property
+    def _epoch_of_sampler(self) -> int | None:
+        epoch = getattr(self.samplers[0], "epoch", None)
+        return epoch if isinstance(epoch, int) else None
+
+    def pop_chosen(self) -> int | None:
         chosen, self.chosen = self.chosen, None
-        epoch = _epoch_of(samplers)
-        if epoch != self.sampler_epoch:
-            chosen = self.sampler_epoch = epoch
+        if self.sampler_epoch != self._epoch_of_sampler:
+            chosen = self.sampler_epoch = self._epoch_of_sampler
         if chosen is not None:
             self.is_fixed = not self.sets_epochs or not _is_single_process()
         return chosen
 
-    def pop_next(self, samplers: Sequence[Any]) -> tuple[EpochProgress, EpochProgress | None]:
+    def pop_next(self) -> tuple[EpochProgress, EpochProgress | None]:
         """Return the beginning of the next iteration, and the loaded progress that it discards, or None."""
-        chosen, saved, self.saved = self.pop_chosen(samplers), self.saved, None
+        chosen, saved, self.saved = self.pop_chosen(), self.saved, None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
         if saved is not None and (chosen is None or chosen <= saved.epoch):
             return saved, None
         if chosen is None and self.is_fixed:
-            chosen = _epoch_of(samplers)
+            chosen = self._epoch_of_sampler
         if chosen is not None:
             return EpochProgress(chosen), saved
         last = self.progress
         return EpochProgress(last.epoch + (last.ended or (last.begun and _is_single_process()))), None
 
-    def set_epoch(self, epoch: int, samplers: Sequence[Any]) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, which continues a loaded state if the state is from this epoch."""
         if self.saved is not None and self.saved.epoch != epoch:
             self.saved = None
         self.progress, self.chosen = EpochProgress(epoch), None
         self.is_fixed = not self.sets_epochs or not _is_single_process()
-        self.set_samplers(epoch, samplers, always=True)
+        self.set_samplers(epoch, always=True)
 
-    def set_samplers(self, epoch: int, samplers: Sequence[Any], *, always: bool) -> None:
+    def set_samplers(self, epoch: int, *, always: bool) -> None:
         """Set the epoch of the samplers, if the loader created them or ``always`` is True."""
-        for sampler in samplers if always or self.sets_epochs else ():
+        for sampler in self.samplers if always or self.sets_epochs else ():
             if _has_set_epoch(sampler):
                 sampler.set_epoch(epoch)
-        self.sampler_epoch = _epoch_of(samplers)
+        self.sampler_epoch = self._epoch_of_sampler
 
     def following(self) -> EpochProgress:
         if not self.progress.ended:
@@ -157,17 +165,11 @@ class LoaderPosition:
         return EpochProgress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        progress = replace(self.following(), rest=None, waiting={}, has_borrowed=False)
-        return {**vars(self), "progress": progress, "rest": None}
+        return {**vars(self), "progress": replace(self.following(), rest=None, waiting={}), "rest": None}
 
 
 def _is_single_process() -> bool:
     return rank_and_world_size()[1] == 1
-
-
-def _epoch_of(samplers: Sequence[Any]) -> int | None:
-    epoch = getattr(samplers[0], "epoch", None)
-    return epoch if isinstance(epoch, int) else None
 
 
 def _has_set_epoch(sampler: Any) -> bool:

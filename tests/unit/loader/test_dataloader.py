@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, Subset, default_collate
 
 from omearrow_ds import AxesError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.loader.device_transfer import on_device
+from omearrow_ds.loader.device_transfer import mover_to
 from tests.support.errors import raises
 from tests.support.strategies import NAMES_OR_LONG, RAGGED, image_of, images_of, same
 
@@ -277,10 +277,16 @@ def on_host(clock, number):
     return tensor
 
 
+def moved(batches, *args, **kwargs):
+    """Return an iterator over batches that `mover_to` moves."""
+    move = mover_to(*args, **kwargs)
+    return iter(lambda: move(batches.__next__), None)
+
+
 def test_a_batch_waits_for_its_own_copy_alone(clock):
     """The streams only record their order, so no GPU is needed."""
     batches = ((number, (on_host(clock, number), "a label")) for number in range(4))
-    for number, (index, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
+    for number, (index, (batch, label)) in enumerate(moved(batches, torch.device("cuda"))):
         assert (index, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
         clock.do(f"step {number}", clock.using)
         assert {f"copy {number}", *(f"step {earlier}" for earlier in range(number))} <= clock.before[f"step {number}"]
@@ -294,20 +300,16 @@ def test_a_batch_waits_for_its_own_copy_alone(clock):
 def test_copies_go_on_after_an_error(clock):
     items = iter([0, 1, None, 3])
 
-    class Batches:
-        def __iter__(self):
-            return self
+    def fetch():
+        item = next(items)
+        if item is None:
+            raise ValueError("odd")
+        return item, on_host(clock, item)
 
-        def __next__(self):
-            item = next(items)
-            if item is None:
-                raise ValueError("odd")
-            return item, on_host(clock, item)
-
-    outcomes, batches = [], on_device(Batches(), torch.device("cuda"))
+    outcomes, move = [], mover_to(torch.device("cuda"))
     for _ in range(6):
         try:
-            outcomes.append(next(batches)[1].tolist()[0])
+            outcomes.append(move(fetch)[1].tolist()[0])
         except ValueError:
             outcomes.append("error")
         except StopIteration:

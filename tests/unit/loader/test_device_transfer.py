@@ -17,10 +17,9 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.dataset import shared_memory
 from omearrow_ds.dataset.cuda import recorded
 from omearrow_ds.dataset.shared_memory import BatchBufferPool, batch_array
-from omearrow_ds.loader.device_transfer import on_device
 from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
-from tests.unit.loader.test_dataloader import clock, on_host  # noqa: F401  # the fixture
+from tests.unit.loader.test_dataloader import clock, moved, on_host  # noqa: F401  # the fixture
 
 SHAPE, COUNT = (1, 3, 1, 9, 12), 7
 
@@ -222,7 +221,7 @@ def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
             return batch
 
     batches = ((number, on_host(clock, number)) for number in range(3))
-    for number, (_, batch) in enumerate(on_device(batches, torch.device("cuda"), RawTransfer())):
+    for number, (_, batch) in enumerate(moved(batches, torch.device("cuda"), RawTransfer())):
         clock.do(f"step {number}", clock.using)
         assert {f"copy {number}", f"scale {number}"} <= clock.before[f"step {number}"]
         assert f"scale {number + 1}" not in clock.before[f"step {number}"]
@@ -233,7 +232,7 @@ def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
 
 def test_images_that_are_there_stay_where_they_are():
     image, label = torch.zeros(2, device="meta"), torch.ones(2)
-    ((_, (mine, other)),) = on_device(iter([(0, (image, label))]), torch.device("meta"), is_on_device=True)
+    ((_, (mine, other)),) = moved(iter([(0, (image, label))]), torch.device("meta"), is_on_device=True)
     assert (mine is image, other.device.type) == (True, "meta")
 
 
