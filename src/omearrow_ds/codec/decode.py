@@ -9,7 +9,7 @@ the flat buffer, and are not copied. All other rows are assembled piece by piece
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,7 +81,7 @@ class ImageBlock:
         self._expected = expected
         self._planes = planes
         self._plane_pieces: _Pieces | None = None
-        self._pieces = _Pieces(chunks, schema.CHUNK_PLACE, expected)
+        self._pieces = _Pieces(chunks, "chunks", expected)
         none = np.zeros(len(expected.dtypes), bool)
         self._odd_order = none if expected.odd_order is None else expected.odd_order
         self._pixels_alone = placed is not None
@@ -104,7 +104,7 @@ class ImageBlock:
         if not self._counts[row]:  # A null image.
             return np.empty(shape, dtype.newbyteorder("="))
         if first == pieces.stops[row]:
-            pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
+            pieces = self._plane_pieces or _Pieces(self._planes(), "planes", self._expected)
             self._plane_pieces = pieces
             if pieces.starts[row] == pieces.stops[row]:
                 msg = f"{self._expected.where(row)}: neither chunks nor planes are stored; remove the row"
@@ -141,7 +141,7 @@ def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None
     With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
     chunk structs, so that a table can be checked without its pixels.
     """
-    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(codec)
+    return _Pieces(chunks, "chunks", expected).placed(codec)
 
 
 def codec_of_chunks(chunks: pa.Array) -> str | None:
@@ -155,14 +155,12 @@ def codec_of_chunks(chunks: pa.Array) -> str | None:
 class _Pieces:
     """Flattened chunks or planes of all rows: their positions in the images, and their pixels in flat buffers.
 
-    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``. ``place_names`` are the fields with their positions:
-    `schema.CHUNK_PLACE`, or `schema.PLANE_PLACE` for planes, which cover Y and X completely.
+    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``. ``name`` is ``"chunks"``, or ``"planes"``, which cover Y
+    and X completely.
     """
 
-    def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
-        self._expected = expected
-        self._place_names = tuple(place_names)
-        self._where = f"{expected.path}: {'chunks' if 'shape_z' in self._place_names else 'planes'}"
+    def __init__(self, lists: pa.Array, name: str, expected: Expected) -> None:
+        self._expected, self._name, self._where = expected, name, f"{expected.path}: {name}"
         self.starts, self.stops, structs = list_bounds(lists, self._where)
         if pa.types.is_null(structs.type):  # Inferred type of lists that are all empty.
             structs = pa.nulls(len(structs), pa.struct([]))
@@ -174,11 +172,10 @@ class _Pieces:
         self._names = {field.name for field in structs.type}
         if len(self._names) < structs.type.num_fields:
             raise DecodeError(f"{self._where} have several fields of the same name; rename all but one")
-        self._places: dict[str, Array] = {}
 
     @cached_property
     def _bytes(self) -> ByteLeaf | None:
-        if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # Planes have only pixels.
+        if "pixel_bytes" not in self._names or self._name == "planes":  # Planes have only pixels.
             return None
         shapes, dtypes = self._expected.shapes, self._expected.dtypes
         return ByteLeaf(self._structs, self._where, lambda: float(image_bytes(shapes, dtypes).sum(dtype=float)))
@@ -197,37 +194,31 @@ class _Pieces:
             )
         return leaf
 
-    def _place(self, name: str) -> Array:
-        """Return one coordinate of all pieces; invalid values become negative, which all checks reject."""
-        if name not in self._places:
-            self._places[name] = whole_numbers(child(self._structs, name, self._where))
-        return self._places[name]
+    @cached_property
+    def _positions(self) -> dict[str, Array]:
+        """Positions and shapes of all pieces by field; invalid values become negative, which all checks reject."""
+        names = schema.CHUNK_PLACE if self._name == "chunks" else schema.PLANE_PLACE
+        return {name: whole_numbers(child(self._structs, name, self._where)) for name in names}
 
     def placed(self, codec: str | None = None) -> Array:
         """Return the result of `placed_chunks` for the pieces of each row."""
         rows, pieces, firsts = self._owners
-        chunks = set(self._place_names) == set(schema.CHUNK_PLACE) <= self._names
-        if not len(rows) or not chunks or self._structs.null_count:
+        if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
-        shapes = self._expected.shapes
+        number, shapes = self.stops - self.starts, self._expected.shapes
         size_t, size_c, size_z, size_y, size_x = shapes[rows].T
-        positions = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
-        planes_before = np.cumsum(positions["shape_z"]) - positions["shape_z"]
-        planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
-        good = (positions["t"] * size_c + positions["c"]) * size_z + positions["z"] == planes_before
-        for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # Or the products could overflow.
-            good &= (positions[name] >= 0) & (positions[name] < size)
-        good &= (positions["shape_z"] > 0) & (positions["shape_z"] <= size_z - positions["z"])
-        for name, value in (("y", 0), ("x", 0), ("shape_y", size_y), ("shape_x", size_x)):
-            good &= positions[name] == value
+        t, c, z, y, x, shape_z, shape_y, shape_x = (values[pieces] for values in self._positions.values())
+        planes_before = np.cumsum(shape_z) - shape_z
+        planes_before -= np.repeat(planes_before[firsts], number[number > 0])
+        good = (t * size_c + c) * size_z + z == planes_before
+        good &= (t >= 0) & (t < size_t) & (c >= 0) & (c < size_c) & (z >= 0) & (z < size_z)  # Products may overflow.
+        good &= (shape_z > 0) & (shape_z <= size_z - z)
+        good &= (y == 0) & (x == 0) & (shape_y == size_y) & (shape_x == size_x)
         good &= self._plain(pieces, rows, NO_COMPRESSION if codec is None else (codec,))
         planes = shapes[:, :3].prod(axis=1)
-        good &= (
-            positions["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]
-        )  # Equal sizes, and none is missing.
-        placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
-        placed |= planes == 0  # A null image has no pieces.
-        return placed
+        good &= shape_z * number[rows] == planes[rows]  # Equal sizes, and none is missing.
+        placed: Array = (number > 0) & (np.bincount(rows, ~good, len(number)) == 0)
+        return placed | (planes == 0)  # A null image has no pieces.
 
     def _plain(self, pieces: Array, rows: Array, compression: Sequence[str | None]) -> Array:
         """Return whether each piece has one of these compressions, and the dtype of its row."""
@@ -269,7 +260,7 @@ class _Pieces:
         """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0."""
         image = new_image(shape.tolist(), dtype.newbyteorder("="), subject, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
-            name = f"{subject}: {'chunk' if 'shape_z' in self._place_names else 'plane'} {number}"
+            name = f"{subject}: {self._name.removesuffix('s')} {number}"
             if not self._structs[piece].is_valid:
                 raise DecodeError(f"{name} is null; the file is damaged, restore it")
             target = self._target(piece, shape, name)
@@ -280,10 +271,10 @@ class _Pieces:
     def _target(self, piece: int, shape: Array, subject: str) -> tuple[int | slice, ...]:
         """Return the index of a piece in its image, with the checks of ``ome_arrow.to_numpy``."""
         sizes = shape.tolist()
-        stored = {name: int(self._place(name)[piece]) for name in self._place_names}
+        stored = {name: int(values[piece]) for name, values in self._positions.items()}
         starts = [stored.get(axis, 0) for axis in "tczyx"]
-        whole = {"shape_z": 1, "shape_y": sizes[3], "shape_x": sizes[4], **stored}  # A plane covers Y and X.
-        lengths = [1, 1, *(whole[f"shape_{axis}"] for axis in "zyx")]
+        whole = (1, 1, 1, *sizes[3:])  # Of planes, which cover Y and X.
+        lengths = [stored.get(f"shape_{axis}", length) for axis, length in zip("tczyx", whole, strict=True)]
         stops = [start + length for start, length in zip(starts, lengths, strict=True)]
         if min(starts) < 0 or min(lengths) < 1 or any(stop > size for stop, size in zip(stops, sizes, strict=True)):
             position = " ".join(f"{axis}={start}" for axis, start in zip("tczyx", starts, strict=True))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,12 +70,11 @@ def encode_tables(
     With a ``chunk_codec`` of Arrow, each chunk of encoding bytes is compressed separately, like in ome-arrow.
     """
     row, columns = 0, aligned(columns)
-    new_group = partial(_Group, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once=written_at_once)
-    for group in _grouped(images, new_group):
-        count = len(group.images)
-        rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
-        yield beside(schema.COLUMN, group.encoded(chunk_codec), rest).combine_chunks()
-        row += count
+    for group, flat in _grouped(images, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once):
+        checksums = [image.checksum for image in group]
+        rest = with_checksums(columns.slice(row, len(group)), checksums)
+        yield beside(schema.COLUMN, _struct_array(group, encoding, flat, chunk_codec), rest).combine_chunks()
+        row += len(group)
 
 
 def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
@@ -108,85 +106,60 @@ def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Tab
     return columns.append_column(schema.CHECKSUM_COLUMN, column)
 
 
-def _grouped(images: Iterable[Image], new_group: Callable[[], _Group]) -> Iterator[_Group]:
-    group = new_group()
-    for image in images:
-        if group.images and group.nbytes + image.pixels.nbytes > group.max_bytes:
-            yield group
-            group = new_group()
-        group.add(image)
-        if len(group.images) == group.max_rows or group.alone:
-            yield group
-            group = new_group()
-    if group.images:
-        yield group
+def _grouped(
+    images: Iterable[Image], encoding: str, max_rows: int, max_bytes: int, written_at_once: bool
+) -> Iterator[tuple[list[Image], Array]]:
+    """Yield the images of each table, and their pixels in one flat array, as bytes or widened to uint16.
 
-
-class _Group:
-    """Images that become the rows of one table.
-
-    Their pixels are copied to one buffer on arrival, so that the caller can reuse the memory. An image that fills the
-    group and is not fleeting, or is written before the next is requested, is not copied; then ``alone`` is True.
+    Pixels are copied on arrival, so that the caller can reuse the memory. An image that fills a table and is not
+    fleeting, or is written before the next is requested, is not copied.
     """
-
-    def __init__(self, encoding: str, max_rows: int, max_bytes: int, *, written_at_once: bool) -> None:
-        self.max_rows, self.max_bytes = max_rows, max_bytes
-        self.images: list[Image] = []
-        self.nbytes = 0
-        self.alone = False
-        self._encoding, self._written_at_once = encoding, written_at_once
-        self._dtype = np.dtype(np.uint8 if encoding == "bytes" else np.uint16)
-        self._buffer, self._used = np.empty(0, self._dtype), 0
-
-    def add(self, image: Image) -> None:
-        stays = self._written_at_once or not image.fleeting
-        self.alone = not self.images and stays and self._capacity(image.pixels) == 1
-        if not self.alone:
-            self._lay(image.pixels)
-        self.images.append(image)
-        self.nbytes += image.pixels.nbytes
-
-    def _capacity(self, pixels: Array) -> int:
-        """Return how many images of the size of ``pixels`` fit, at least 1."""
-        return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
-
-    def _lay(self, pixels: Array) -> None:
-        """Append pixels to the buffer, as bytes or widened to uint16."""
-        as_bytes = self._encoding == "bytes"
+    as_bytes, dtype = encoding == "bytes", np.dtype(np.uint8 if encoding == "bytes" else np.uint16)
+    group, buffer, used, group_bytes = list[Image](), np.empty(0, dtype), 0, 0
+    for image in images:
+        pixels = image.pixels
+        if group and group_bytes + pixels.nbytes > max_bytes:
+            yield group, buffer[:used]
+            group, buffer, used, group_bytes = [], np.empty(0, dtype), 0, 0
+        num_fitting = max(1, min(max_rows, max_bytes // pixels.nbytes))
+        if not group and num_fitting == 1 and (written_at_once or not image.fleeting):
+            flat = np.require(pixels, requirements=("C", "A")).reshape(-1)
+            yield [image], flat.view(dtype) if as_bytes else flat.astype(dtype, copy=False)
+            continue
         size = pixels.nbytes if as_bytes else pixels.size
-        start, self._used = self._used, self._used + size
-        if self._used > len(self._buffer):
-            likely = min(size * self._capacity(pixels), _RESERVED)
-            buffer = np.empty(max(self._used, 2 * len(self._buffer) or likely), self._dtype)
-            buffer[:start] = self._buffer[:start]
-            self._buffer = buffer
-        target = self._buffer[start : self._used]
+        if used + size > len(buffer):
+            larger = np.empty(max(used + size, 2 * len(buffer) or min(size * num_fitting, _RESERVED)), dtype)
+            larger[:used] = buffer[:used]
+            buffer = larger
+        target = buffer[used:][:size]
         (target.view(pixels.dtype) if as_bytes else target).reshape(pixels.shape)[...] = pixels
-
-    def encoded(self, chunk_codec: str | None) -> pa.StructArray:
-        """Return the images as an OME-Arrow struct array, with one chunk per time point and channel."""
-        flat = self._buffer[: self._used]
-        if self.alone:
-            flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
-            flat = flat.view(self._dtype) if self._encoding == "bytes" else flat.astype(self._dtype, copy=False)
-        return _struct_array(self.images, self._encoding, flat, chunk_codec)
+        group.append(image)
+        used, group_bytes = used + size, group_bytes + pixels.nbytes
+        if len(group) == max_rows:
+            yield group, buffer[:used]
+            group, buffer, used, group_bytes = [], np.empty(0, dtype), 0, 0
+    if group:
+        yield group, buffer[:used]
 
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
-    struct = schema.image_struct(encoding)
+    """Return images as an OME-Arrow struct array, with one chunk per time point and channel."""
+    struct, count = schema.image_struct(encoding), len(images)
     shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
+    grid = {"order": "TCZYX", "chunk_t": 1, "chunk_c": 1, "chunk_order": "ZYX"}
+    sizes = [dict(zip(("chunk_z", "chunk_y", "chunk_x"), shape[2:], strict=True)) for shape in shapes.tolist()]
     children = {
-        "type": pa.array([schema.STRUCT_TAG] * len(images), pa.string()),
-        "version": pa.array([schema.STRUCT_VERSION] * len(images), pa.string()),
+        "type": pa.repeat(schema.STRUCT_TAG, count),
+        "version": pa.repeat(schema.STRUCT_VERSION, count),
         "id": pa.array([image.image_id for image in images], pa.string()),
         "pixels_meta": pa.array([_pixels_meta(image) for image in images], schema.PIXELS_META),
-        "chunk_grid": pa.array([_chunk_grid(shape) for shape in shapes.tolist()], schema.CHUNK_GRID),
+        "chunk_grid": pa.array([grid | size for size in sizes], schema.CHUNK_GRID),
         "chunks": _encode_chunks(images, shapes, encoding, flat, chunk_codec),
-        "planes": pa.array([[]] * len(images), schema.PLANES),
+        "planes": pa.array([[]] * count, schema.PLANES),
     }
     for name in ("name", "image_type", "acquisition_datetime"):
         children[name] = pa.array([image.metadata[name] for image in images], struct.field(name).type)
-    arrays = [children.get(field.name, pa.nulls(len(images), field.type)) for field in struct]
+    arrays = [children.get(field.name, pa.nulls(count, field.type)) for field in struct]
     return pa.StructArray.from_arrays(arrays, fields=list(struct))
 
 
@@ -200,43 +173,31 @@ def _pixels_meta(image: Image) -> dict[str, Any]:
     }
 
 
-def _chunk_grid(shape: Sequence[int]) -> dict[str, Any]:
-    sizes = {f"chunk_{axis}": size for axis, size in zip("tczyx", (1, 1, *shape[2:]), strict=True)}
-    return {"order": "TCZYX", **sizes, "chunk_order": "ZYX"}
-
-
 def _encode_chunks(
     images: Sequence[Image], shapes: Array, encoding: str, flat: Array, chunk_codec: str | None
 ) -> pa.ListArray:
-    counts = shapes[:, 0] * shapes[:, 1]
+    counts, chunk = shapes[:, 0] * shapes[:, 1], schema.CHUNKS[encoding].value_type
     owners = np.repeat(np.arange(len(images)), counts)
     planes = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = {
-        "t": planes // shapes[owners, 1],
-        "c": planes % shapes[owners, 1],
-        **dict.fromkeys("zyx", np.zeros(len(owners), np.int64)),
-        **{f"shape_{axis}": shapes[owners, position] for position, axis in enumerate("zyx", start=2)},
-    }
-    chunk = schema.CHUNKS[encoding].value_type
-    arrays = [pa.array(positions[name], chunk.field(name).type) for name in schema.CHUNK_PLACE]
-    lengths = shapes[owners, 2:].prod(axis=1)
+    zeros, (_, size_c, *sizes) = np.zeros(len(owners), np.int64), shapes[owners].T
+    positions = [planes // size_c, planes % size_c, zeros, zeros, zeros, *sizes]
+    arrays = [pa.array(values, kind) for values, kind in zip(positions, schema.CHUNK_PLACE.values(), strict=True)]
+    lengths = np.prod(sizes, axis=0)
     if encoding == "bytes":
-        names = [_NAMES[image.pixels.dtype] for image in images]
-        itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[owners]
-        offsets, compressions = _offsets(lengths * itemsizes, np.int64), pa.nulls(len(owners), pa.string())
+        names, itemsizes = zip(*((_NAMES[image.pixels.dtype], image.pixels.itemsize) for image in images), strict=True)
+        offsets, compressions = _offsets(lengths * np.array(itemsizes)[owners]), pa.nulls(len(owners), pa.string())
         if chunk_codec is not None:
-            compressions = pa.array([chunk_codec] * len(owners), pa.string())
+            compressions = pa.repeat(chunk_codec, len(owners))
             offsets, flat = _compressed(flat, offsets, chunk_codec)
-        arrays += [pa.array([names[index] for index in owners], pa.string()), compressions, binary(offsets, flat)]
+        arrays += [pa.array(names).take(pa.array(owners)), compressions, binary(offsets, flat)]
     else:
-        offsets = pa.array(_offsets(lengths, np.int32))
-        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))
+        arrays.append(pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), pa.array(flat)))
     chunks = pa.StructArray.from_arrays(arrays, fields=list(chunk))
-    return pa.ListArray.from_arrays(pa.array(_offsets(counts, np.int32)), chunks)
+    return pa.ListArray.from_arrays(pa.array(_offsets(counts), pa.int32()), chunks)
 
 
-def _offsets(lengths: Array, dtype: type) -> Array:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+def _offsets(lengths: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
@@ -244,7 +205,7 @@ def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
     codec = pa.Codec(name, compression_level=_CODEC_LEVELS.get(name))
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     pieces = [np.frombuffer(codec.compress(flat[start:stop]), np.uint8) for start, stop in bounds]
-    return _offsets(np.array([len(piece) for piece in pieces], np.int64), np.int64), np.concatenate([flat[:0], *pieces])
+    return _offsets(np.array([*map(len, pieces)])), np.concatenate([flat[:0], *pieces])
 
 
 def binary(offsets: Array, data: Array) -> pa.Array:

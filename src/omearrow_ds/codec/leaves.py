@@ -15,12 +15,55 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
+_BINARY = (pa.types.is_null, pa.types.is_fixed_size_binary, pa.types.is_binary, pa.types.is_large_binary)
 _TEXT_TYPES = (pa.lib.Type_NA, pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
 # Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
 
 
-class ByteLeaf:
+class ListLeaf:
+    """Pixels as lists of numbers; those of list views may be scattered, so that no slice contains several pieces."""
+
+    def __init__(self, structs: pa.StructArray, subject: str) -> None:
+        lists = child(structs, "pixels", subject)
+        self._set_valid(lists)
+        self._is_scattered = is_list_view(lists.type)
+        self.starts, self.stops, values = list_bounds(lists, f"{subject}: pixels")
+        self._nulls = flags(values.is_null()) if values.null_count else None
+        self._data = _numbers(values, subject)
+
+    def _set_valid(self, pieces: pa.Array) -> None:
+        self._valid = None if pieces.null_count == 0 else flags(pieces.is_valid())
+
+    def has(self, piece: int) -> bool:
+        """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
+        return self._valid is None or bool(self._valid[piece])
+
+    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:  # noqa: ARG002  # Of bytes.
+        """Return one bool per piece: whether it has ``counts`` pixels without nulls that `run` can slice as stored."""
+        if self._is_scattered:
+            return np.zeros(len(pieces), bool)
+        good: Array = self.stops[pieces] - self.starts[pieces] == counts
+        if self._valid is not None:
+            good &= self._valid[pieces]
+        if self._nulls is not None:
+            before = np.concatenate([[0], np.cumsum(self._nulls)])
+            good &= before[self.stops[pieces]] == before[self.starts[pieces]]
+        return good
+
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:  # noqa: ARG002  # Of bytes.
+        """Return ``count`` pixels from the start of piece ``first``."""
+        return self._data[self.starts[first] : self.starts[first] + count]
+
+    def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:  # noqa: ARG002  # Of bytes.
+        """Return the decompressed pixels of one piece."""
+        bounds = slice(self.starts[piece], self.stops[piece])
+        if self._nulls is not None and self._nulls[bounds].any():
+            raise DecodeError(f"{subject}: a pixel is null; correct the column")
+        return self._data[bounds]
+
+
+class ByteLeaf(ListLeaf):
     """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression per piece.
 
     Contiguous bytes can be sliced over several pieces. Scattered ones (views, a dictionary) are copied to be contiguous
@@ -28,65 +71,46 @@ class ByteLeaf:
     """
 
     def __init__(self, structs: pa.StructArray, subject: str, decoded_bytes: Callable[[], float]) -> None:
-        payload = child(structs, "pixel_bytes", subject)
-        flat = pa.types.is_null(payload.type) or pa.types.is_fixed_size_binary(payload.type)
-        if flat or (_is_scattered(payload.type) and _viewed_bytes(payload) <= decoded_bytes()):
+        payload, self._nulls = child(structs, "pixel_bytes", subject), None
+        self._is_scattered = _is_scattered(payload.type) and _viewed_bytes(payload) > decoded_bytes()
+        if self._is_scattered:
+            self._payload = payload
+        elif _is_scattered(payload.type) or any(is_type(payload.type) for is_type in _BINARY):
             payload = payload.cast(pa.large_binary())
-        self._valid = None if payload.null_count == 0 else flags(payload.is_valid())
-        self._scattered = None
-        if pa.types.is_binary(payload.type) or pa.types.is_large_binary(payload.type):
-            offset_type = np.int64 if pa.types.is_large_binary(payload.type) else np.int32
-            _, offsets, data = payload.buffers()
-            bounds: Array = _from_buffer(offsets, offset_type, at_least=1)
+            bounds: Array = _from_buffer(payload.buffers()[1], np.int64, at_least=1)
             bounds = bounds[payload.offset : payload.offset + len(payload) + 1]
             self.starts, self.stops = bounds[:-1], bounds[1:]
-            self._data = _from_buffer(data, np.uint8)
-        elif _is_scattered(payload.type):
-            self._scattered = payload
+            self._data = _from_buffer(payload.buffers()[2], np.uint8)
         else:
             raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; cast it")
+        self._set_valid(payload)
         self._dtypes, self._compressions = (
             child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
             for name in ("dtype", "compression")
         )
 
-    def has(self, piece: int) -> bool:
-        """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
-        return self._valid is None or bool(self._valid[piece])
-
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return one bool per piece: whether it has ``counts`` pixels that `run` can slice as stored."""
-        if self._scattered is not None:
-            return np.zeros(len(pieces), bool)
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes
-        if self._valid is not None:
-            good &= self._valid[pieces]
-        return good
+        return super().holds(pieces, counts * itemsizes, itemsizes)
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from the start of piece ``first``."""
-        start = self.starts[first]
-        return self._data[start : start + count * dtype.itemsize].view(dtype)
+        return super().run(first, count * dtype.itemsize, dtype).view(dtype)
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
-        """Return the decompressed pixels of one piece."""
         name = _text(self._dtypes, piece, f"{subject}: dtype")
         stored = schema.pixel_dtype(name, subject, schema.CHUNK_DTYPES) if name else dtype
         compression = _text(self._compressions, piece, f"{subject}: compression")
-        payload = self._bytes_of(piece)
+        if self._is_scattered:
+            scalar = self._payload[piece]
+            scalar = scalar.value if isinstance(scalar, pa.DictionaryScalar) else scalar
+            payload = np.frombuffer(scalar.as_buffer(), np.uint8)
+        else:
+            payload = super().piece(piece, count, dtype, subject)
         if compression is not None and compression.strip().lower() not in NO_COMPRESSION:
             payload = decompress(payload, compression, count * stored.itemsize, subject)
         if len(payload) % stored.itemsize:
             problem = f"{len(payload):,} bytes are not a multiple of {stored.itemsize}, the size of {stored}"
             raise DecodeError(f"{subject}: {problem}; the file is damaged, restore it")
         return payload.view(stored)
-
-    def _bytes_of(self, piece: int) -> Array:
-        if self._scattered is None:
-            return self._data[self.starts[piece] : self.stops[piece]]
-        scalar = self._scattered[piece]
-        scalar = scalar.value if isinstance(scalar, pa.DictionaryScalar) else scalar
-        return np.frombuffer(scalar.as_buffer(), np.uint8)
 
 
 def decompress(stored: Array, compression: str, size_bytes: int, subject: str) -> Array:
@@ -119,45 +143,6 @@ def _decompresses_to_less(codec: pa.Codec, data: pa.Buffer, size_bytes: int) -> 
     except (pa.ArrowException, OSError):
         return False
     return True
-
-
-class ListLeaf:
-    def __init__(self, structs: pa.StructArray, subject: str) -> None:
-        lists = child(structs, "pixels", subject)
-        self._valid = None if lists.null_count == 0 else flags(lists.is_valid())
-        self._scattered = is_list_view(lists.type)
-        self.starts, self.stops, values = list_bounds(lists, f"{subject}: pixels")
-        self._nulls = flags(values.is_null()) if values.null_count else None
-        self._data = _numbers(values, subject)
-
-    def has(self, piece: int) -> bool:
-        """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
-        return self._valid is None or bool(self._valid[piece])
-
-    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return one bool per piece: whether it has ``counts`` pixels without nulls that `run` can slice as stored."""
-        del itemsizes
-        if self._scattered:
-            return np.zeros(len(pieces), bool)
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts
-        if self._valid is not None:
-            good &= self._valid[pieces]
-        if self._nulls is not None:
-            before = np.concatenate([[0], np.cumsum(self._nulls)])
-            good &= before[self.stops[pieces]] == before[self.starts[pieces]]
-        return good
-
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from the start of piece ``first``."""
-        del dtype
-        return self._data[self.starts[first] : self.starts[first] + count]
-
-    def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
-        del count, dtype
-        bounds = slice(self.starts[piece], self.stops[piece])
-        if self._nulls is not None and self._nulls[bounds].any():
-            raise DecodeError(f"{subject}: a pixel is null; correct the column")
-        return self._data[bounds]
 
 
 def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
