@@ -15,7 +15,11 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
-_BINARY = (pa.types.is_null, pa.types.is_fixed_size_binary, pa.types.is_binary, pa.types.is_large_binary)
+_CONTIGUOUS = (
+    pa.types.is_null,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary,
+)  # Cast to large binary.
 _TEXT_TYPES = (pa.lib.Type_NA, pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
 # Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
@@ -72,15 +76,17 @@ class ByteLeaf(ListLeaf):
 
     def __init__(self, structs: pa.StructArray, subject: str, decoded_bytes: Callable[[], float]) -> None:
         payload, self._nulls = child(structs, "pixel_bytes", subject), None
-        self._is_scattered = _is_scattered(payload.type) and _viewed_bytes(payload) > decoded_bytes()
-        if self._is_scattered:
-            self._payload = payload
-        elif _is_scattered(payload.type) or any(is_type(payload.type) for is_type in _BINARY):
+        can_scatter = _is_scattered(payload.type)
+        self._is_scattered = can_scatter and _viewed_bytes(payload) > decoded_bytes()
+        if (can_scatter and not self._is_scattered) or any(is_type(payload.type) for is_type in _CONTIGUOUS):
             payload = payload.cast(pa.large_binary())
-            bounds: Array = _from_buffer(payload.buffers()[1], np.int64, at_least=1)
+        if pa.types.is_large_binary(payload.type):
+            _, offsets, data = payload.buffers()
+            bounds: Array = _from_buffer(offsets, np.int64, at_least=1)
             bounds = bounds[payload.offset : payload.offset + len(payload) + 1]
-            self.starts, self.stops = bounds[:-1], bounds[1:]
-            self._data = _from_buffer(payload.buffers()[2], np.uint8)
+            self.starts, self.stops, self._data = bounds[:-1], bounds[1:], _from_buffer(data, np.uint8)
+        elif self._is_scattered:
+            self._payload = payload
         else:
             raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; cast it")
         self._set_valid(payload)
