@@ -333,7 +333,7 @@ def _plan_planes(requests: Iterable[_Request]) -> None:
         shape, row_bytes = (height, width if by_row else num_columns), num_columns * dtype.itemsize
         first_byte = y0 * row_bytes + (x0 * dtype.itemsize if by_row else 0)
         offsets = image.offsets[t0:t1, c0:c1, z0:z1, 0].ravel().tolist()
-        for plane, offset in zip(array.reshape(-1, height, width), offsets, strict=True):
+        for plane, offset in zip(array.reshape(len(offsets), height, width), offsets, strict=True):
             target, copy, start = plane, None, offset + first_byte
             if not is_direct:
                 band = reads.band
