@@ -6,7 +6,7 @@ import bisect
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +106,8 @@ def _empty_batch(shape: Sequence[int], sample: torch.Tensor) -> torch.Tensor:
 def _stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors like torch, in a worker in memory that is transferred without a copy."""
     first = samples[0]
-    if get_worker_info() is not None and all(_has_equal_layout(first, sample) for sample in samples):
+    plain = (torch.Tensor, torch.strided, "cpu", first.shape, first.dtype, False, False)
+    if get_worker_info() is not None and first.numel() > 0 and all(_layout_of(sample) == plain for sample in samples):
         return torch.stack(list(samples), out=_empty_batch((len(samples), *first.shape), first))
     if len({sample.shape for sample in samples}) > 1:
         shapes = ", ".join(str(tuple(sample.shape)) for sample in samples[:_SHOWN])
@@ -116,10 +117,9 @@ def _stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> to
     return stacked
 
 
-def _has_equal_layout(first: torch.Tensor, other: torch.Tensor) -> bool:
-    is_plain = type(other) is torch.Tensor and other.layout == torch.strided and other.device.type == "cpu"
-    is_equal = is_plain and other.shape == first.shape and other.dtype == first.dtype
-    return is_equal and other.numel() > 0 and not other.requires_grad and not other.is_quantized
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    kind = type(tensor), tensor.layout, tensor.device.type
+    return *kind, tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_quantized
 
 
 class BatchedConcat(ConcatDataset[Any]):
@@ -177,7 +177,7 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             continue
         first = first or part
         if targets.classes != first.classes:
-            own, others = map(_text_of, (targets.classes, first.classes))
+            own, others = ("none" if item is None else reprlib.repr(item) for item in (targets.classes, first.classes))
             problem = f"is {own}, but {first.path} has {others}{_first_difference(first.classes, targets.classes)}"
             remedy, path = "pass the same list to both datasets", part.path  # type: ignore[attr-defined]
             raise ArgumentError(problem, path=path, option="classes", remedy=remedy)
@@ -192,15 +192,12 @@ def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
         yield dataset
 
 
-def _text_of(classes: Any) -> str:
-    return "none" if classes is None else reprlib.repr(classes)
-
-
 def _first_difference(first: Any, second: Any) -> str:
-    if not isinstance(first, tuple) or not isinstance(second, tuple):
-        return ""
-    codes = (code for code, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
-    return "".join(f" (code {code} is {second[code]!r} instead of {first[code]!r})" for code in islice(codes, 1))
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        for code, (one, other) in enumerate(zip(first, second, strict=False)):
+            if one != other:
+                return f" (code {code} is {other!r} instead of {one!r})"
+    return ""
 
 
 CONCATS = (ConcatDataset, BatchedConcat)

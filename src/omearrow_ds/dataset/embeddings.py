@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -90,43 +89,35 @@ def write_embeddings(
         raise ArgumentError(option="prefix", value=prefix, allowed="a string")
     is_one_batch = isinstance(embeddings, np.ndarray | torch.Tensor)
     batches = _float_batches([embeddings] if is_one_batch else embeddings, subject)
-    tables = _tables(batches, _flat_ids(image_ids, subject), _columns_by_id(columns, subject), prefix, subject)
+    tables = _tables(batches, _flat_ids(image_ids, subject), _read_columns(columns, subject), prefix, subject)
+
+    def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Convert errors of writing to `WriteError`, but not errors that the caller's batches raise."""
+        try:
+            return function(*arguments)
+        except (OSError, pa.ArrowException) as error:
+            raise WriteError(f"{target}: writing failed and left no file: {error}") from error
 
     def fill(temporary: Path) -> None:
         first = next(tables)
-        with _translate_errors(target):
-            writer = pq.ParquetWriter(temporary, first.schema)
+        writer = attempt(pq.ParquetWriter, temporary, first.schema)
         try:
             for table in chain([first], tables):
-                with _translate_errors(target):
-                    writer.write_table(table)
+                attempt(writer.write_table, table)
         finally:
-            with _translate_errors(target):
-                writer.close()
+            attempt(writer.close)
 
     publish(target, fill, overwrite=overwrite)
 
 
-class _Columns(NamedTuple):
-    table: pa.Table
-    row_of: dict[str, int]
-
-    def take(self, image_ids: Sequence[str], subject: str) -> pa.Table:
-        if not self.table.num_columns:
-            return self.table
-        absent = next((image_id for image_id in image_ids if image_id not in self.row_of), None)
-        if absent is not None:
-            raise MetadataError(f"{subject}: columns= has no row with the id {absent!r}; pass the rows of all images")
-        return self.table.take([self.row_of[image_id] for image_id in image_ids])
-
-
-def _columns_by_id(columns: Any, subject: str) -> _Columns:
-    if columns is None:
-        return _Columns(pa.table({}), {})
+def _read_columns(columns: Any, subject: str) -> Callable[[list[str]], pa.Table]:
+    """Return a function that returns the rows of ids."""
     if isinstance(columns, StoredSamples):
         # Datasets of objects have a column with the ids of images.
         names = [_OF_IMAGE if name == _IDS else name for name in columns.column_names]
         table, ids = as_table(columns.columns.rename_columns(names), subject), list(columns.image_ids)
+    elif columns is None:
+        table, ids = None, []
     else:
         table = as_table(columns, subject)
         if table is None or _IDS not in table.column_names:
@@ -137,16 +128,16 @@ def _columns_by_id(columns: Any, subject: str) -> _Columns:
     if len(row_of) < len(ids):
         duplicate = next(image_id for row, image_id in enumerate(ids) if row_of[image_id] != row)
         raise MetadataError(f"{subject}: columns= has several rows with the id {duplicate!r}; remove duplicates")
-    return _Columns(pa.table({}) if table is None else table, row_of)
 
+    def take(image_ids: list[str]) -> pa.Table:
+        if table is None or not table.num_columns:
+            return pa.table({})
+        absent = next((image_id for image_id in image_ids if image_id not in row_of), None)
+        if absent is not None:
+            raise MetadataError(f"{subject}: columns= has no row with the id {absent!r}; pass the rows of all images")
+        return table.take([row_of[image_id] for image_id in image_ids])
 
-@contextmanager
-def _translate_errors(target: Path) -> Iterator[None]:
-    """Convert errors of writing to `WriteError`, but not errors that the caller's batches raise."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise WriteError(f"{target}: writing failed and left no file: {error}") from error
+    return take
 
 
 def _float_batches(embeddings: Iterable[Any], subject: str) -> Iterator[Array]:
@@ -187,36 +178,29 @@ def _flat_ids(image_ids: Any, subject: str) -> Iterator[str]:
 
 
 def _tables(
-    batches: Iterator[Array], ids: Iterator[str], columns: _Columns, prefix: str, subject: str
+    batches: Iterator[Array], ids: Iterator[str], take: Callable[[list[str]], pa.Table], prefix: str, subject: str
 ) -> Iterator[pa.Table]:
     """Yield tables of a few thousand rows, at least one."""
     num_rows, waiting = 0, list[Array]()
     for batch in chain(batches, [None]):
         waiting += [] if batch is None else [batch]
-        if sum(map(len, waiting)) >= _GROUP_ROWS or (batch is None and waiting):
-            yield _table(waiting, ids, columns, num_rows, prefix, subject)
-            num_rows += sum(map(len, waiting))
-            waiting = []
+        if not waiting or (batch is not None and sum(map(len, waiting)) < _GROUP_ROWS):
+            continue
+        features = np.ascontiguousarray(np.concatenate(waiting).T)
+        group_ids, waiting = list(islice(ids, features.shape[1])), []
+        num_rows += len(group_ids)
+        if len(group_ids) < features.shape[1]:
+            problem = f"there are more embeddings than the {num_rows:,} image_ids"
+            raise MetadataError(f"{subject}: {problem}; pass one id per embedding")
+        columns = take(group_ids)
+        width = max(4, len(str(len(features) - 1)))
+        names = [_IDS, *columns.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
+        duplicates = sorted(name for name, number in Counter(names).items() if number > 1)
+        if duplicates:
+            remedy = "remove them from columns=, or choose another prefix="
+            raise MetadataError(f"{subject}: duplicate columns {duplicates}; {remedy}")
+        yield pa.table([pa.array(group_ids, pa.string()), *columns.columns, *map(pa.array, features)], names)
     num_left = sum(1 for _ in ids)
     if num_left:
         problem = f"there are {num_rows + num_left:,} image_ids but {count(num_rows, 'embedding')}"
         raise MetadataError(f"{subject}: {problem}; pass one id per embedding")
-
-
-def _table(
-    batches: list[Array], ids: Iterator[str], columns: _Columns, start: int, prefix: str, subject: str
-) -> pa.Table:
-    features = np.ascontiguousarray(np.concatenate(batches).T)
-    num_features, num_rows = features.shape
-    own_ids = list(islice(ids, num_rows))
-    if len(own_ids) < num_rows:
-        problem = f"there are more embeddings than the {start + len(own_ids):,} image_ids"
-        raise MetadataError(f"{subject}: {problem}; pass one id per embedding")
-    extra = columns.take(own_ids, subject)
-    width = max(4, len(str(num_features - 1)))
-    names = [_IDS, *extra.column_names, *(f"{prefix}{number:0{width}}" for number in range(num_features))]
-    duplicates = sorted(name for name, number in Counter(names).items() if number > 1)
-    if duplicates:
-        remedy = "remove them from columns=, or choose another prefix="
-        raise MetadataError(f"{subject}: duplicate columns {duplicates}; {remedy}")
-    return pa.table([pa.array(own_ids, pa.string()), *extra.columns, *map(pa.array, features)], names)

@@ -100,10 +100,6 @@ class SharedBlock:
             return None
         return cls.map(descriptor, size_bytes, writable=writable)
 
-    @property
-    def shared(self) -> bool:
-        return self._descriptor is not None
-
     def share(self) -> int:
         """Move the block to shared memory if it is private, and return its descriptor.
 

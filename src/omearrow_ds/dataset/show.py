@@ -7,12 +7,11 @@ import math
 import os
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
@@ -173,23 +172,26 @@ def show(
         raise BackendError("show: Pillow is not installed; run pip install 'omearrow-ds[show]'")
     check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
-    target = None if out is None else _target(out, overwrite=overwrite)
+    target = None if out is None else Path(out).absolute()
+    if target is not None:
+        if target.suffix.lower() != ".png":
+            raise ArgumentError(option="out", value=out, allowed="a path that ends in .png")
+        if target.is_dir():
+            raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
+        check_target(target, overwrite=overwrite)
     known = {*OpenOptions.__annotations__, *SampleSettings.__dataclass_fields__} - {"chosen"}
     refuse_unknown(options, known, show)
     channels = options.pop("channels", None)
     opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
-    samples: dict[str, Any] = {
-        name: value for name, value in options.items() if name not in opening and value is not None
-    }
-    samples |= {} if crop_size is None else {"crop_size": crop_size}
+    of_samples: dict[str, Any] = {"crop_size": crop_size, **options}
+    samples = {name: value for name, value in of_samples.items() if name not in opening and value is not None}
     with ExitStack() as opened:
         previewed: Any = images
         if is_path(images) and samples:
             from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # Imports torch, which takes seconds.
 
-            previewed = OMEArrowDatasetNumpy(
-                images, format, preload=False, axes=AXES, normalize=False, **samples, **opening
-            )
+            raw: dict[str, Any] = {"preload": False, "axes": AXES, "normalize": False}
+            previewed = OMEArrowDatasetNumpy(images, format, **raw, **samples, **opening)
             opened.enter_context(previewed.source)
         elif is_path(images):
             previewed = opened.enter_context(CollectionSource(open_source(images, format, **opening)))
@@ -203,31 +205,17 @@ def show(
                 raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
         grid = _shown(previewed._preview(), int(sample), by, random, channels)
     if target is not None:
-
-        def fill(path: Path) -> None:
-            path.write_bytes(grid.png)
-
-        publish(target, fill, overwrite=overwrite)
+        publish(target, lambda path: path.write_bytes(grid.png), overwrite=overwrite)
     return grid
-
-
-def _target(out: StrPath, *, overwrite: bool) -> Path:
-    target = Path(out).absolute()
-    if target.suffix.lower() != ".png":
-        raise ArgumentError(option="out", value=out, allowed="a path that ends in .png")
-    if target.is_dir():
-        raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
-    check_target(target, overwrite=overwrite)
-    return target
 
 
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
         raise ArgumentError("the collection is empty", path=pictures.path, remedy="pass a collection with images")
-    rows, groups = _drawn(pictures, sample, by, random)
-    grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
-    thumbnails = [item for row in grid for item in row]
+    rows, groups = _draw_sample(pictures, sample, by, random)
+    grid = [(label, [thumbnail(pictures, index, SIZE, channels) for index in indices]) for label, indices in rows]
+    thumbnails = [item for _, items in grid for item in items]
     broken = [item for item in thumbnails if item.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
         problem = f"{thumbnails[0].image_id} {thumbnails[0].problem}"
@@ -235,48 +223,47 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     for item in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
         warnings.warn(f"{item.image_id}: {item.problem}{more}", UserWarning, stacklevel=3)
-    names, ranges = _channels(thumbnails)
+    names, ranges = _channels([item for item in thumbnails if item.problem is None])
     shown_in = colours(names)
-    labels = [label for label, _ in rows]
     channel_rows = [
         {"name": name, "color": "#" + "".join(f"{255 * part:02x}" for part in colour), "low": low, "high": high}
         for name, colour, (low, high) in zip(names, shown_in, ranges, strict=True)
     ]
-    drawn = f"{len(thumbnails):,} of {count(total, 'image')}" if len(thumbnails) < total else count(total, "image")
-    heads = [f"{drawn} of {Path(pictures.path).name}", *filter(None, [left_out(thumbnails)])]
-    pixel_range = PixelRange.join(thumbnail.pixel_range for thumbnail in thumbnails[:MAX_IMAGES])
+    of_total = "" if len(thumbnails) == total else f"{len(thumbnails):,} of "
+    heads = [f"{of_total}{count(total, 'image')} of {Path(pictures.path).name}", left_out(thumbnails)]
+    pixel_range = PixelRange.join(item.pixel_range for item in thumbnails[:MAX_IMAGES])
     if pixel_range is not None and pixel_range.normalize is not None:
         heads.append(f"pixels: {pixel_range.text}")
     heads.append(f"contrast per channel over all images, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
-    def tile(item: Thumbnail) -> Tile:
+    def content(item: Thumbnail) -> Array | str:
         if item.problem is not None:  # Paths without the prefix that is in the title.
-            return Tile(item.image_id, item.problem.replace(f"{pictures.path}{os.sep}", ""))
-        return Tile(item.image_id, composed(item.planes, ranges, shown_in))
+            return item.problem.replace(f"{pictures.path}{os.sep}", "")
+        return composed(item.planes, ranges, shown_in)
 
-    picture = png(_draw(heads, channel_rows, labels, [[*map(tile, row)] for row in grid]))
+    tiles = [(label, [(item.image_id, content(item)) for item in items]) for label, items in grid]
     image_rows = [
         {
             "row": row,
             "column": column,
             "index": item.index,
             "image_id": item.image_id,
-            "group": None if by is None else labels[row],
+            "group": None if by is None else label,
             "problem": item.problem,
         }
-        for row, line in enumerate(grid)
-        for column, item in enumerate(line)
+        for row, (label, items) in enumerate(grid)
+        for column, item in enumerate(items)
     ]
+    picture = png(_draw(list(filter(None, heads)), channel_rows, tiles))
     return Shown(pictures.path, picture, image_rows, channel_rows, total, groups, pixel_range)
 
 
-def _drawn(
+def _draw_sample(
     pictures: Pictures, sample: int, by: str | None, random: Any
 ) -> tuple[list[tuple[str, list[int]]], int | None]:
     """Return the rows of the grid, each a label and its image indices, and the number of groups."""
-    total = len(pictures.image_ids)
     if by is None:
-        chosen = np.sort(random.permutation(total)[:sample]).tolist()
+        chosen = np.sort(random.permutation(len(pictures.image_ids))[:sample]).tolist()
         wide = math.ceil(math.sqrt(len(chosen)))
         return [("", chosen[start : start + wide]) for start in range(0, len(chosen), wide)], None
     if by not in pictures.schema.names:
@@ -285,52 +272,43 @@ def _drawn(
     for index, value in enumerate(pictures.column(by).to_pylist()):
         members.setdefault("(null)" if value is None else str(value), []).append(index)
     labels = sorted(members, key=natural_key)
-    picked = sorted(random.permutation(len(labels))[:sample].tolist())
+    picked = [labels[number] for number in sorted(random.permutation(len(labels))[:sample].tolist())]
     num_per_row = max(1, sample // len(labels))
-    of_row = [(labels[label_index], members[labels[label_index]]) for label_index in picked]
-    return [(label, np.sort(random.permutation(indices)[:num_per_row]).tolist()) for label, indices in of_row], len(
-        labels
-    )
+    rows = [(label, np.sort(random.permutation(members[label])[:num_per_row]).tolist()) for label in picked]
+    return rows, len(labels)
 
 
 def _channels(thumbnails: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
     """Return the name of each channel, None if images differ, and its contrast over all images."""
-    read = [item for item in thumbnails if item.problem is None]
-    number = max((len(item.planes) for item in read), default=0)
     names: list[str | None] = []
     ranges = []
-    for channel in range(number):
-        having = [item for item in read if channel < len(item.planes)]
-        distinct = Counter(item.names[channel] for item in having)
-        names.append(next(iter(distinct)) if len(distinct) == 1 else None)
+    for channel in range(max((len(item.planes) for item in thumbnails), default=0)):
+        having = [item for item in thumbnails if channel < len(item.planes)]
+        distinct = {item.names[channel] for item in having}
+        names.append(distinct.pop() if len(distinct) == 1 else None)
         ranges.append(contrast(np.concatenate([item.planes[channel].ravel() for item in having])))
     return names, ranges
 
 
-class Tile(NamedTuple):
-    """Label and content of a tile of the grid: its picture (y, x, 3), uint8, or its error message."""
-
-    label: str
-    content: Array | str
-
-
 def _draw(
-    heads: Sequence[str], channels: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Sequence[Tile]]
+    heads: Sequence[str],
+    channels: Sequence[Mapping[str, Any]],
+    rows: Sequence[tuple[str, Sequence[tuple[str, Array | str]]]],
 ) -> Array:
     """Return a picture (y, x, 3), uint8, with lines of text, a legend of channels, and labeled rows of tiles.
 
-    Pillow draws it because of its text.
+    A tile has a label, and a picture (y, x, 3), uint8, or an error message. Pillow draws it because of its text.
     """
     from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415  # Optional.
 
     font = ImageFont.load_default(_FONT)
-    of_rows = [_fitted(label, font, _LABEL) for label in labels]
-    left = _GAP + math.ceil(max(map(font.getlength, of_rows)))
+    labels = [_fitted(label, font, _LABEL) for label, _ in rows]
+    left = _GAP + math.ceil(max(map(font.getlength, labels)))
     left += _GAP if left > _GAP else 0
-    sizes = [tile.content.shape for row in rows for tile in row if not isinstance(tile.content, str)]
-    high, wide = (SIZE, SIZE) if len(sizes) < sum(map(len, rows)) else map(max, list(zip(*sizes, strict=True))[:2])
-    high, wide = max(high, _LINE), max(wide, _NARROWEST)
-    width = max(_LEAST, left + max(map(len, rows)) * (wide + _GAP))
+    contents = [content for _, tiles in rows for _, content in tiles]
+    sizes = [(SIZE, SIZE) if isinstance(content, str) else content.shape[:2] for content in contents]
+    high, wide = np.max([(_LINE, _NARROWEST), *sizes], axis=0).tolist()
+    width = max(_LEAST, left + max(len(tiles) for _, tiles in rows) * (wide + _GAP))
     legend = _legend(channels, font, width)
     top = _GAP + _LINE * (len(heads) + len({y for _, y, *_ in legend}))
     image = Image.new("RGB", (width, top + _GAP + len(rows) * (high + _LINE + _GAP)), _PAPER)
@@ -341,18 +319,18 @@ def _draw(
         y = _GAP + (len(heads) + line) * _LINE
         pen.rectangle((x, y + 3, x + 10, y + 13), colour, _FAINT)
         pen.text((x + 16, y), text, _INK, font)
-    for number, (label, tiles) in enumerate(zip(of_rows, rows, strict=True)):
+    for number, (label, (_, tiles)) in enumerate(zip(labels, rows, strict=True)):
         y = top + _GAP + number * (high + _LINE + _GAP)
         pen.text((_GAP, y + (high - _LINE) // 2), label, _INK, font)
-        for column, tile in enumerate(tiles):
+        for column, (image_id, content) in enumerate(tiles):
             x = left + column * (wide + _GAP)
-            if isinstance(tile.content, str):
+            if isinstance(content, str):
                 pen.rectangle((x, y, x + SIZE - 1, y + SIZE - 1), None, _FAINT)
-                for line, text in enumerate(textwrap.wrap(tile.content, _LETTERS)[:_LINES]):
+                for line, text in enumerate(textwrap.wrap(content, _LETTERS)[:_LINES]):
                     pen.text((x + 4, y + 4 + line * _LINE), _fitted(text, font, SIZE - _GAP), _INK, font)
             else:
-                image.paste(Image.fromarray(tile.content), (x, y))
-            pen.text((x, y + high + 1), _fitted(tile.label, font, wide), _FAINT, font)
+                image.paste(Image.fromarray(content), (x, y))
+            pen.text((x, y + high + 1), _fitted(image_id, font, wide), _FAINT, font)
     return np.asarray(image)
 
 

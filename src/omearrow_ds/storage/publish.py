@@ -50,7 +50,7 @@ def _is_collection(path: Path) -> bool:
     return True
 
 
-def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
+def publish(path: Path, fill: Callable[[Path], object], *, overwrite: bool) -> None:
     """Call ``fill`` to write in a temporary folder next to ``path``, then move the result to ``path`` in one step.
 
     If writing fails, ``path`` is unchanged and the temporary folder is removed. A killed process leaves a
