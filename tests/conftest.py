@@ -45,9 +45,9 @@ def _loops():
 @pytest.fixture(scope="session", autouse=True)
 def _dark_images():
     """Silence the warning about 12-bit pixels, which most test images cause; its own tests expect it."""
-    from omearrow_ds.dataset.normalization import has_warned
+    from omearrow_ds.dataset.normalization import HAS_WARNED
 
-    has_warned().set()
+    HAS_WARNED.set()
 
 
 @pytest.fixture

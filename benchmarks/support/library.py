@@ -7,7 +7,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
+import numpy as np
+
+from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats import formats, get_format
 from omearrow_ds.testing import synthetic_images
@@ -47,6 +49,10 @@ __all__ += [
 def images_of(source: Any) -> Any:
     """Return the images of an open source; in an older package, a source reads them itself."""
     return getattr(source, "images", source)
+
+
+def decoded_bytes(shapes: Any, dtypes: Any) -> int:
+    return int(sum(np.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)))
 
 
 def as_after_some_epochs() -> None:

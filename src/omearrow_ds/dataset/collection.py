@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -12,18 +13,17 @@ import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows, PlacedBox, shown_indices
-from omearrow_ds.dataset.cuda import BYTES_PER_BOX, DeviceCropper, DeviceSamples, check_room
+from omearrow_ds.dataset.crop_boxes import Boxes, CropWindows, PlacedBox, shown_indices
+from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, DeviceScaling, SampleLayout, check_room
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
-from omearrow_ds.dataset.preload import ImageKinds, decoded_bytes, group_into_kinds
+from omearrow_ds.dataset.preload import ImageKinds, group_into_kinds
 from omearrow_ds.dataset.shared_memory import BatchBufferPool
 from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages
-from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
-from omearrow_ds.kernels.crops import assemble
+from omearrow_ds.kernels.crops import assemble, crop
 from omearrow_ds.kernels.gather import DecodedRows, fill_in_threads
-from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
+from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import request_files
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import Images
@@ -31,7 +31,6 @@ from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16
 from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
 
-Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
@@ -70,7 +69,11 @@ class Collection(StoredImages):
     ) -> None:
         super().__init__(source, options)
         self.sample_axes, self.axes, self.crops = axes, axes.axes, crops
+        # Ids and columns of crops; None if samples have those of the images.
+        self.crop_rows = None if crops is None else crops.rows
+        self.is_random = crops is not None and crops.ranges is not None
         self._normalizer = Normalizer(source, normalize, illumination)
+        self.is_float32 = self._normalizer.is_float32  # Whether samples are float32 for any stored dtype.
         if crops is not None and not {"Y", "X"} <= set(axes.axes):
             raise AxesError(f"axes={axes.axes!r}: crops need Y and X; add both axes")
         if crops is not None and {"Y", "X"} & set(axes.select or {}):
@@ -84,12 +87,12 @@ class Collection(StoredImages):
         kinds = group_into_kinds(self.shapes, self.dtypes, *codes)
         shapes = [tuple(self.shapes[index].tolist()) for index in kinds.first]
         dtypes = [self.dtypes[index] for index in kinds.first]
-        axes = self._all_axes if is_cropped else self.sample_axes
+        axes = replace(self.sample_axes, axes=AXES) if is_cropped else self.sample_axes
         by_shape: dict[tuple[int, ...], Cut] = {}
-        for index, shape in zip(kinds.first, shapes, strict=True):
-            if shape not in by_shape:
-                by_shape[shape] = axes.cut(shape, f"{self.path}: image {index}")
-        cuts = [by_shape[shape] for shape in shapes]
+        cuts = [
+            by_shape.get(shape) or by_shape.setdefault(shape, axes.cut(shape, f"{self.path}: image {index}"))
+            for index, shape in zip(kinds.first, shapes, strict=True)
+        ]
         divisors = list(map(self._normalizer.divisor, kinds.first, dtypes, shapes, cuts))
         planes = [
             PickedRegion.from_spans([spans_of(indices.tolist()) for indices in shown_indices(cut, shape)[:3]])
@@ -109,45 +112,25 @@ class Collection(StoredImages):
             len({*divisors}) == 1,
         )
 
-    @property
-    def _all_axes(self) -> SampleAxes:
-        return SampleAxes(AXES, self.sample_axes.select, self.sample_axes.crop_size)
-
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return FLOAT32 if self._normalizer.is_float32 else dtype
-
-    @property
-    def is_float32(self) -> bool:
-        """Whether samples are always float32, for any stored dtype."""
-        return self._normalizer.is_float32
-
-    @property
-    def is_random(self) -> bool:
-        return self.crops is not None and self.crops.ranges is not None
+        return FLOAT32 if self.is_float32 else dtype
 
     @property
     def nbytes(self) -> int:
-        return decoded_bytes(self.shapes, self.dtypes, self.plan.kinds)
-
-    @property
-    def noun(self) -> str:
-        if self.crops is None:
-            return "images"
-        dropped = f" ({self.crops.num_dropped} left out)" if self.crops.num_dropped else ""
-        return f"crops{dropped} of {len(self.shapes)} images"
+        return int(self.image_bytes.sum())
 
     def __len__(self) -> int:
         return len(self.shapes if self.crops is None else self.crops)
 
     @property
     def sample_ids(self) -> Sequence[str]:
-        rows = None if self.crops is None else self.crops.rows
+        rows = self.crop_rows
         return self.image_ids if rows is None else rows.image_ids
 
     @property
     def column_source(self) -> ColumnReader:
         """Path, ids and columns of the samples: the source, or the rows of crops."""
-        rows = None if self.crops is None else self.crops.rows
+        rows = self.crop_rows
         if rows is None:
             return self.source
         if rows.source is None:  # After unpickling.
@@ -155,21 +138,22 @@ class Collection(StoredImages):
         return rows
 
     def fields_of(self, positions: Array) -> Array:
-        return positions if self.crops is None else self.crops.boxes.fields[positions]
+        return positions if self.crops is None else self.crops.corners[0, positions]
 
     def samples_of(self, count: int) -> Array:
         return np.flatnonzero(self.fields_of(np.arange(len(self))) < count)
 
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Shape of all samples, or None if shapes differ or `shape_of` has to be called per sample."""
-        return None if self.crops is not None or self.plan.sample_kind is None else self.plan.sample_kind[0]
-
-    def shape_of(self, position: int) -> tuple[int, ...]:
-        if self.crops is None:
-            return self.plan.cuts[position].shape
-        planes = self.plan.cuts[int(self.crops.boxes.fields[position])].shape[:3]
-        return self._crop_shape(planes, self.crops.size or self.crops.size_of(position))
+    def shape_of(self, positions: Array) -> tuple[int, ...] | None:
+        """Return the shape of samples, or None without samples, or if their shapes differ."""
+        cuts, crops = self.plan.cuts, self.crops
+        if crops is None:
+            is_uniform = self.plan.sample_kind is not None
+            shapes = {cuts[position].shape for position in positions[: 1 if is_uniform else None].tolist()}
+        else:
+            planes = (cuts[field].shape[:3] for field in crops.corners[0, positions].tolist())
+            sizes = (crops.size or crops.size_of(position) for position in positions.tolist())
+            shapes = set(map(self._crop_shape, planes, sizes))
+        return shapes.pop() if len(shapes) == 1 else None
 
     def _crop_shape(self, planes: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
         lengths = dict(zip(AXES, (*planes, *size), strict=True))
@@ -207,7 +191,7 @@ class Collection(StoredImages):
         if crops is not None and (crops.resize is not None or crops.box_size is None):
             problem = "crops on a device need one size, but boxes differ in size"
             raise error(problem, remedy=f"pass crop_size=, or {on_cpu}")
-        boxes_bytes = 0 if crops is None or self.is_random else len(crops) * BYTES_PER_BOX
+        boxes_bytes = 0 if crops is None or self.is_random else 2 * crops.corners.nbytes  # As int64.
         check_room(self.path, device, self.nbytes + boxes_bytes, max_bytes)
         pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
         cut, divisors, groups = self.full_image_layout()
@@ -227,13 +211,13 @@ class Collection(StoredImages):
         """Return the region of ``image`` that a sample shows, with all five axes and without scaling."""
         if self.crops is None:
             return to_tczyx(self.plan.cuts[position](image), self.axes, f"{self.path}: image {position}")
-        field, *box = (int(values[0]) for values in self.crops.take([position]))
-        placed = PlacedBox.of((field, *box), self.shapes[field], self.crops.pad)
-        crop = np.empty((*self.plan.cuts[field].shape[:3], *box[2:]), image.dtype)
-        placed.write(self._read([placed], {field: image})[0], None, crop, self.crops.pad)
-        return crop
+        field, top, left, *size = self.crops.take([position])[:, 0].tolist()
+        planes = self.plan.cuts[field](image)
+        sample = np.empty((*planes.shape[:3], *size), image.dtype)
+        crop(planes, top, left, sample, None, self.crops.pad)
+        return sample
 
-    def batch(self, positions: list[int], allocate: Allocate, boxes: CropBoxes | None = None) -> Any:
+    def batch(self, positions: list[int], allocate: Allocate, boxes: Boxes | None = None) -> Any:
         """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype.
 
         They are arrays, or one tensor if pixels are on a device. ``boxes`` are used instead of the boxes of crops, so
@@ -288,57 +272,58 @@ class Collection(StoredImages):
         scale(view, self.plan.divisors[position], sample)
         return sample
 
-    def _crop(self, boxes: CropBoxes, allocate: Allocate) -> Array | list[Array]:
+    def _crop(self, boxes: Boxes, allocate: Allocate) -> Array | list[Array]:
         plan, crops = self.plan, self.crops
-        assert crops is not None
         samples: Array | list[Array] | None = None
+        assert crops is not None
         if plan.sample_kind is not None and crops.size is not None:
             planes, dtype = plan.sample_kind
-            samples = allocate((len(boxes.fields), *self._crop_shape(planes, crops.size)), dtype)
+            samples = allocate((boxes.shape[1], *self._crop_shape(planes, crops.size)), dtype)
             if crops.resize is None:
                 self._fill(boxes, samples)
                 return samples
         unsized = [
             np.empty(self._crop_shape(plan.cuts[field].shape[:3], size), self._sample_dtype(self.dtypes[field]))
-            for field, *size in zip(*(values.tolist() for values in (boxes.fields, *boxes[3:])), strict=True)
+            for field, _, _, *size in boxes.T.tolist()
         ]
         self._fill(boxes, unsized)
         if crops.resize is None:
             return unsized
         if samples is None:
             shape_of, size = self._crop_shape, crops.resize.size
-            samples = [np.empty(shape_of(self.tczyx(crop).shape[:3], size), crop.dtype) for crop in unsized]
-        for crop, sample in zip(unsized, samples, strict=True):
-            crops.resize(self.tczyx(crop), self.tczyx(sample), smooth=self.is_float32)
+            samples = [np.empty(shape_of(self.tczyx(part).shape[:3], size), part.dtype) for part in unsized]
+        for part, sample in zip(unsized, samples, strict=True):
+            crops.resize(self.tczyx(part), self.tczyx(sample), smooth=self.is_float32)
         return samples
 
-    def _fill(self, boxes: CropBoxes, samples: Array | list[Array]) -> None:
+    def _fill(self, boxes: Boxes, samples: Array | list[Array]) -> None:
         crops, plan = self.crops, self.plan
         assert crops is not None
-        stacked = samples if isinstance(samples, np.ndarray) else None
-        if stacked is not None and self.rows is not None:
-            self.rows.crop(boxes[:3], self._all_tczyx(stacked), crops.pad, torch.get_num_threads())
-            return
-        targets = list(map(self.tczyx, samples)) if stacked is None else self._all_tczyx(stacked)
+        pad, threads, stacked = crops.pad, torch.get_num_threads(), None
+        if isinstance(samples, np.ndarray):
+            stacked = self.tczyx(samples)
+            if self.rows is not None:
+                self.rows.crop(list(boxes[:3]), stacked, pad, threads)
+                return
+        targets = list(map(self.tczyx, samples)) if stacked is None else stacked
         # The source reads the part of each box that is in its field, and this pads the pixels outside.
-        all_boxes = zip(*[values.tolist() for values in boxes], strict=True)
-        placed = [PlacedBox.of(box, self.shapes[box[0]], crops.pad) for box in all_boxes]
-        regions, pad = self._read(placed), crops.pad
+        placed = [PlacedBox.of(box, self.shapes[box[0]], pad) for box in boxes.T.tolist()]
+        regions = self._read(placed)
 
         def fill(positions: Iterable[int]) -> None:
             for position in positions:
                 box = placed[position]
                 box.write(regions[position], plan.divisors[box.field], targets[position], pad)
 
-        positions = range(len(samples))
+        positions = range(len(placed))
         if stacked is None:
             fill(positions)
         elif self._plane_divisor is not None:  # One loop writes the boxes that are inside.
-            inside = [position for position, box in enumerate(placed) if box.is_inside]
-            assemble([regions[position] for position in inside], inside, np.asarray(targets), self._plane_divisor[0])
+            inside = [position for position in positions if placed[position].is_inside]
+            assemble([regions[position] for position in inside], inside, stacked, self._plane_divisor[0])
             fill(sorted({*positions} - {*inside}))
         else:
-            fill_in_threads(lambda share: fill(positions[share]), stacked, torch.get_num_threads())
+            fill_in_threads(lambda share: fill(positions[share]), stacked, threads)
 
     @cached_property
     def _plane_divisor(self) -> tuple[Divisor] | None:
@@ -352,18 +337,18 @@ class Collection(StoredImages):
             return (divisor,) if divisor.illumination is None else None
         return (divisor,)
 
-    def _read(self, placed: Sequence[PlacedBox], images: Mapping[int, Array] | None = None) -> list[Array]:
-        """Return regions (T, C, Z, y, x) of ``images``, or of images from memory or the source; read-only."""
+    def _read(self, placed: Sequence[PlacedBox]) -> list[Array]:
+        """Return regions (T, C, Z, y, x) of images, from memory or the source; read-only."""
         parts = [self.plan.planes[box.field] for box in placed]
         rows, regions = [], []
         for part, (field, (y0, x0, y1, x1), *_) in zip(parts, placed, strict=True):
             for t0, c0, z0, t1, c1, z1 in part.regions:
                 rows.append(field)
                 regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
-        if images is None and self._is_read_once:
+        if self._is_read_once:
             arrays = self._fetch(rows, regions)
         else:
-            images = images or self._distinct(rows)
+            images = self._distinct(rows)
             arrays = [images[row][slices_of(region)] for row, region in zip(rows, regions, strict=True)]
         if len(arrays) == len(placed):
             return arrays
@@ -371,18 +356,16 @@ class Collection(StoredImages):
         return [part.join(list(islice(remaining, len(part.regions)))) for part in parts]
 
     @cached_property
-    def _order(self) -> tuple[list[int], tuple[slice | None, ...]]:
+    def _order(self) -> tuple[list[int], tuple[Any, ...]]:
         """Axes of a sample in the order (T, C, Z, Y, X), and an index that adds the missing ones."""
-        present = tuple(slice(None) if axis in self.axes else None for axis in AXES)
-        return [self.axes.index(axis) for axis in AXES if axis in self.axes], present
+        order = [self.axes.index(axis) - len(self.axes) for axis in AXES if axis in self.axes]
+        return order, (..., *(slice(None) if axis in self.axes else None for axis in AXES))
 
-    def _all_tczyx(self, samples: Array) -> Array:
+    def tczyx(self, samples: Array) -> Array:
+        """Return a view of a sample, or of a stack of samples, with all five axes."""
         order, present = self._order
-        return samples.transpose([0, *[axis + 1 for axis in order]])[(slice(None), *present)]
-
-    def tczyx(self, sample: Array) -> Array:
-        order, present = self._order
-        return sample.transpose(order)[present]
+        view: Array = samples.transpose([*range(samples.ndim - len(order)), *order])[present]
+        return view
 
     @cached_property
     def pool(self) -> BatchBufferPool:
@@ -408,7 +391,7 @@ class Collection(StoredImages):
         if crops is not None:
             if rows is not None and crops.box_size is not None and not self.is_random:
                 boxes = crops.take(positions)
-                rows.stacks.request(boxes.fields, (boxes.tops, crops.box_size[0]))
+                rows.stacks.request(boxes[0], (boxes[1], crops.box_size[0]))
         elif rows is not None:
             rows.stacks.request(np.array(positions))
         elif self._is_read_once:
@@ -419,7 +402,7 @@ class Collection(StoredImages):
     def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
         """Return the cut of images of one shape, with all axes, their distinct scalings, and the scaling of each."""
         kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
-        cut = self._all_axes.cut(shape, str(self.path))
+        cut = replace(self.sample_axes, axes=AXES).cut(shape, str(self.path))
         divisors = [self._normalizer.divisor(index, self.dtypes[index], shape, cut) for index in kinds.first]
         distinct = [*dict.fromkeys(divisors)]
         keys = [distinct.index(divisor) for divisor in divisors]
@@ -459,4 +442,4 @@ class Collection(StoredImages):
 
     def as_stored(self) -> Self:
         normalizer = Normalizer(self.source, normalize=False, illumination=None)
-        return self.copy(_normalizer=normalizer, image_cache=self.image_cache)
+        return self.copy(_normalizer=normalizer, is_float32=False, image_cache=self.image_cache)

@@ -21,6 +21,9 @@ from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import count
 
+Boxes = Array  # (5, n) int64: image, top, left, height and width in pixels; boxes may extend beyond images.
+STAGES = {"CropResize.__call__": "normalize", "scale": "normalize", "crop": "normalize"}
+
 
 class CropOptions(TypedDict, total=False):
     objects: Any
@@ -42,16 +45,6 @@ def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     opening = {name: value for name, value in options.items() if value is not None or name not in names}
     crops = {name: opening.pop(name) for name in names if name in opening}
     return cast(CropOptions, crops), cast(OpenOptions, opening)
-
-
-class CropBoxes(NamedTuple):
-    """Field, top, left, height and width of boxes in pixels, (n,) each; boxes may extend beyond images."""
-
-    fields: Array
-    tops: Array
-    lefts: Array
-    heights: Array
-    widths: Array
 
 
 class PlacedBox(NamedTuple):
@@ -80,7 +73,7 @@ class PlacedBox(NamedTuple):
         if pad != "constant" and not self.is_inside:
             crop(region, *self.corner, out, divisor, pad)
             return
-        if not self.is_inside:
+        if not self.is_inside:  # Without further calls.
             out[...] = 0
             top, left = self.corner
             out = out[..., -top : y1 - y0 - top, -left : x1 - x0 - left]
@@ -130,7 +123,8 @@ class CropResize(NamedTuple):
 class CropWindows:
     """One crop box per sample."""
 
-    boxes: CropBoxes  # As int32; heights and widths have one item if all boxes have one size.
+    corners: Array  # (3, n) int32: image, top and left.
+    sizes: Array  # (2, n) int32: height and width; (2, 1) if all are equal.
     pad: str = "constant"  # Pixels beyond an image's edge: constant (0), edge or reflect, see `numpy.pad`.
     num_dropped: int = 0  # Number of boxes that were left out because they extend beyond an edge.
     # (N, 2), the number of rows and columns at which a box is drawn at each access, from torch's global generator; None
@@ -140,19 +134,17 @@ class CropWindows:
     resize: CropResize | None = None
 
     def __post_init__(self) -> None:
-        sides = np.stack(self.boxes[3:])
-        num_sizes = 1 if sides.size and (sides == sides[:, :1]).all() else None
-        fields, tops, lefts, *sizes = (values.astype(np.int32, copy=False) for values in self.boxes)
-        object.__setattr__(self, "boxes", CropBoxes(fields, tops, lefts, *(values[:num_sizes] for values in sizes)))
+        sizes = self.sizes[:, :1] if (self.sizes == self.sizes[:, :1]).all() else self.sizes
+        for name, values in (("corners", self.corners), ("sizes", sizes)):
+            object.__setattr__(self, name, values.astype(np.int32, copy=False))
 
     def __len__(self) -> int:
-        return len(self.boxes.fields)
+        return len(self.corners[0])
 
     @cached_property
     def box_size(self) -> tuple[int, int] | None:
         """(height, width) of all boxes, or None if they differ."""
-        heights, widths = self.boxes[3:]
-        return (int(heights[0]), int(widths[0])) if len(heights) == 1 else None
+        return self.size_of(0) if self.sizes.shape[1] == 1 else None
 
     @cached_property
     def size(self) -> tuple[int, int] | None:
@@ -160,27 +152,25 @@ class CropWindows:
         return self.box_size if self.resize is None else self.resize.size
 
     def size_of(self, position: int) -> tuple[int, int]:
-        return self.box_size or (int(self.boxes.heights[position]), int(self.boxes.widths[position]))
+        height, width = self.sizes[:, position if self.sizes.shape[1] > 1 else 0].tolist()
+        return height, width
 
     def are_inside(self, shape: Sequence[int]) -> bool:
-        sides = zip(self.boxes[1:3], self.boxes[3:], shape, strict=True)
-        return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
+        first = self.corners[1:]
+        return bool(((first >= 0) & (first + self.sizes <= np.reshape(shape, (2, 1)))).all())
 
-    def take(self, positions: Sequence[int] | Array) -> CropBoxes:
-        """Return the boxes of samples as int64; for each random box, two numbers are drawn."""
+    def take(self, positions: Sequence[int] | Array) -> Boxes:
+        """Return the boxes of samples; for each random box, two numbers are drawn."""
         indices = np.asarray(positions, np.intp)
-        fields, tops, lefts = [values[indices].astype(np.int64) for values in self.boxes[:3]]
-        if self.box_size is None:
-            return CropBoxes(fields, tops, lefts, *[values[indices].astype(np.int64) for values in self.boxes[3:]])
+        boxes = np.empty((5, len(indices)), np.int64)
+        boxes[:3] = self.corners.take(indices, axis=1)
+        boxes[3:] = self.sizes if self.box_size is not None else self.sizes.take(indices, axis=1)
         if self.ranges is not None:
             ranges = self.ranges[indices]
             drawn = torch.rand((len(ranges), 2), dtype=torch.float64).numpy()
-            corners = np.minimum((drawn * ranges).astype(np.int64), ranges - 1)
-            tops, lefts = (
-                np.where(centered < 0, centered, corner)
-                for centered, corner in zip((tops, lefts), corners.T, strict=True)
-            )
-        return CropBoxes(fields, tops, lefts, *[np.full(len(indices), length) for length in self.box_size])
+            corners = np.minimum((drawn * ranges).astype(np.int64), ranges - 1).T
+            boxes[1:3] = np.where(boxes[1:3] < 0, boxes[1:3], corners)
+        return boxes
 
 
 def make_crops(
@@ -217,21 +207,26 @@ def make_crops(
 
 def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
     pad, shapes = chosen.get("pad"), source.shapes
-    centered = CropWindows(_centered(shapes, size, pad, str(source.path)), pad or "constant")
-    if chosen.get("crop", "center") == "center":
-        return centered
-    if chosen["crop"] == "random":
-        return replace(centered, ranges=np.maximum(shapes[:, 3:] - size, 0) + 1)
+    margins = shapes[:, 3:] - size
+    too_small = (margins < 0).any(axis=1)
+    if too_small.any() and pad is None:
+        first = int(too_small.argmax())
+        height, width = shapes[first, 3:].tolist()
+        problem = f"crop_size={size} is larger than image {first} of {height} x {width} pixels"
+        num_images = count(int(too_small.sum()), "such image")
+        raise AxesError(f"{source.path}: {problem} ({num_images}); lower crop_size, pass pad=, or remove the image")
+    if chosen.get("crop") != "grid":
+        centered = _boxes_of_size(np.arange(len(shapes)), margins // 2, size, pad)
+        return replace(centered, ranges=np.maximum(margins, 0) + 1) if chosen.get("crop") == "random" else centered
     tiles = _grid_boxes(shapes, size, chosen.get("overlap", 0), pad)
-    columns = pa.table({"crop_y": tiles.boxes.tops, "crop_x": tiles.boxes.lefts})
-    name_tiles = partial(_tile_ids, tiles.boxes, source.image_ids)
-    rows = CropRows(source, columns.schema, columns.select, tiles.boxes.fields, name_tiles)
-    return replace(tiles, rows=rows)
+    fields, tops, lefts = tiles.corners
+    columns = pa.table({"crop_y": tops, "crop_x": lefts})
+    name_tiles = partial(_tile_ids, tiles.corners, source.image_ids)
+    return replace(tiles, rows=CropRows(source, columns.schema, columns.select, fields, name_tiles))
 
 
-def _tile_ids(boxes: CropBoxes, image_ids: Sequence[str]) -> list[str]:
-    corners = zip(*(values.tolist() for values in boxes[:3]), strict=True)
-    return [f"{image_ids[field]}:{top},{left}" for field, top, left in corners]
+def _tile_ids(corners: Array, image_ids: Sequence[str]) -> list[str]:
+    return [f"{image_ids[field]}:{top},{left}" for field, top, left in corners.T.tolist()]
 
 
 def boxes_around_objects(
@@ -247,7 +242,7 @@ def boxes_around_objects(
     if size is None:
         assert objects.boxes is not None
         y0, y1, x0, x1 = objects.boxes.T
-        return CropWindows(CropBoxes(objects.fields, y0, x0, y1 - y0, x1 - x0)), np.ones(len(y0), np.bool_)
+        return CropWindows(np.stack([objects.fields, y0, x0]), np.stack([y1 - y0, x1 - x0])), np.ones(len(y0), np.bool_)
     centers = objects.centers
     if centers is None:
         assert objects.boxes is not None
@@ -265,13 +260,13 @@ def boxes_around_objects(
         corners = np.clip(corners, 0, largest)
     elif pad == "drop":
         keep_mask = np.min((corners >= 0) & (corners <= largest), axis=1, initial=True)
-    boxes = _boxes_of_size(objects.fields[keep_mask], corners[keep_mask], size)
-    used_pad = pad if pad in ("edge", "reflect") else "constant"
-    return CropWindows(boxes, used_pad, int((~keep_mask).sum())), keep_mask
+    crops = _boxes_of_size(objects.fields[keep_mask], corners[keep_mask], size, pad)
+    return replace(crops, num_dropped=int((~keep_mask).sum())), keep_mask
 
 
-def _boxes_of_size(fields: Array, corners: Array, size: tuple[int, int]) -> CropBoxes:
-    return CropBoxes(fields, *corners.T, *(np.full(len(fields), length) for length in size))
+def _boxes_of_size(fields: Array, corners: Array, size: tuple[int, int], pad: str | None) -> CropWindows:
+    sizes = np.broadcast_to(np.reshape(size, (2, 1)), (2, len(fields)))
+    return CropWindows(np.stack([fields, *corners.T]), sizes, pad if pad in ("edge", "reflect") else "constant")
 
 
 def _grid_boxes(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None) -> CropWindows:
@@ -286,33 +281,27 @@ def _grid_boxes(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | N
     if not ((overlaps >= 0) & (overlaps < size)).all():
         raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
 
-    def starts(length: int, side: int, lap: int) -> Array:
-        last, step = max(length - side, 0), side - lap
-        firsts = np.arange(0, last + step, step)
-        return np.minimum(firsts, last) if pad is None else firsts
+    def corners_in(plane: tuple[int, ...]) -> Array:
+        axes = []
+        for length, side, overlap_length in zip(plane, size, np.broadcast_to(overlaps, 2).tolist(), strict=True):
+            last, step = max(length - side, 0), side - overlap_length
+            firsts = np.arange(0, last + step, step)
+            axes.append(np.minimum(firsts, last) if pad is None else firsts)
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
 
-    sides = list(zip(size, np.broadcast_to(overlaps, 2).tolist(), strict=True))
-    corners: dict[tuple[int, ...], Array] = {}  # (n, 2) each
     planes = [tuple(plane) for plane in shapes[:, 3:].tolist()]
-    for plane in dict.fromkeys(planes):
-        firsts = [starts(length, *side) for length, side in zip(plane, sides, strict=True)]
-        corners[plane] = np.stack(np.meshgrid(*firsts, indexing="ij"), axis=-1).reshape(-1, 2)
-    fields = np.repeat(np.arange(len(shapes)), np.array([len(corners[plane]) for plane in planes], np.int64))
-    of_fields = np.concatenate([*(corners[plane] for plane in planes), np.zeros((0, 2), np.int64)])
-    return CropWindows(_boxes_of_size(fields, of_fields, size), pad or "constant")
+    by_plane = {plane: corners_in(plane) for plane in set(planes)}
+    corners = [by_plane[plane] for plane in planes]
+    fields = np.repeat(np.arange(len(shapes)), np.array(list(map(len, corners)), np.int64))
+    return _boxes_of_size(fields, np.concatenate([*corners, np.zeros((0, 2), np.int64)]), size, pad)
 
 
-def _centered(shapes: Array, size: tuple[int, int], pad: str | None, path: str) -> CropBoxes:
-    """Return the box in the middle of each image; raise `AxesError` if one is too small without ``pad``."""
-    corners = (shapes[:, 3:] - size) // 2
-    small = (corners < 0).any(axis=1)
-    if small.any() and pad is None:
-        first = int(small.argmax())
-        height, width = shapes[first, 3:].tolist()
-        problem = f"crop_size={size} is larger than image {first} of {height} x {width} pixels"
-        num_small = count(int(small.sum()), "such image")
-        raise AxesError(f"{path}: {problem} ({num_small}); lower crop_size, pass pad=, or remove the image")
-    return _boxes_of_size(np.arange(len(shapes)), corners, size)
+def check_needed(other: str, is_passed: Any, **options: Any) -> None:
+    """Raise `ArgumentError` if one of ``options`` is passed without another option, which it needs."""
+    for name, value in options.items():
+        if value is not None and not is_passed:
+            remedy = f"pass {other} or leave it out"
+            raise ArgumentError(f"needs {other}", option=name, value=value, remedy=remedy)
 
 
 def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
@@ -326,10 +315,7 @@ def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
         ("box=", ("resize", "pad_to"), passed.get("box")),
     )
     for other, names, is_passed in needs:
-        name = next((name for name in names if name in passed and not is_passed), None)
-        if name is not None:
-            remedy = f"pass {other} or leave it out"
-            raise ArgumentError(f"needs {other}", option=name, value=passed[name], remedy=remedy)
+        check_needed(other, is_passed, **{name: passed.get(name) for name in names})
     if has_objects and crop != "center":
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
     if crop_size is None and not passed.get("box"):

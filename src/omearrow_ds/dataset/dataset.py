@@ -12,6 +12,7 @@ from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.crop_boxes import DatasetOptions
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.dataset.targets import ChosenClasses, Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks
@@ -176,9 +177,7 @@ class OMEArrowDataset(StoredSamples):
         ArgumentError
             If ``transform`` is not callable.
         """
-        view = self._view(self._picked)
-        view._transform = _checked(transform)  # noqa: SLF001  # Same class.
-        return view
+        return copy_with(self, _transform=_checked(transform))
 
 
 def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch.Tensor], Any] | None:

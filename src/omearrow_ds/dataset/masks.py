@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import SampleAxes
-from omearrow_ds.dataset.collection import Allocate, Array, Collection
-from omearrow_ds.dataset.crop_boxes import CropBoxes, CropWindows
+from omearrow_ds.dataset.collection import Allocate, Collection
+from omearrow_ds.dataset.crop_boxes import Boxes, CropWindows
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.objects import Objects
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -58,7 +58,7 @@ class MaskedSamples:
         """Return one bool per crop around an object: whether its mask contains it. This reads each mask once."""
         assert self.background is not None
         crops = self.background.crops
-        fields = crops.boxes.fields[positions]
+        fields = crops.corners[0, positions]
         have_objects = np.ones(len(positions), np.bool_)
         for field in np.unique(fields).tolist():
             indices = np.flatnonzero(fields == field)
@@ -68,11 +68,11 @@ class MaskedSamples:
                 have_objects[index] = self.background.object_mask(position, self.collection.tczyx(mask)).any()
         return have_objects
 
-    def _masks(self, positions: list[int], boxes: CropBoxes | None, allocate: Allocate) -> Any:
+    def _masks(self, positions: list[int], boxes: Boxes | None, allocate: Allocate) -> Any:
         """Return the masks of samples, which are crops at ``boxes`` of the images if these are crops."""
         if boxes is None:
             return self.collection.batch(self.mask_of[positions].tolist(), allocate)
-        return self.collection.batch(positions, allocate, boxes._replace(fields=self.mask_of[boxes.fields]))
+        return self.collection.batch(positions, allocate, np.concatenate([self.mask_of[boxes[:1]], boxes[1:]]))
 
 
 class _Background(NamedTuple):
@@ -89,12 +89,15 @@ class _Background(NamedTuple):
     @classmethod
     def of(cls, masks: MaskedSamples, images: Collection) -> Self:
         crops, path = images.crops, str(masks.collection.path)
-        objects = None if crops is None or crops.rows is None else crops.rows.objects
+        objects = None if images.crop_rows is None else images.crop_rows.objects
         error = partial(ArgumentError, option="mask_background", value=True)
         if crops is None or objects is None:
             raise error("needs crops around objects", remedy="pass objects= or leave it out")
         column, labels = objects.labels() or ("", None)
-        if _are_binary(masks, objects.fields):
+        counts = np.bincount(objects.fields)  # The fields with the most objects are looked at.
+        looked_at = [field for field in np.argsort(-counts, kind="stable")[:_FIELDS_LOOKED_AT] if counts[field]]
+        pixels = (masks.collection.image(int(masks.mask_of[field])) for field in looked_at)
+        if all(len(np.unique(mask[mask != 0])) <= 1 for mask in pixels):
             labels = None
         elif labels is None:
             problem = f"{path} has label images but {objects.name} has no column of labels"
@@ -127,41 +130,29 @@ class _Background(NamedTuple):
         image[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), image.shape)] = 0
 
     def object_mask(self, position: int, mask: Array) -> Array:
-        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object."""
-        if self.labels is None:
-            return _connected(mask, self._center_of(position))
-        is_object: Array = mask == self.labels[position]
-        return is_object
+        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object.
+
+        Objects of binary masks are the pixels that are connected to the one at their center.
+        """
+        if self.labels is not None:
+            is_object: Array = mask == self.labels[position]
+            return is_object
+        try:
+            from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
+        except ImportError as error:
+            problem = "mask_background=True: binary masks need scipy, which is not installed"
+            raise BackendError(f"{problem}; run pip install 'omearrow-ds[masks]', or pass label images") from error
+        center, keep_mask = self._center_of(position), np.zeros(mask.shape, np.bool_)
+        for plane in np.ndindex(mask.shape[:3]):
+            if mask[plane][center]:
+                regions, _ = ndimage.label(mask[plane])  # 4-connected.
+                keep_mask[plane] = regions == regions[center]
+        return keep_mask
 
     def _center_of(self, position: int) -> tuple[int, int]:
-        _, top, left, *size = (int(values[0]) for values in self.crops.take([position]))
+        _, top, left, *size = self.crops.take([position])[:, 0].tolist()
         y, x = (self.centers[position] - (top, left)).tolist()
         return (y, x) if self.crops.resize is None else self.crops.resize.moved((y, x), (size[0], size[1]))
-
-
-def _connected(planes: Array, center: tuple[int, int]) -> Array:
-    """Return the pixels of the crop that are 4-connected to the pixel at the object's center."""
-    try:
-        from scipy import ndimage  # noqa: PLC0415  # Only for binary masks.
-    except ImportError as error:
-        problem = "mask_background=True: binary masks need scipy, which is not installed"
-        raise BackendError(f"{problem}; run pip install 'omearrow-ds[masks]', or pass label images") from error
-    keep_mask = np.zeros(planes.shape, np.bool_)
-    for plane in np.ndindex(planes.shape[:3]):
-        if planes[plane][center]:
-            regions, _ = ndimage.label(planes[plane])
-            keep_mask[plane] = regions == regions[center]
-    return keep_mask
-
-
-def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
-    """Whether masks have at most one nonzero value; checks the fields with the most objects."""
-    counts = np.bincount(fields) if len(fields) else np.zeros(0, np.int64)
-    for field in np.argsort(-counts, kind="stable")[: min(_FIELDS_LOOKED_AT, np.count_nonzero(counts))].tolist():
-        mask = masks.collection.image(int(masks.mask_of[field]))
-        if len(np.unique(mask[mask != 0])) > 1:
-            return False
-    return True
 
 
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:

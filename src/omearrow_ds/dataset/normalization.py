@@ -6,7 +6,9 @@ import functools
 import multiprocessing
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, starmap
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
 Normalize = bool | Mapping[str, Any] | Stats | str | os.PathLike[str]
 Illum = bool | Mapping[str, Any] | Sequence[Any] | Array | str | os.PathLike[str]
 _PAIRS = (("mean", "std"), ("low", "high"))
+HAS_WARNED = Event()  # The warning sets it; setting it earlier silences the warning.
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # Set by torchrun, Lightning and SLURM.
 
 
@@ -55,17 +58,23 @@ class Normalizer:
             problem = "illumination= returns floats, but normalize=False keeps the stored dtype"
             raise ArgumentError(problem, option="normalize", value=False, remedy="leave out one of them")
         rows = [] if illumination is None else _rows_of_functions(source, illumination)
-        self._functions, self._names = _load_functions(rows)  # The names per image, or one row for all images.
+        absolute = functools.cache(os.path.abspath)  # Does not follow links.
 
-    @property
-    def group_codes(self) -> list[Array]:
-        """Arrays of one integer per image; images with equal integers, shape and dtype have the same scaling."""
+        def name_of(channel: int, function: Any) -> str:
+            return absolute(function) if _is_file(function) else f"illumination=, function {channel}"
+
+        # The names per image, or one row for all images.
+        self._names = [tuple(starmap(name_of, enumerate(row))) for row in rows]
+        by_name = dict(zip(chain.from_iterable(self._names), chain.from_iterable(rows), strict=True))
+        self._functions = {
+            name: _load_function(name if _is_file(function) else function) for name, function in by_name.items()
+        }
         groups = None if self._factors is None else self._factors.group_of
-        codes = [] if groups is None else [np.asarray(groups)]
+        # One integer per image each; images with equal integers, shape and dtype have the same scaling.
+        self.group_codes = [] if groups is None else [np.asarray(groups)]
         if len(self._names) > 1:
-            number: dict[tuple[str, ...], int] = {}
-            codes.append(np.array([number.setdefault(names, len(number)) for names in self._names], np.int64))
-        return codes
+            code_of: dict[tuple[str, ...], int] = {}
+            self.group_codes.append(np.array([code_of.setdefault(names, len(code_of)) for names in self._names]))
 
     def divisor(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...], cut: Cut) -> Divisor:
         factors, names = self._factors, self._names[index if len(self._names) > 1 else 0] if self._names else ()
@@ -76,7 +85,13 @@ class Normalizer:
         illumination = None
         if names:
             self._refuse_other_number(index, shape, len(names), "illumination")
-            stack = np.stack([self._function(name, shape, index) for name in names])
+            for name in names:
+                size, image_size = (" x ".join(map(str, sides)) for sides in (self._functions[name].shape, shape[3:]))
+                if size != image_size:
+                    problem = f"{name} has {size} pixels but image {index} has {image_size}"
+                    remedy = "pass functions of the image size"
+                    raise ArgumentError(problem, path=self._path, image=index, option="illumination", remedy=remedy)
+            stack = np.stack([self._functions[name] for name in names])
             illumination = cut(np.broadcast_to(stack[None, :, None], shape))
         if factors is None:
             return Scaling(illumination, None, largest, clip=False)
@@ -85,15 +100,6 @@ class Normalizer:
             self._refuse_other_number(index, shape, len(offset), "normalize")
         pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
         return Scaling(illumination, *(cut(np.broadcast_to(values, shape)) for values in pair), clip=factors.clip)
-
-    def _function(self, name: str, shape: tuple[int, ...], index: int) -> Array:
-        function = self._functions[name]
-        if function.shape != shape[-2:]:
-            size, image_size = (" x ".join(map(str, sides)) for sides in (function.shape, shape[-2:]))
-            problem = f"{name} has {size} pixels but image {index} has {image_size}"
-            remedy = "pass functions of the image size"
-            raise ArgumentError(problem, path=self._path, image=index, option="illumination", remedy=remedy)
-        return function
 
     def _refuse_other_number(self, index: int, shape: tuple[int, ...], number: int, option: str) -> None:
         if shape[1] != number:
@@ -141,7 +147,13 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
     measures = tuple(options.get(name) for name in _PAIRS[1]) if options else _PAIRS[0]
     if set(options) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
         raise _invalid(normalize)
-    rows = _typed(stats, source).to_pylist()
+    table = stats.table
+    for name in set(stats.by) & set(source.column_names):  # A CSV file has only strings.
+        with suppress(pa.ArrowException):  # Reported later as a missing group.
+            table = table.set_column(
+                table.column_names.index(name), name, table[name].cast(source.column_schema.field(name).type)
+            )
+    rows = table.to_pylist()
     size_c = int(source.shapes[0, 1]) if len(source) else 0
     named = channel_names(source, range(len(source)))
     # Channels are matched by name if images and statistics have unique names for all channels, so that their order
@@ -174,18 +186,6 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
     return _Factors(pairs, bool(options), group_of, is_measured=True)
 
 
-def _typed(stats: Stats, source: Images) -> pa.Table:
-    """Return the table of statistics with groups cast to the types of the columns: a CSV file has only strings."""
-    table = stats.table
-    for name in set(stats.by) & set(source.column_names):
-        kind = source.column_schema.field(name).type
-        try:
-            table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
-        except pa.ArrowException:
-            continue  # Reported later as a missing group.
-    return table
-
-
 def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
     return f", {dict(zip(stats.by, key, strict=True))}" if key else ""
 
@@ -213,18 +213,28 @@ def _rows_of_functions(source: Images, illumination: Any) -> list[Sequence[Any]]
     """Return paths or arrays of illumination functions per image and channel; a single row applies to all images."""
     named = channel_names(source, range(len(source)))
     if illumination is True:
-        columns = [_column_for(source, name) for name in named]
-        if not columns:
+        if not named:
             problem = "illumination=True needs channel names, which these images lack; pass one array per channel"
             raise ColumnError(f"{source.path}: {problem}")
-        return list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
+        columns = []
+        for channel in named:  # IllumDNA for the channels DNA and OrigDNA.
+            candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
+            name = next((name for name in candidates if name in source.column_names), None)
+            if name is None:
+                use = f" of illumination functions for channel {channel!r}"
+                raise unknown_column(candidates[-1], source.column_names, source.path, use)
+            columns.append(source.column(name))
+            if columns[-1].null_count:
+                problem = f"column {name!r} has nulls; fill them, or pass the functions with illumination="
+                raise ColumnError(f"{source.path}: {problem}", column=name)
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
     if isinstance(illumination, Mapping):
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
             problem = f"has the channels {list(illumination)}, expected {named}"
             raise ArgumentError(problem, option="illumination", remedy=f"add a function for {absent!r}")
         return [[illumination[name] for name in named]]
-    if isinstance(illumination, str | os.PathLike | np.ndarray):
+    if _is_file(illumination) or isinstance(illumination, np.ndarray):
         stack = _load_function(illumination)
         return [[stack] if stack.ndim < 3 else list(stack)]  # (C, Y, X)
     if isinstance(illumination, Sequence):
@@ -233,39 +243,13 @@ def _rows_of_functions(source: Images, illumination: Any) -> list[Sequence[Any]]
     raise ArgumentError(option="illumination", value=illumination, allowed=allowed)
 
 
-def _column_for(source: Images, channel: str | None) -> str:
-    """Return the column of a channel's illumination function: IllumDNA for the channels DNA and OrigDNA."""
-    candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
-    column = next((name for name in candidates if name in source.column_names), None)
-    if column is None:
-        use = f" of illumination functions for channel {channel!r}"
-        raise unknown_column(candidates[-1], source.column_names, source.path, use)
-    if source.column(column).null_count:
-        problem = f"column {column!r} has nulls; fill them, or pass the functions with illumination="
-        raise ColumnError(f"{source.path}: {problem}", column=column)
-    return column
-
-
-def _load_functions(rows: Sequence[Sequence[Any]]) -> tuple[dict[str, Array], list[tuple[str, ...]]]:
-    functions: dict[str, Array] = {}
-    names: dict[Any, str] = {}
-
-    def names_of(row: Sequence[Any]) -> Iterator[str]:
-        for function in row:
-            is_file = isinstance(function, str | os.PathLike)
-            key = function if is_file else id(function)
-            if key not in names:
-                # An absolute path that does not follow links.
-                names[key] = os.path.abspath(function) if is_file else f"illumination=, function {len(names)}"  # noqa: PTH100
-                functions[names[key]] = _load_function(names[key] if is_file else function)
-            yield names[key]
-
-    return functions, [tuple(names_of(row)) for row in rows]
+def _is_file(function: Any) -> bool:
+    return isinstance(function, str | os.PathLike)
 
 
 def _load_function(stored: Any) -> Array:
     """Return an illumination function, or a stack of them, as float32."""
-    is_file = isinstance(stored, str | os.PathLike)
+    is_file = _is_file(stored)
     subject = stored if is_file else "illumination="
     try:
         function = np.load(stored, allow_pickle=False) if is_file else np.asarray(stored)
@@ -294,15 +278,9 @@ def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
     else:
         is_first = all((os.environ.get(name) or "0") == "0" for name in _RANKS)
         is_main_process = is_first and multiprocessing.parent_process() is None
-    if has_warned().is_set() or not is_main_process:
+    if HAS_WARNED.is_set() or not is_main_process:
         return
     pixel_range = PixelRange.measure(images, limit=HIGH)
     if pixel_range is not None and pixel_range.normalize is not None:
-        has_warned().set()
+        HAS_WARNED.set()
         warnings.warn(f"{path}: pixels have at most 12 bits: {pixel_range.text}", UserWarning, stacklevel=2)
-
-
-@functools.cache
-def has_warned() -> Event:
-    """Return the event of this process that the warning sets; setting it earlier silences the warning."""
-    return Event()

@@ -20,64 +20,58 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
 from omearrow_ds.dataset.shared_memory import SharedBlock
+from omearrow_ds.dataset.split import combine_codes
 from omearrow_ds.errors import FormatError, WriteError
 from omearrow_ds.resources import image_bytes, is_private_file, one_of, pixel_count
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import Done, Images
+from omearrow_ds.storage.formats._base import Array, Done, Images
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.verified import VerifiedSource
 
-Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
 _VERSION = 2  # Version of the file: pixels in the layout of `PixelCache`, then the digest.
 _SUFFIX, _PARTIAL = ".pixels", ".partial"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIGEST_BYTES = 32
+_BAR_OPTIONS = {"delay": 2.0}  # Seconds.
 
-Build = Callable[[SharedBlock], None]
 Fingerprint = list[tuple[str, int, int, int, int]]
 
 
 class ImageKinds(NamedTuple):
-    """Groups of similar images: first image and size of each group, and group of each image (None for one group)."""
+    """Groups of similar images: first image of each group, number of images, and group of each (None for one group)."""
 
     first: list[int]
+    num_images: int
     of_each: Array | None
-    counts: list[int]
 
     def spread(self, values: list[Any]) -> list[Any]:
-        return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
+        return values * self.num_images if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
 
 
-def group_into_kinds(shapes: Array, dtypes: Sequence[np.dtype[Any]], *others: Array | None) -> ImageKinds:
+def group_into_kinds(shapes: Array, dtypes: Sequence[np.dtype[Any]], *others: Array) -> ImageKinds:
     """Group images that are equal in shape, dtype and all codes of ``others``, in the order of their first images."""
     count = len(shapes)
-    if not count:
-        return ImageKinds([], np.zeros(0, np.int64), [])
-    keys = [*shapes.T, *(other for other in others if other is not None)]
+    keys = [*shapes.T, *others]
     if not one_of(dtypes):
         number = {dtype: index for index, dtype in enumerate(dict.fromkeys(dtypes))}
         keys.append(np.fromiter(map(number.__getitem__, dtypes), np.int64, count))
-    keys = [codes for codes in keys if (codes != codes[0]).any()]
+    keys = [codes for codes in keys if (codes != codes[:1]).any()]
     if not keys:
-        return ImageKinds([0], None, [count])
-    kinds = np.zeros(count, np.int64)
-    for codes in keys:
-        distinct = np.unique(codes, return_inverse=True)[1].reshape(-1)
-        kinds = np.unique(kinds * (int(distinct.max()) + 1) + distinct, return_inverse=True)[1].reshape(-1)
-    _, first, counts = np.unique(kinds, return_index=True, return_counts=True)
+        return ImageKinds([0] if count else [], count, None)
+    _, first, of_each = np.unique(combine_codes(keys), return_index=True, return_inverse=True)
     order = np.argsort(first)
-    return ImageKinds(first[order].tolist(), np.argsort(order)[kinds], counts[order].tolist())
+    return ImageKinds(first[order].tolist(), count, np.argsort(order)[of_each.reshape(-1)])
 
 
 class PixelCache:
@@ -103,22 +97,20 @@ class PixelCache:
         ``fingerprint`` is that of `collection_fingerprint`, by default before decoding.
         """
         shapes, dtypes = source.shapes, source.dtypes
-        with PreloadProgressBar(source, progress) as bar:
+        with preload_progress(source, progress) as done:
             if folder is None:
                 cache = cls(shapes, dtypes)
-                cache.decode(source, bar.done)
+                cache.decode(source, done)
                 return cache
-            built: list[SharedBlock] = []
 
             def build(block: SharedBlock) -> None:
-                cls(shapes, dtypes, block).decode(source, bar.done)
-                built.append(block)
+                cls(shapes, dtypes, block).decode(source, done)
 
-            fingerprint = fingerprint or collection_fingerprint(source.path)
-            size_bytes = _layout(shapes, dtypes)[1][-1]
-            cache = cls(shapes, dtypes, open_or_build(folder, source, fingerprint, size_bytes, build))
-            if isinstance(source, VerifiedSource) and not built:  # Decoded earlier, without verification.
-                source.check_all(cache, f"pixels kept in {folder} of {source.path}", bar.done)
+            fingerprint, size_bytes = fingerprint or collection_fingerprint(source.path), _layout(shapes, dtypes)[1][-1]
+            block, is_new = open_or_build(folder, source, fingerprint, size_bytes, build)
+            cache = cls(shapes, dtypes, block)
+            if isinstance(source, VerifiedSource) and not is_new:  # Decoded earlier, without verification.
+                source.check_all(cache, f"pixels kept in {folder} of {source.path}", done)
             return cache
 
     def decode(self, source: Images, done: Done | None = None) -> None:
@@ -146,49 +138,29 @@ class _ThreadlessBar(tqdm):  # type: ignore[misc]  # tqdm has no types
     _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
 
 
-class PreloadProgressBar:
-    """Progress bar that appears if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
+@contextmanager
+def preload_progress(source: Images, progress: bool | None) -> Iterator[Done | None]:
+    """Show a progress bar if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
 
-    It counts images, or bytes if the source downloads them. The bar is created when it appears, because that takes as
-    long as decoding some small images.
+    It counts images, or bytes if the source downloads them. The context is the function to call with decoded images.
     """
-
-    after_s = 2.0
-
-    def __init__(self, source: Images, progress: bool | None) -> None:
-        self._num_done, self._start_s = 0, monotonic()
-        self._bar: _ThreadlessBar | None = None
-        err = sys.stderr
-        is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
-        is_whole = len(source) == source.row_count  # Otherwise, the number of bytes is unknown.
-        self._fetches = source.part_fetches if is_shown and is_whole else None
-        num_bytes = 0 if self._fetches is None else self._fetches.report(self._advance)
-        total = {"total": num_bytes, "unit": "B", "unit_scale": True} if num_bytes else {"total": len(source)}
-        self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
-        counts = not num_bytes and is_shown
-        self.done: Done | None = (lambda first, stop: self._advance(stop - first)) if counts else None
-
-    def _advance(self, count: int) -> None:
-        self._num_done += count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif monotonic() - self._start_s > self.after_s:
-            self._bar = _ThreadlessBar(initial=self._num_done, **self._options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._fetches is not None:
-            self._fetches.report(None)
-        if self._bar is not None:
-            self._bar.close()
-
-
-def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: ImageKinds | None = None) -> int:
-    kinds = kinds or group_into_kinds(shapes, dtypes)
-    counted = zip(kinds.first, kinds.counts, strict=True)
-    return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
+    err = sys.stderr
+    is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
+    if not is_shown:
+        yield None
+        return
+    fetches = source.part_fetches if len(source) == source.row_count else None  # Otherwise, bytes are unknown.
+    with _ThreadlessBar(
+        desc=f"preloading {source.path.name}", unit="image", total=len(source), leave=False, **_BAR_OPTIONS
+    ) as bar:
+        num_bytes = 0 if fetches is None else fetches.report(bar.update)
+        if num_bytes:
+            bar.total, bar.unit, bar.unit_scale = num_bytes, "B", True
+        try:
+            yield None if num_bytes else lambda first, stop: bar.update(stop - first)
+        finally:
+            if fetches is not None:
+                fetches.report(None)
 
 
 def _layout(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> tuple[bool, list[int]]:
@@ -212,8 +184,10 @@ def collection_fingerprint(path: Path) -> Fingerprint:
     return sorted(fingerprint)
 
 
-def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Build) -> SharedBlock:
-    """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder`` that is built if missing.
+def open_or_build(
+    folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Callable[[SharedBlock], None]
+) -> tuple[SharedBlock, bool]:
+    """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder``, and whether this call built it.
 
     Pixels of earlier versions of the collection are removed. ``build`` is called in only one process, with a zeroed
     block of ``size_bytes`` to fill. Raises `WriteError` if the folder is not writable or full; `FormatError` if the
@@ -221,7 +195,7 @@ def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_b
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
-    fingerprint = [*fingerprint, *_elsewhere(source)]
+    fingerprint, is_new = [*fingerprint, *_elsewhere(source)], False
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = _digest(source, fingerprint)
@@ -233,7 +207,8 @@ def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_b
             with FileLock(folder / f".{stem}.lock", mode=0o600):
                 block = _mapped(file, size_bytes, digest)  # Built by the previous lock holder.
                 if block is None:
-                    _build(file, size_bytes, digest, build, source, fingerprint)
+                    is_new = True
+                    _write(file, size_bytes, digest, build, lambda: _refuse_changed(source, fingerprint))
                     for other in [*folder.glob(f"*-{stem}-*{_SUFFIX}"), *folder.glob(f"*-{stem}-*{_PARTIAL}")]:
                         if other != file:  # From an earlier version, or a killed process.
                             other.unlink(missing_ok=True)
@@ -246,10 +221,12 @@ def open_or_build(folder: Path, source: Images, fingerprint: Fingerprint, size_b
     if block is None:
         raise FormatError(f"{file}: another process removed or changed the new file; pass another cache_dir")
     _refuse_changed(source, fingerprint)
-    return block
+    return block, is_new
 
 
-def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: Images, fingerprint: Fingerprint) -> None:
+def _write(
+    file: Path, size_bytes: int, digest: bytes, build: Callable[[SharedBlock], None], check: Callable[[], None]
+) -> None:
     partial = file.with_suffix(_PARTIAL)
     partial.unlink(missing_ok=True)  # Left by a killed process: the lock excludes other builders.
     try:
@@ -259,7 +236,7 @@ def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: Ima
                 memory = mmap.mmap(stream.fileno(), size_bytes)
                 build(SharedBlock(memory, size_bytes))
                 memory.flush()
-            _refuse_changed(source, fingerprint)
+            check()
             os.pwrite(stream.fileno(), digest, size_bytes)
             os.fsync(stream.fileno())
         partial.replace(file)
@@ -283,17 +260,13 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
     try:
         with os.fdopen(os.open(file, _READ), "rb") as stream:
             status = os.fstat(stream.fileno())
-            if not is_private_file(status) or status.st_size != size_bytes + _DIGEST_BYTES:
-                return None
-            if os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) != digest:
-                return None
-            return SharedBlock.map(os.dup(stream.fileno()), size_bytes, writable=False)
-    except FileNotFoundError:
-        return None
+            size_matches = is_private_file(status) and status.st_size == size_bytes + _DIGEST_BYTES
+            if size_matches and os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) == digest:
+                return SharedBlock.map(os.dup(stream.fileno()), size_bytes, writable=False)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EACCES):  # A link, or a file of another user.
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EACCES):  # Missing, a link, or of another user.
             raise
-        return None
+    return None
 
 
 def _refuse_changed(source: Images, fingerprint: Fingerprint) -> None:

@@ -23,14 +23,14 @@ from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset.batch import ASKERS, BatchedConcat, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Collection, Preload, Select
-from omearrow_ds.dataset.crop_boxes import DatasetOptions, make_crops, split_options
+from omearrow_ds.dataset.crop_boxes import DatasetOptions, check_needed, make_crops, shown_indices, split_options
 from omearrow_ds.dataset.cuda import DeviceIndices, device_of
 from omearrow_ds.dataset.masks import MaskedSamples, transformed
 from omearrow_ds.dataset.normalization import Illum, Normalize
 from omearrow_ds.dataset.preload import collection_fingerprint
 from omearrow_ds.dataset.shared_memory import batch_array
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
-from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions, copy_with
+from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions, copy_with, stored_attributes
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
@@ -48,7 +48,7 @@ from omearrow_ds.text import count, size
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = ("omearrow_ds.dataset.dataset", __name__)
-_FOUND = ("shape", "image_ids")  # Computed at first access.
+STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
 
 
 @functools.cache
@@ -57,29 +57,20 @@ def _options() -> set[str]:
     return {"transform", *inspect.signature(StoredSamples).parameters, *DatasetOptions.__annotations__} - {"path"}
 
 
-def _checked_preload(preload: Any, *, masked: bool, of_arrays: bool) -> Preload:
-    """Return True, False, "auto" or a device; raise `ArgumentError` if the device cannot create these samples."""
+def _checked_preload(preload: Any, cache_bytes: int, cache_dir: Any, unsupported: str | None) -> Preload:
+    """Return True, False, "auto" or a device; ``unsupported`` names an option or class that needs the CPU."""
     device = device_of(preload)
-    if device is not None and (masked or of_arrays):
-        problem = f"{'OMEArrowDatasetNumpy' if of_arrays else 'masks='} needs preloading on the CPU"
-        raise ArgumentError(problem, option="preload", value=preload, remedy="pass preload=True")
+    if device is not None and unsupported is not None:
+        problem, remedy = f"{unsupported} needs preloading on the CPU", "pass preload=True"
+        raise ArgumentError(problem, option="preload", value=preload, remedy=remedy)
     if device is None and not isinstance(preload, bool | np.bool_) and preload != "auto":
         raise ArgumentError(option="preload", value=preload, allowed="True, False, 'auto' or a device such as 'cuda'")
-    return device or preload
-
-
-def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
-    if cache_bytes and preload not in (False, "auto"):
+    if cache_bytes and (device or preload not in (False, "auto")):
         remedy = "pass preload=False or 'auto'"
         raise ArgumentError("only images read on demand are cached", option="cache_bytes", remedy=remedy)
     if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
         raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, with preload=True or 'auto'")
-
-
-def _check_needed(name: str, value: Any, needed_name: str, needed: Any) -> None:
-    if value is not None and needed is None:
-        remedy = f"pass {needed_name}= or leave it out"
-        raise ArgumentError(f"needs {needed_name}=", option=name, value=value, remedy=remedy)
+    return device or preload
 
 
 class StoredSamples(Dataset[Any]):
@@ -113,11 +104,11 @@ class StoredSamples(Dataset[Any]):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        preload = _checked_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
         SampleSettings.take({**options, **locals()})
-        _check_caches(cache_bytes, cache_dir, preload)
-        _check_needed("classes", classes, "target", target)
-        _check_needed("mask_background", True if mask_background else None, "masks", masks)
+        unsupported = "OMEArrowDatasetNumpy" if self._of_arrays else None if masks is None else "masks="
+        preload = _checked_preload(preload, cache_bytes, cache_dir, unsupported)
+        check_needed("target=", target is not None, classes=classes)
+        check_needed("masks=", masks is not None, mask_background=bool(mask_background) or None)
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crop_options, opening = split_options(options)
         if "pattern" not in opening:
@@ -128,24 +119,18 @@ class StoredSamples(Dataset[Any]):
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         fingerprint = None if folder is None else collection_fingerprint(label_of(path))
         settings = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
-        source = open_source(path, format, **opening)
-        normalize, crops = bool(normalize) if isinstance(normalize, np.bool_) else normalize, None
+        source, crops = open_source(path, format, **opening), None
+        normalize = bool(normalize) if isinstance(normalize, np.bool_) else normalize
         if crop_options:
             is_float32 = normalize is not False
             source, crops = make_crops(source, crop_size, crop_options, object_settings, is_float32=is_float32)
+        sample_axes = SampleAxes(axes, select, None if crop_options else crop_size)
         self._collection = Collection(
-            source,
-            SampleAxes(axes, select, None if crop_options else crop_size),
-            settings,
-            normalize=normalize,
-            illumination=illumination,
-            crops=crops,
+            source, sample_axes, settings, normalize=normalize, illumination=illumination, crops=crops
         )
         self._picked: array[int] | None = None  # Positions in the collection; None is all.
         self._count = len(self._collection)
-        skip = opening.get("nulls") == "skip"
-        self._return_ids = bool(return_ids)
-        self._targets = None
+        self._return_ids, self._targets, skip = bool(return_ids), None, opening.get("nulls") == "skip"
         is_present = np.ones(self._count, np.bool_)
         if target is not None:
             columns, encode = self._collection.column_source, bool(encode_targets)
@@ -158,9 +143,8 @@ class StoredSamples(Dataset[Any]):
             mask_source, mask_of = open_masks(self._collection.source, masks, opening, skip_nulls=skip)
             if self._filters:
                 mask_source, mask_of = select_masks(mask_source, mask_of, *self._filters)
-            self._masks = MaskedSamples.of(
-                self._collection, mask_source, mask_of, settings, background=bool(mask_background)
-            )
+            clears = bool(mask_background)
+            self._masks = MaskedSamples.of(self._collection, mask_source, mask_of, settings, background=clears)
             is_present &= mask_of[self.fields] >= 0
         self._alone = target is None and not return_ids and masks is None
         self._pick(is_present)
@@ -205,8 +189,8 @@ class StoredSamples(Dataset[Any]):
     @property
     def device(self) -> torch.device | None:
         """CUDA device of the preloaded pixels, or None."""
-        held = self._collection.on_device
-        return None if held is None else held.device
+        samples = self._collection.on_device
+        return None if samples is None else samples.device
 
     @property
     def _early_scaling_reason(self) -> str | None:
@@ -321,8 +305,7 @@ class StoredSamples(Dataset[Any]):
     @property
     def objects(self) -> pa.Table | None:
         """Table of objects, one row per sample, or None without ``objects=``."""
-        crops = self._collection.crops
-        rows = None if crops is None else crops.rows
+        rows = self._collection.crop_rows
         return None if rows is None or rows.objects is None else self._picked_rows(rows.own_columns)
 
     @property
@@ -349,10 +332,7 @@ class StoredSamples(Dataset[Any]):
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of a sample, or None if shapes differ or the dataset is empty."""
-        if self._collection.shape is not None and len(self):
-            return self._collection.shape
-        shapes = {self._collection.shape_of(position) for position in self._all_positions().tolist()}
-        return shapes.pop() if len(shapes) == 1 else None
+        return self._collection.shape_of(self._all_positions())
 
     @property
     def cache_info(self) -> CacheInfo | None:
@@ -459,22 +439,21 @@ class StoredSamples(Dataset[Any]):
         images, *masks = (list(map(self._convert, arrays)) for arrays in pixels)
         if self._transform is None and self._alone:
             return images
-        return self._finished(images, masks[0] if masks else None, positions, indices)
+        return self._created(self._sample, indices, images, *(masks or [[None] * len(images)]), positions)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return batch_array(shape, dtype, self._collection.pool)
 
-    def _finished(
-        self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
-    ) -> list[Any]:
-        finished: list[Any] = []
+    def _created(self, create: Callable[..., Any], indices: Sequence[Any], *columns: Sequence[Any]) -> list[Any]:
+        """Return samples or targets of ``indices``; an error names the index of the one that failed."""
+        created: list[Any] = []
         try:
-            for index, position in enumerate(positions):
-                finished.append(self._sample(images[index], None if masks is None else masks[index], position))
+            for arguments in zip(*columns, strict=True):
+                created.append(create(*arguments))  # noqa: PERF401  # Its length is the index of a failure.
         except Exception as error:
-            self._note(error, indices[len(finished) :][:1])
+            self._note(error, indices[len(created) :][:1])
             raise
-        return finished
+        return created
 
     def _sample(self, image: Any, mask: Any, position: int) -> Any:
         if mask is not None:
@@ -489,14 +468,7 @@ class StoredSamples(Dataset[Any]):
             return CollatedBatch(stacked[0])
         parts: list[Any] = [*stacked]
         if self._targets is not None:
-            targets: list[Any] = []
-            try:
-                for position in positions:
-                    targets.append(self._targets[position])  # noqa: PERF401  # Its length is the index of a failure.
-            except Exception as error:
-                self._note(error, indices[len(targets) :][:1])
-                raise
-            parts.append(default_collate(targets))
+            parts.append(default_collate(self._created(self._targets.__getitem__, indices, positions)))
         if self._return_ids:
             parts.append([self._collection.sample_ids[position] for position in positions])
         return CollatedBatch(parts)
@@ -546,13 +518,12 @@ class StoredSamples(Dataset[Any]):
         (8, 2)
         """
         groups = None if by is None else self._codes(by, "by=")
-        crops = self._collection.crops
-        if groups is None and crops is not None and crops.rows is not None:  # Samples may share an image.
+        if groups is None and self._collection.crop_rows is not None:  # Samples may share an image.
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else self._codes(stratify, "stratify=")
+        positions = self._all_positions()
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
-        whole = None if self._picked is None else np.asarray(self._picked)
-        return [self._subset_at(part if whole is None else whole[part]) for part in parts]
+        return [self._subset_at(positions[part]) for part in parts]
 
     def filter(self, condition: str | pc.Expression) -> Self:
         """Return a view of the samples for which a condition on their columns is true.
@@ -633,31 +604,33 @@ class StoredSamples(Dataset[Any]):
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])
 
-    def _view(self, picked: array[int] | None) -> Self:
-        count = len(self._collection) if picked is None else len(picked)
-        return copy_with(self, _FOUND, _picked=picked, _count=count)
-
     def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
         """Return a dataset of these samples from other collections of these images, or the first ones, and masks."""
         masked = self._masks if masks is None or self._masks is None else replace(self._masks, collection=masks)
-        other = copy_with(self, _FOUND, _collection=collection, _masks=masked)
-        return other if len(collection) == len(self._collection) else other._view(None)  # noqa: SLF001  # Same class.
+        other = copy_with(self, _collection=collection, _masks=masked)
+        if len(collection) != len(self._collection):
+            other._picked, other._count = None, len(collection)  # noqa: SLF001  # Same class.
+        return other
 
     def _subset_at(self, positions: Array) -> Self:
-        return self._view(array("q", positions.astype(np.int64).tobytes()))
+        picked = array("q", positions.astype(np.int64).tobytes())
+        return copy_with(self, _picked=picked, _count=len(picked))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _FOUND}
+        return stored_attributes(self)
 
     def __repr__(self) -> str:
-        access = "preloaded" if self.preloaded else "on demand"
-        num_samples = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self._collection)}"
-        kind = f"{type(self).__name__} of {num_samples} {self._collection.noun}"
-        return f"<{kind}, {self._collection.format_name}, {access}, at {str(self.path)!r}>"
+        collection, access = self._collection, "preloaded" if self.preloaded else "on demand"
+        num_samples, noun = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(collection)}", "images"
+        if collection.crops is not None:
+            num_dropped = collection.crops.num_dropped
+            noun = f"crops{f' ({num_dropped} left out)' if num_dropped else ''} of {len(collection.shapes)} images"
+        kind = f"{type(self).__name__} of {num_samples} {noun}"
+        return f"<{kind}, {collection.format_name}, {access}, at {str(self.path)!r}>"
 
     def _preview(self) -> Pictures:
         """Return previews of the samples, which are cropped but neither scaled nor transformed."""
-        collection, positions, fields = self._collection, self._all_positions(), self.fields
+        collection, positions, fields = self._collection, self._all_positions(), self.fields.tolist()
         try:
             schema = collection.column_source.column_schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
@@ -668,22 +641,20 @@ class StoredSamples(Dataset[Any]):
                 return collection.unscaled(image, int(positions[index]))
 
         def channels(index: int) -> list[str | None]:
-            field = int(fields[index])
+            field = fields[index]
             names = [channel["name"] for channel in collection.source.metadata(field)["channels"]]
-            shape = tuple(collection.shapes[field].tolist())
             if collection.cache is not None:
                 collection.source.close()
+            shape = collection.shapes[field].tolist()
             if len(names) != shape[1]:
                 return []
-            numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
-            visible = unscaled(np.broadcast_to(numbers, shape), index)
-            return [names[number] for number in visible.max(axis=(0, 2, 3, 4)).tolist()]  # 0 beyond an edge.
+            return [names[channel] for channel in shown_indices(collection.plan.cuts[field], shape)[1].tolist()]
 
         def image(index: int) -> Array:
-            return unscaled(collection.image(int(fields[index])), index)
+            return unscaled(collection.image(fields[index]), index)
 
-        taken = collection.image_bytes[fields]
-        return Pictures(str(collection.path), self.image_ids, schema, self.column, taken, image, channels)
+        image_bytes = collection.image_bytes[fields]
+        return Pictures(str(collection.path), self.image_ids, schema, self.column, image_bytes, image, channels)
 
     def _repr_html_(self) -> str:
         collection, fields = self._collection, np.unique(self.fields)

@@ -17,7 +17,7 @@ version. Its only random source is ``numpy.random.RandomState(seed).permutation`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -72,14 +72,21 @@ def codes_of(columns: ColumnReader | pa.Table, names: Any, option: str, path: st
     chosen = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not chosen or not all(isinstance(name, str) for name in chosen):
         raise ArgumentError(option=option, value=names, allowed="one or more names of columns")
-    codes: Array = np.zeros(1, np.int64)
+    coded = []
     for name in chosen:
         if name not in columns.column_names:
             raise unknown_column(name, columns.column_names, path, f" for {option}")
         column = columns.column(name) if rows is None else columns.column(name).take(pa.array(rows))
-        of_column = _codes(column, f"{path}: column {name!r}", option)
-        codes = codes * (of_column.max(initial=0) + 1) + of_column
-        codes = np.unique(codes, return_inverse=True)[1]
+        coded.append(_codes(column, f"{path}: column {name!r}", option))
+    return combine_codes(coded)
+
+
+def combine_codes(columns: Iterable[Array]) -> Array:
+    """Return one code per row, equal for rows with equal integers in all columns, in the order of their values."""
+    codes: Array = np.zeros(1, np.int64)
+    for column in columns:
+        distinct = np.unique(column, return_inverse=True)[1].reshape(-1)
+        codes = np.unique(codes * (distinct.max(initial=0) + 1) + distinct, return_inverse=True)[1].reshape(-1)
     return codes
 
 
@@ -142,61 +149,36 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
 
 
 def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
+    """Return the part of each group: without classes, the one that is furthest below its share of the samples.
+
+    With classes, it is the part where the sum of the squared deviations of classes from their shares grows least. For
+    ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
+    """
     sizes = np.bincount(groups, minlength=count)
+    if classes is None:
+        numbers, whole = _whole(shares)
+        contents = [[(0, size * whole)] for size in sizes.tolist()]  # Classes and their numbers of samples per group.
+        lacking: list[list[Any]] = [[number * len(groups)] for number in numbers]  # Exact, in units of 1 / whole.
+    else:
+        totals = np.bincount(classes).tolist()
+        pairs, counts = np.unique(groups * len(totals) + classes, return_counts=True)
+        contents = [[] for _ in range(count)]
+        for pair, number in zip(pairs.tolist(), counts.tolist(), strict=True):
+            contents[pair // len(totals)].append((pair % len(totals), number))
+        lacking = [[float(share * total) for total in totals] for share in shares]
     order = random.permutation(count)
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    choose = _LargestDeficit(sizes, shares) if classes is None else _ClassBalance(groups, classes, shares)
     part_of_group = np.zeros(count, np.int64)
     empty = list(range(len(shares)))
-    for done, group in enumerate(order.tolist()):
-        forced = len(empty) == count - done
-        part = choose.part(group, empty if forced else range(len(shares)))
-        choose.put(group, part)
+    for done, group in enumerate(order[np.argsort(-sizes[order], kind="stable")].tolist()):
+        allowed = empty if len(empty) == count - done else range(len(shares))
+        if classes is None:
+            gains = [lacking[part][0] for part in allowed]
+        else:
+            gains = [math.fsum(g * lacking[part][c] / totals[c] ** 2 for c, g in contents[group]) for part in allowed]
+        part = allowed[gains.index(max(gains))]  # The first of equally good parts.
+        for c, number in contents[group]:
+            lacking[part][c] -= number
         part_of_group[group] = part
         if part in empty:
             empty.remove(part)
     return part_of_group
-
-
-class _LargestDeficit:
-    """Choice of the part that is furthest below its share of the samples."""
-
-    def __init__(self, sizes: Array, shares: Sequence[Fraction]) -> None:
-        numbers, whole = _whole(shares)
-        self._sizes = [size * whole for size in sizes.tolist()]
-        samples = int(sizes.sum())
-        self._below = [number * samples for number in numbers]
-
-    def part(self, group: int, allowed: Sequence[int]) -> int:
-        """Return the part to which a group is best added, or the first in ``allowed`` of equally good parts."""
-        del group
-        return max(allowed, key=self._below.__getitem__)
-
-    def put(self, group: int, part: int) -> None:
-        self._below[part] -= self._sizes[group]
-
-
-class _ClassBalance:
-    """Choice of the part where the squared deviation of the classes from their shares grows least.
-
-    For ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
-    """
-
-    def __init__(self, groups: Array, classes: Array, shares: Sequence[Fraction]) -> None:
-        totals = np.bincount(classes)
-        pairs, counts = np.unique(groups * len(totals) + classes, return_counts=True)
-        self._of: list[list[tuple[int, int]]] = [[] for _ in range(int(groups.max()) + 1)]
-        for pair, number in zip(pairs.tolist(), counts.tolist(), strict=True):
-            self._of[pair // len(totals)].append((pair % len(totals), number))
-        self._squares = [total * total for total in totals.tolist()]
-        self._below = [[float(share * total) for total in totals.tolist()] for share in shares]
-
-    def part(self, group: int, allowed: Sequence[int]) -> int:
-        of_group, squares = self._of[group], self._squares
-        gains = [math.fsum(g * self._below[part][c] / squares[c] for c, g in of_group) for part in allowed]
-        return allowed[gains.index(max(gains))]
-
-    def put(self, group: int, part: int) -> None:
-        below = self._below[part]
-        for c, number in self._of[group]:
-            below[c] -= number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from omearrow_ds.dataset.cuda import DeviceSamples, sent
-from omearrow_ds.dataset.preload import Fingerprint, PixelCache, PreloadProgressBar
+from omearrow_ds.dataset.preload import Fingerprint, PixelCache, preload_progress
 from omearrow_ds.dataset.shared_memory import SharedBlock
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, Block, Images
+from omearrow_ds.storage.formats._base import Array, Block, Done, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Instance = TypeVar("Instance")
@@ -63,9 +63,8 @@ class ImageCache:
         Callers must not change the images, as the cache continues to use them.
         """
         with self._lock:
-            images = {index: self._images[index] for index in indices if index in self._images}
-            for index in images:
-                self._images.move_to_end(index)
+            images = {index: self._images.pop(index) for index in indices if index in self._images}
+            self._images.update(images)  # Now the last ones.
         missing = [index for index in indices if index not in images]
         fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
         with self._lock:
@@ -193,42 +192,29 @@ class StoredImages:
             assert stack is not None
             return sent([(0, stack)], shape, dtype, device)
 
-        def blocks() -> Iterator[Block]:
+        def blocks(done: Done | None) -> Iterator[Block]:
             for start, images in source.stream():
                 yield start, images
-                if bar.done is not None:
-                    bar.done(start, start + len(images))
+                if done is not None:
+                    done(start, start + len(images))
 
-        with PreloadProgressBar(source, self.options.progress) as bar:
-            return sent(blocks(), shape, dtype, device)
-
-    @classmethod
-    def _computed(cls) -> set[str]:
-        """Return the names of attributes that are computed at their first access."""
-        members = (item for owner in cls.__mro__ for item in vars(owner).items())
-        return {name for name, member in members if isinstance(member, cached_property)}
+        with preload_progress(source, self.options.progress) as done:
+            return sent(blocks(done), shape, dtype, device)
 
     def copy(self, **changes: Any) -> Self:
         """Return a copy with changed attributes, without computed ones and pixels on a device."""
-        return copy_with(self, self._computed(), **{"on_device": None, **changes})
+        return copy_with(self, **{"on_device": None, **changes})
 
-    def on_demand(self, source: Images | None = None) -> Self:
+    def on_demand(self, source: Images | None = None, cache_dir: Path | None = None, *, progress: bool = False) -> Self:
         """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
         opened = self.source if source is None else source
-        options = self.options._replace(cache_dir=None, progress=False, fingerprint=None)
-        return self.copy(
-            cache=None,
-            options=options,
-            path=opened.path,
-            _source=None,
-            _pickled_source=pickle.dumps(opened),
-            _fingerprint=opened.guard.fingerprint,
-        )
+        options = self.options._replace(cache_dir=cache_dir, progress=progress, fingerprint=None)
+        identity = {"path": opened.path, "_fingerprint": opened.guard.fingerprint}
+        return self.copy(cache=None, options=options, _source=None, _pickled_source=pickle.dumps(opened), **identity)
 
     def preloaded(self, folder: Path | None, *, progress: bool) -> Self:
         """Return a copy with all pixels decoded, into memory or a memory-mapped file in ``folder``."""
-        copied = self.on_demand()
-        copied.options = copied.options._replace(cache_dir=folder, progress=progress)
+        copied = self.on_demand(cache_dir=folder, progress=progress)
         copied._load()  # noqa: SLF001  # Same class.
         return copied
 
@@ -247,7 +233,7 @@ class StoredImages:
             problem = f"the pixels are on {self.on_device.device}, and each worker process would copy them"
             remedy = "leave out num_workers, or create the dataset in the process that uses it"
             raise ArgumentError(problem, path=self.path, option="num_workers", remedy=remedy)
-        state = {name: value for name, value in vars(self).items() if name not in self._computed()}
+        state = stored_attributes(self)
         if self._source is not None:
             state |= {"_source": None, "_pickled_source": pickle.dumps(self._source)}
         if not any(self.shapes.strides):  # One broadcast row, which NumPy would pickle N times.
@@ -267,9 +253,18 @@ class StoredImages:
             self._load()
 
 
-def copy_with(original: Instance, omitted: Container[str] = (), **changes: Any) -> Instance:
-    """Return a shallow copy with some attributes omitted or changed, without calling pickling methods."""
+def stored_attributes(instance: object) -> dict[str, Any]:
+    """Return the attributes of an object, without those that are computed at first access."""
+    owner = type(instance)
+    return {
+        name: value
+        for name, value in vars(instance).items()
+        if not isinstance(getattr(owner, name, None), cached_property)
+    }
+
+
+def copy_with(original: Instance, **changes: Any) -> Instance:
+    """Return a shallow copy with changed attributes, without computed ones and without calling pickling methods."""
     copied = object.__new__(type(original))
-    shared = {name: value for name, value in vars(original).items() if name not in omitted}
-    vars(copied).update({**shared, **changes})
+    vars(copied).update(stored_attributes(original) | changes)
     return copied

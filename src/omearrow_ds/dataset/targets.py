@@ -46,23 +46,15 @@ class Targets:
         allowed = "a column name, a list of distinct column names, or a callable that takes a row"
         names = [] if callable(target) else check_names("target", target, allowed)
         chosen = {} if classes is None else _chosen_classes(classes, target, names, encode_targets=encode_targets)
-        self._of = {
-            name: _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls) for name in names
-        }
+        read = partial(_column, source, encode_targets=encode_targets, nulls=nulls)
+        self._of = {name: read(name, chosen.get(name)) for name in names}
         self._only = self._of[target] if isinstance(target, str) else None
         if callable(target):
             self._target, self._ids, self._columns = target, source.image_ids, source.columns
-
-    @property
-    def listed(self) -> bool:
-        """Whether targets are values of columns. Otherwise, a callable computes them."""
-        return bool(self._of)
-
-    @property
-    def present(self) -> Mask | None:
-        """One bool per image: whether the image has a target; None if all images have targets."""
+        self.listed = bool(self._of)  # Whether targets are values of columns. Otherwise, a callable computes them.
         masks = [column.present for column in self._of.values() if column.present is not None]
-        return np.logical_and.reduce(masks) if masks else None
+        # One bool per image: whether the image has a target; None if all images have targets.
+        self.present: Mask | None = np.logical_and.reduce(masks) if masks else None
 
     @property
     def classes(self) -> Classes | None:

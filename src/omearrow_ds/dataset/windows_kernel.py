@@ -1,4 +1,4 @@
-"""`omearrow_ds.dataset.windows.crop_with_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
+"""`omearrow_ds.dataset.cuda.crop_with_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
 
 from __future__ import annotations
 
@@ -9,31 +9,25 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from omearrow_ds.dataset.windows import (
-    DeviceCropBoxes,
-    DeviceScaling,
-    KernelLayout,
-    SampleLayout,
-    crop_with_torch,
-    fused,
-)
+from omearrow_ds.dataset.cuda import DeviceScaling, KernelLayout, SampleLayout, crop_with_torch, kernel_layout
+from omearrow_ds.kernels.crops import PADS
 
 _BLOCK = 1024  # Pixels per program: 8 per thread, which are 16 bytes of uint16.
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _inside(at: tl.tensor, size: tl.constexpr, pad: tl.constexpr) -> tl.tensor:
+def _padded(indices: tl.tensor, size: tl.constexpr, pad: tl.constexpr) -> tl.tensor:
     """Return the rows or columns that are shown; with constant padding, some may be out of range."""
     if pad == 1:
-        at = tl.minimum(tl.maximum(at, 0), size - 1)
+        indices = tl.minimum(tl.maximum(indices, 0), size - 1)
     if pad == 2:
         if size == 1:
-            at = at * 0
+            indices = indices * 0
         else:
-            at = at % (2 * (size - 1))
-            at = tl.where(at < 0, at + 2 * (size - 1), at)
-            at = tl.where(at < size, at, 2 * (size - 1) - at)
-    return at
+            indices = indices % (2 * (size - 1))
+            indices = tl.where(indices < 0, indices + 2 * (size - 1), indices)
+            indices = tl.where(indices < size, indices, 2 * (size - 1) - indices)
+    return indices
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -41,144 +35,122 @@ def _windows(
     source: tl.tensor,
     out: tl.tensor,
     positions: tl.tensor,
-    places: tl.tensor,
+    boxes: tl.tensor,
     planes: tl.tensor,
     groups: tl.tensor,
     factors: tl.tensor,
     illumination: tl.tensor,
     field_step: tl.tensor,
     out_step: tl.tensor,
-    plane_count: tl.constexpr,
+    num_planes: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
     window_height: tl.constexpr,
     window_width: tl.constexpr,
-    sy: tl.constexpr,
-    sx: tl.constexpr,
-    oy: tl.constexpr,
-    ox: tl.constexpr,
-    source_aligned: tl.constexpr,
-    out_aligned: tl.constexpr,
+    row_step: tl.constexpr,
+    column_step: tl.constexpr,
+    out_row_step: tl.constexpr,
+    out_column_step: tl.constexpr,
+    source_alignment: tl.constexpr,
+    out_alignment: tl.constexpr,
     pad: tl.constexpr,
-    positioned: tl.constexpr,
-    placed: tl.constexpr,
-    grouped: tl.constexpr,
-    scaled: tl.constexpr,
-    lit: tl.constexpr,
+    has_positions: tl.constexpr,
+    has_boxes: tl.constexpr,
+    has_groups: tl.constexpr,
+    scaling: tl.constexpr,
+    has_illumination: tl.constexpr,
     clip: tl.constexpr,
-    whole: tl.constexpr,
+    is_whole: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Write a part of one plane of one window."""
-    number = tl.program_id(0)
-    window = (number // plane_count).to(tl.int64)
-    plane = number % plane_count
+    """Write a part of one plane of one window; ``scaling`` is 0 for none, 1 for float32, 2 for factors."""
+    window = (tl.program_id(0) // num_planes).to(tl.int64)
+    plane = tl.program_id(0) % num_planes
     field = window
-    if positioned:
+    if has_positions:
         field = tl.load(positions + window)
-    if placed:
-        place = places + 3 * field
-        field = tl.load(place)
-        top = tl.load(place + 1).to(tl.int32)
-        left = tl.load(place + 2).to(tl.int32)
-    first = tl.multiple_of(field * field_step + tl.load(planes + 2 * plane), source_aligned)
-    into = tl.multiple_of(window * out_step + tl.load(planes + 2 * plane + 1), out_aligned)
+    if has_boxes:
+        box = boxes + 3 * field
+        field = tl.load(box)
+        top = tl.load(box + 1).to(tl.int32)
+        left = tl.load(box + 2).to(tl.int32)
+    source_first = tl.multiple_of(field * field_step + tl.load(planes + 2 * plane), source_alignment)
+    out_first = tl.multiple_of(window * out_step + tl.load(planes + 2 * plane + 1), out_alignment)
     pixel = tl.program_id(1) * block + tl.arange(0, block)
-    there = pixel < window_height * window_width
-    kept = there
+    is_in_window = pixel < window_height * window_width
+    is_in_field = is_in_window
     y = pixel // window_width
     x = pixel % window_width
-    to = pixel
-    if not whole:
-        to = y * oy + x * ox
-    if placed:
-        y = _inside(y + top, height, pad)
-        x = _inside(x + left, width, pad)
-        kept = there & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    at = pixel
-    if placed or not whole:
-        at = y * sy + x * sx
-    value = tl.load(source + first + at, mask=kept, other=0)
-    if scaled != 0:
+    out_offset = pixel
+    if not is_whole:
+        out_offset = y * out_row_step + x * out_column_step
+    if has_boxes:
+        y = _padded(y + top, height, pad)
+        x = _padded(x + left, width, pad)
+        is_in_field = is_in_window & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    source_offset = pixel
+    if has_boxes or not is_whole:
+        source_offset = y * row_step + x * column_step
+    value = tl.load(source + source_first + source_offset, mask=is_in_field, other=0)
+    if scaling != 0:
         value = value.to(tl.float32)
-    if scaled == 2:
-        plane_of_group = plane.to(tl.int64)
-        if grouped:
-            plane_of_group += tl.load(groups + field) * plane_count
-        if lit:
-            light = tl.load(illumination + plane_of_group * (height * width) + y * width + x, mask=kept, other=1)
-            value = tl.div_rn(value, light)
-        offset = tl.load(factors + 2 * plane_of_group)
-        divisor = tl.load(factors + 2 * plane_of_group + 1)
+    if scaling == 2:
+        group_plane = plane.to(tl.int64)
+        if has_groups:
+            group_plane += tl.load(groups + field) * num_planes
+        if has_illumination:
+            function = illumination + group_plane * (height * width) + y * width + x
+            value = tl.div_rn(value, tl.load(function, mask=is_in_field, other=1))
+        offset = tl.load(factors + 2 * group_plane)
+        divisor = tl.load(factors + 2 * group_plane + 1)
         value = tl.div_rn(value - offset, divisor)
         if clip:
             value = tl.where(value <= 0, 0.0, value)
             value = tl.where(value > 1, 1.0, value)
-        if placed:
-            value = tl.where(kept, value, 0.0)
-    tl.store(out + into + to, value, mask=there)
+        if has_boxes:
+            value = tl.where(is_in_field, value, 0.0)
+    tl.store(out + out_first + out_offset, value, mask=is_in_window)
 
 
 def launch(
     source: torch.Tensor,
     out: torch.Tensor,
     layout: SampleLayout,
-    plan: KernelLayout,
     scales: DeviceScaling,
-    windows: DeviceCropBoxes,
-    pad: int,
+    positions: torch.Tensor | None,
+    boxes: torch.Tensor | None,
+    plan: KernelLayout,
 ) -> None:
     """Write windows to ``out``, like `crop_with_torch`, in the current stream of the device of ``source``."""
-    height, width = layout.window
-    size = height * width
-    scaled = 0 if scales.dtype == source.dtype and scales.factors is None else 1 if scales.factors is None else 2
-    grid = (len(out) * len(layout.planes), triton.cdiv(size, _BLOCK))
-    elsewhere = source.device.type == "cuda" and torch.cuda.current_device() != source.device.index
-    with torch.cuda.device(source.device) if elsewhere else contextlib.nullcontext():
-        _windows[grid](
-            source,
-            out,
-            windows.positions,
-            windows.boxes,
-            plan.planes,
-            scales.groups,
-            scales.factors,
-            scales.illumination,
-            layout.field_step,
-            out.stride(0),
-            len(layout.planes),
-            len(layout.rows),
-            len(layout.columns),
-            height,
-            width,
-            *plan.steps,
-            *layout.steps[3:],
-            *plan.aligned,
-            pad,
-            windows.positions is not None,
-            windows.boxes is not None,
-            scales.groups is not None,
-            scaled,
-            scales.illumination is not None,
-            scales.clip,
-            plan.whole,
-            _BLOCK,
-            enable_fp_fusion=False,  # Each step is rounded, as on the CPU.
-        )
+    height, width = layout.lengths[3:]
+    scaling = 2 if scales.factors is not None else int(scales.dtype != source.dtype)
+    tensors = (source, out, positions, boxes, plan.planes, scales.groups, scales.factors, scales.illumination)
+    has_positions, has_boxes, has_groups, has_illumination = (
+        tensor is not None for tensor in (positions, boxes, scales.groups, scales.illumination)
+    )
+    sizes = (layout.field_step, out.stride(0), len(layout.planes), len(layout.rows), len(layout.columns), height, width)
+    steps = (*plan.steps, *layout.steps[3:], *plan.alignments)
+    flags = (has_positions, has_boxes, has_groups, scaling, has_illumination, scales.clip, plan.is_whole)
+    grid = (len(out) * len(layout.planes), triton.cdiv(height * width, _BLOCK))
+    is_elsewhere = source.device.type == "cuda" and torch.cuda.current_device() != source.device.index
+    with torch.cuda.device(source.device) if is_elsewhere else contextlib.nullcontext():
+        kernel = _windows[grid]
+        # Without fusion, each step is rounded, as on the CPU.
+        kernel(*tensors, *sizes, *steps, PADS.index(layout.pad), *flags, _BLOCK, enable_fp_fusion=False)
 
 
 def works(device: torch.device) -> bool:
     """Whether kernel and torch give equal results on a device; raises RuntimeError if the kernel does not compile."""
     layout = SampleLayout.of_samples((1, 5, 7), "CYX")
-    plan = fused(layout, device)
+    plan = kernel_layout(layout, device)
     source = torch.arange(70, dtype=torch.int16, device=device).view(torch.uint16)
-    factors = torch.tensor([[[3, 65535]]], dtype=torch.float32, device=device)
-    scales, windows = DeviceScaling(torch.float32, factors), DeviceCropBoxes(torch.tensor([1, 0, 1], device=device))
+    scales = DeviceScaling(torch.float32, torch.tensor([[[3, 65535]]], dtype=torch.float32, device=device))
+    positions = torch.tensor([1, 0, 1], device=device)
     out, expected = (torch.empty((3, *layout.shape), device=device) for _ in range(2))
     assert plan is not None
     try:
-        launch(source, out, layout, plan, scales, windows, 0)
+        launch(source, out, layout, scales, positions, None, plan)
     except (TritonError, TypeError, KeyError) as error:  # KeyError: unknown dtype.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    crop_with_torch(source, expected, layout, scales, windows)
+    crop_with_torch(source, expected, layout, scales, positions)
     return bool(torch.equal(out, expected))

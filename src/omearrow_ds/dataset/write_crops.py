@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
@@ -18,11 +17,12 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Collection
-from omearrow_ds.dataset.crop_boxes import CropBoxes, CropOptions, make_crops
+from omearrow_ds.dataset.crop_boxes import Boxes, CropOptions, make_crops
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.resources import split_by_bytes
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.jobs import Image, Material, opening_of
 from omearrow_ds.storage.keys import IMAGE_ID
@@ -38,7 +38,6 @@ from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 _OF_FIELD = "Metadata_image_id"  # The name in `write_embeddings`.
 _BOX = ("source_bbox_y_min", "source_bbox_x_min", "source_bbox_y_max", "source_bbox_x_max")  # Names of CytoTable.
 _HELD_BYTES = 2**26  # Decoded fields with their crops in memory at once, or one field.
@@ -144,13 +143,13 @@ def write_crops(
         write(images, target, material.columns, len(material.order), progress=progress)
 
 
-def _columns(collection: Collection, boxes: CropBoxes, order: Array) -> pa.Table:
+def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:
     columns = collection.column_source.columns.take(pa.array(order))
     names = columns.column_names
     if IMAGE_ID in names and _OF_FIELD not in names:
         columns = columns.rename_columns([_OF_FIELD if name == IMAGE_ID else name for name in names])
-    corners = (boxes.tops, boxes.lefts, boxes.tops + boxes.heights, boxes.lefts + boxes.widths)
-    ids = pa.array([collection.image_ids[field] for field in boxes.fields.tolist()], pa.string())
+    corners = (*boxes[1:3], *(boxes[1:3] + boxes[3:]))
+    ids = pa.array([collection.image_ids[field] for field in boxes[0].tolist()], pa.string())
     for name, values in zip((_OF_FIELD, *_BOX), (ids, *map(pa.array, corners)), strict=True):
         if name not in columns.column_names:
             columns = columns.append_column(name, values)
@@ -172,20 +171,21 @@ class _Crops:
 
     def __init__(self, source: Images, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting
-        fields = verified_where_stored(source) if cutting.verified else source
+        verified = verified_where_stored(source) if cutting.verified else source
         options = cast(CropOptions, {"objects": objects, **cutting.placing})
-        chosen, self.crops = make_crops(fields, cutting.crop_size, options, cutting.of_objects, is_float32=False)
+        chosen, self.crops = make_crops(verified, cutting.crop_size, options, cutting.of_objects, is_float32=False)
         self._collection = Collection(chosen, SampleAxes(AXES), PreloadOptions(), normalize=False, crops=self.crops)
         self.source = source if len(chosen) == len(source) else chosen
         # Samples are grouped by field, with fields in the order of their first sample.
-        _, first, number = np.unique(self.crops.boxes.fields, return_index=True, return_inverse=True)
+        _, first, number = np.unique(self.crops.corners[0], return_index=True, return_inverse=True)
         self.order = np.argsort(first[number.reshape(-1)], kind="stable")
         boxes = self.crops.take(self.order)
+        fields = boxes[0].tolist()
         self.columns = _columns(self._collection, boxes, self.order)
-        ids, sizes = self._collection.sample_ids, (boxes.heights, boxes.widths)
+        ids = self._collection.sample_ids
         self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
-        self.shapes: Array = np.column_stack([chosen.shapes[boxes.fields, :3], *sizes]).astype(np.int64)
-        self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in boxes.fields.tolist()]
+        self.shapes: Array = np.column_stack([chosen.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
+        self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in fields]
         self._hasher = Hasher() if cutting.checksum else None
         self.checksums: pa.ChunkedArray | None = None
         self.options: Mapping[str, Any] = {"pad": cutting.placing.get("pad")}
@@ -222,23 +222,17 @@ def _opened_again(opening: Callable[[], Images], objects: Callable[[], Any], cut
     return _Crops(opening(), objects(), cutting)
 
 
-def _plan_crop_reads(collection: Collection, boxes: CropBoxes, order: Array) -> Iterator[Array]:
+def _plan_crop_reads(collection: Collection, boxes: Boxes, order: Array) -> Iterator[Array]:
     """Yield parts of an order, each with all whole fields that fit into memory with their crops.
 
     A field is decoded again only if its crops exceed this memory.
     """
-    fields, field_bytes = boxes.fields, collection.image_bytes
+    fields, field_bytes = boxes[0], collection.image_bytes
     pixel_bytes = field_bytes // collection.shapes[:, 3:].prod(axis=1)  # Bytes per pixel, over all planes.
-    begun = np.concatenate([[0], np.cumsum(boxes.heights * boxes.widths * pixel_bytes[fields])])
+    begun = np.concatenate([[0], np.cumsum(boxes[3] * boxes[4] * pixel_bytes[fields])])
     new = np.diff(fields, prepend=-1) != 0
     part = (begun[:-1] - begun[:-1][new][np.cumsum(new) - 1]) // _HELD_BYTES
-    starts = np.flatnonzero(new | (np.diff(part, prepend=0) != 0)).tolist()
-    first = held_bytes = 0
-    for start, stop in pairwise([*starts, len(order)]):
-        needed_bytes = int(field_bytes[fields[start]] + begun[stop] - begun[start])
-        if start > first and held_bytes + needed_bytes > _HELD_BYTES:
-            yield order[first:start]
-            first, held_bytes = start, 0
-        held_bytes += needed_bytes
-    if len(order):
-        yield order[first:]
+    starts = np.flatnonzero(new | (np.diff(part, prepend=0) != 0))
+    stops = np.append(starts[1:], len(order))
+    for runs in split_by_bytes(field_bytes[fields[starts]] + begun[stops] - begun[starts], _HELD_BYTES):
+        yield order[starts[runs][0] : stops[runs][-1]]

@@ -19,7 +19,6 @@ from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.shared_memory import BatchBufferPool
 from omearrow_ds.dataset.stored_images import copy_with
-from omearrow_ds.dataset.windows import DeviceCropBoxes
 
 NumberedBatch = tuple[int | None, Any]  # Number in the epoch, None for iterable datasets, and batch.
 Fetch = Callable[[], NumberedBatch]  # Raises `StopIteration` after the last batch.
@@ -62,7 +61,7 @@ class RawTransfer:
 
     def scaled(self, batch: Any) -> Any:
         pixels = _image(batch)
-        samples = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels), DeviceCropBoxes())
+        samples = self._maker(tuple(pixels.shape[1:]))(pixels.reshape(-1), len(pixels))
         return samples if batch is pixels else type(batch)([samples, *batch[1:]])
 
 

@@ -568,7 +568,8 @@ def test_crops_of_a_field_of_a_hundred_thousand_cost_little(tmp_path):
     )
     dataset = OMEArrowDataset(tmp_path / "i.arrow", objects=table, crop_size=(8, 8), preload=False)
     assert len(dataset) == 100_000
-    assert sum(values.nbytes for values in dataset._collection.crops.boxes) <= 12 * 100_000 + 100
+    crops = dataset._collection.crops
+    assert crops.corners.nbytes + crops.sizes.nbytes <= 12 * 100_000 + 100
 
 
 @pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")

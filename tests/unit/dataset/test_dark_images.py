@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from omearrow_ds import OMEArrowDataset, OMEArrowDatasetNumpy, recommend, show, write_images
 from omearrow_ds.cli import main
-from omearrow_ds.dataset.normalization import has_warned
+from omearrow_ds.dataset.normalization import HAS_WARNED
 from omearrow_ds.storage.formats._pictures import PixelRange
 from tests.support.errors import warns
 
@@ -27,9 +27,9 @@ def _first_time(monkeypatch):
     """Reset the once-per-process warning; without a launcher this process is rank 0."""
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    has_warned().clear()
+    HAS_WARNED.clear()
     yield
-    has_warned().set()
+    HAS_WARNED.set()
 
 
 def written(folder, largest, dtype="uint16", name="images.arrow"):
@@ -101,12 +101,12 @@ class TestPreloading:
     )
     def test_dataset_does_not_warn_when_pixels_are_not_dark(self, tmp_path, largest, dtype, options):
         assert len(OMEArrowDataset(written(tmp_path, largest, dtype), axes="YX", **options)) == 3
-        assert not has_warned().is_set()
+        assert not HAS_WARNED.is_set()
 
     def test_masks_do_not_warn(self, tmp_path):
         images, masks = written(tmp_path, 60_000), written(tmp_path, 7, name="masks.arrow")
         OMEArrowDatasetNumpy(images, masks=masks, axes="YX")
-        assert not has_warned().is_set()
+        assert not HAS_WARNED.is_set()
 
     def test_first_64_images_decide(self, tmp_path):
         images = [np.full((4, 4), 4000, np.uint16) for _ in range(66)]
@@ -150,7 +150,7 @@ class TestProcesses:
     def test_other_ranks_do_not_warn(self, tmp_path, monkeypatch, name):
         monkeypatch.setenv(name, "3")
         OMEArrowDataset(written(tmp_path, 4000), axes="YX")
-        assert not has_warned().is_set()
+        assert not HAS_WARNED.is_set()
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_rank_of_the_process_group_decides_when_initialized(self, tmp_path, monkeypatch, rank):

@@ -499,7 +499,7 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     closed.close()
     for expected in (None, True, False):  # Preloading takes less than 2 s.
         assert progress_output(Terminal(), progress=expected) == ""
-    monkeypatch.setattr(cache.PreloadProgressBar, "after_s", -1.0)
+    monkeypatch.setattr(cache, "_BAR_OPTIONS", {"delay": -1.0, "mininterval": 0.0})
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
         actual = [progress_output(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
         assert [bool(item) for item in actual] == [of_terminal, of_file, False, False]

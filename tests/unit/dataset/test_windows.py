@@ -15,8 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.cuda import DeviceCropper, triton_kernel_works
-from omearrow_ds.dataset.windows import DeviceCropBoxes, DeviceScaling, SampleLayout, crop_with_torch, fused
+from omearrow_ds.dataset.crop_boxes import CropWindows
+from omearrow_ds.dataset.cuda import (
+    DeviceCropper,
+    DeviceScaling,
+    SampleLayout,
+    crop_with_torch,
+    kernel_layout,
+    triton_kernel_works,
+)
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
 from omearrow_ds.kernels.stacks import Stacks
@@ -100,17 +107,18 @@ def checked(case, device, write):
     dtype = stack.dtype if how == "kept" else np.dtype(np.float32)
     expected = expected_of(stack, cut, axes, window, locations.tolist(), divisors, groups, pad, dtype)
     steps = np.array(stack.strides[1:]) // stack.itemsize
-    layout = SampleLayout.of(stack.shape[1:], steps.tolist(), cut, axes, window)
+    crops_of_size = None if window is None else CropWindows(np.zeros((3, 1)), np.reshape(window, (2, 1)), pad)
+    layout = SampleLayout.of(stack.shape[1:], steps.tolist(), cut, axes, crops_of_size)
     source = torch.from_numpy(stack).to(device).reshape(-1)
     scales = DeviceScaling.of(divisors, groups, cut.lengths, torch.from_numpy(expected).dtype, torch.device(device))
     if window is None:
-        boxes = DeviceCropBoxes(torch.tensor(fields, device=device))
+        positions, boxes = torch.tensor(fields, device=device), None
     else:
         more = np.concatenate([locations, locations[:1] + 1])  # One window that is not requested.
-        order = list(range(len(locations)))
-        boxes = DeviceCropBoxes(torch.tensor(order, device=device), torch.from_numpy(more).to(device), pad)
+        positions = torch.tensor(list(range(len(locations))), device=device)
+        boxes = torch.from_numpy(more).to(device)
     out = torch.full(expected.shape, 7, dtype=torch.int64).to(scales.dtype).to(device)
-    write(source, out, layout, scales, boxes)
+    write(source, out, layout, scales, positions, boxes)
     assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
@@ -133,18 +141,16 @@ def test_a_layout_counts_pixels():
     assert layout.shape == expected.transpose(4, 1, 0, 3, 2).shape
     into = layout.planes[:, 1][:, None, None] + np.arange(3)[:, None] * layout.steps[3] + np.arange(2) * layout.steps[4]
     assert sorted(into.ravel().tolist()) == list(range(expected.size))
-    plan = fused(layout, torch.device("cpu"))
-    assert (plan.steps, plan.whole) == ((-12, -3), False)
-    assert fused(SampleLayout.of_samples((2, 3, 4, 5, 6), "TCZYX"), torch.device("cpu")).whole
+    plan = kernel_layout(layout, torch.device("cpu"))
+    assert (plan.steps, plan.is_whole) == ([-12, -3], False)
+    assert kernel_layout(SampleLayout.of_samples((2, 3, 4, 5, 6), "TCZYX"), torch.device("cpu")).is_whole
 
 
 def test_no_windows_are_no_samples():
     layout = SampleLayout.of_samples((1, 4, 5), "CYX")
     make = DeviceCropper(layout, DeviceScaling(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
-    assert make(torch.zeros(0), 0, DeviceCropBoxes()).shape == (0, 1, 4, 5)
-    assert make(torch.arange(40, dtype=torch.uint8), 2, DeviceCropBoxes()).ravel().tolist() == [
-        n / 2 for n in range(40)
-    ]
+    assert make(torch.zeros(0), 0).shape == (0, 1, 4, 5)
+    assert make(torch.arange(40, dtype=torch.uint8), 2).ravel().tolist() == [n / 2 for n in range(40)]
 
 
 def test_no_kernel_is_asked_for_on_the_cpu():
@@ -164,9 +170,8 @@ def test_where_triton_is_not_torch_makes_samples(monkeypatch):
 def test_the_interpreted_kernel_makes_the_bits_of_the_cpu(case):
     from omearrow_ds.dataset.windows_kernel import launch
 
-    def write(source, out, layout, scales, windows):
-        plan = fused(layout, torch.device("cpu"))
-        launch(source, out, layout, plan, scales, windows, PADS.index(windows.pad))
+    def write(source, out, layout, *windows):
+        launch(source, out, layout, *windows, kernel_layout(layout, torch.device("cpu")))
 
     checked(case, "cpu", write)
 
@@ -197,9 +202,8 @@ def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
 
     assert triton_kernel_works(torch.device("cuda", 0))
 
-    def write(source, out, layout, scales, windows):
-        plan = fused(layout, source.device)
-        launch(source, out, layout, plan, scales, windows, PADS.index(windows.pad))
+    def write(source, out, layout, *windows):
+        launch(source, out, layout, *windows, kernel_layout(layout, source.device))
 
     checked(case, "cuda:0", write)
 
@@ -225,7 +229,7 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
     side = 64 if placed else 512  # Out of fields of 3 x 512 x 512.
     values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
     fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))
-    fixed |= {} if placed else dict.fromkeys(["places", "groups", "illumination"])
+    fixed |= {} if placed else dict.fromkeys(["boxes", "groups", "illumination"])
     types = {name: "constexpr" if name in fixed else kind for name, kind in zip(names, kinds + names[10:], strict=True)}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(10) if names[number] not in fixed}
     source = ASTSource(_windows, types, {(names.index(name),): value for name, value in fixed.items()}, aligned)

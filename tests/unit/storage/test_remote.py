@@ -125,15 +125,18 @@ def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
 class _Bar:
     """A progress bar that only counts."""
 
-    def __init__(self, initial, **options):
-        self.options, self.count, self.steps = options, initial, 1
+    def __init__(self, **options):
+        self.options, self.count, self.steps = options, 0, 0
         bars.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
 
     def update(self, count):
         self.count, self.steps = self.count + count, self.steps + 1
-
-    def close(self):
-        self.closed = True
 
 
 bars: list[_Bar] = []
@@ -144,7 +147,6 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     passed = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
     with open_images(url, **passed) as source:
         source.take(range(sum(SIZES[:target])))
-    monkeypatch.setattr(preload.PreloadProgressBar, "after_s", -1.0)
     monkeypatch.setattr(preload, "_ThreadlessBar", _Bar)
     monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
     bars.clear()
@@ -153,7 +155,7 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     np.testing.assert_array_equal(dataset[16].numpy()[:, None], images[16][0])
     (bar,) = bars
     total = sum(item.stat().st_size for item in (server.folder / "a.parts" / PARTS).iterdir())
-    assert (bar.count, bar.options["total"], bar.options["unit"], bar.closed) == (total, total, "B", True)
+    assert (bar.count, bar.total, bar.unit, bar.closed) == (total, total, "B", True)
     assert bar.options["desc"] == "preloading a.parts"
     assert bar.steps > 2 * (len(SIZES) - target)
     for quiet in ({"progress": False}, {}):  # No bar without a terminal either.
