@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial, reduce
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +44,6 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _MIRRORED = MappingProxyType({"<": ">", "<=": ">=", ">": "<", ">=": "<="})
 _MAX_DEPTH = 100
 _EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
@@ -69,38 +67,13 @@ _REMEDIES = MappingProxyType(  # By the token that is not expected.
 
 
 Value = Decimal | str | bool
+Error = partial[ColumnError]
+# Whether a condition is true for each row of a table, null if unknown; a null scalar if all are unknown.
+Condition = Callable[[pa.Table, Error], Values]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     name: str
-
-
-@dataclass(frozen=True)
-class Predicate:
-    """Comparison of a column with a value or another column, or ``in`` with several values, or ``is null``."""
-
-    operator: str
-    column: str
-    others: tuple[Column | Value, ...] = ()
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Combination of several conditions by ``and`` or ``or``, or ``not`` of one."""
-
-    operator: str
-    parts: tuple[Condition, ...]
-
-
-Condition = Predicate | Operation
-
-
-def columns_of(condition: Condition) -> list[str]:
-    """Return the names of the columns in a condition; a column that occurs several times is repeated."""
-    if isinstance(condition, Operation):
-        return [name for part in condition.parts for name in columns_of(part)]
-    return [condition.column, *(other.name for other in condition.others if isinstance(other, Column))]
 
 
 class _Parser:
@@ -109,6 +82,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = list(_TOKEN.finditer(text))
         self._index = self._depth = 0
+        self.names: dict[str, None] = {}  # Columns of the condition, in order.
 
     @property
     def _kind(self) -> str:
@@ -154,14 +128,16 @@ class _Parser:
         parts = [self._parse_operation("and") if operator == "or" else self._parse_negation()]
         while self._accept(operator):
             parts.append(self._parse_operation("and") if operator == "or" else self._parse_negation())
-        return parts[0] if len(parts) == 1 else Operation(operator, tuple(parts))
+        if len(parts) == 1:
+            return parts[0]
+        return lambda *rows: reduce(_JOIN[operator], (part(*rows) for part in parts))
 
     def _parse_negation(self) -> Condition:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             self._fail(f"at most {_MAX_DEPTH} nested parentheses and negations")
         if self._accept("not"):
-            condition: Condition = Operation("not", (self._parse_negation(),))
+            condition = _negate(self._parse_negation())
         elif self._accept("("):
             condition = self._parse_operation()
             self._expect(")")
@@ -172,30 +148,30 @@ class _Parser:
 
     def _parse_predicate(self) -> Condition:
         left, start = self._parse_operand("a column"), self._index
-        operator = self._accept(*_COMPARISONS)
+        operator = self._accept(*_COMPARE)
         if operator is not None:
             right = self._parse_operand("a value")
             if isinstance(left, Column):
-                return Predicate(operator, left.name, (right,))
+                return partial(_compare, operator, left.name, right)
             if isinstance(right, Column):
-                return Predicate(_MIRRORED.get(operator, operator), right.name, (left,))
+                return partial(_compare, _MIRRORED.get(operator, operator), right.name, left)
             self._index = start
             self._fail("a comparison with a column")
         if not isinstance(left, Column):
             self._fail('a comparison such as "=="')
-        if self._accept("is"):
-            is_negated = self._accept("not") is not None
+        name, has_is = left.name, self._accept("is")
+        is_negated = self._accept("not") is not None
+        if has_is:
             self._expect("null")
-            predicate = Predicate("is null", left.name)
-        else:
-            is_negated = self._accept("not") is not None
-            if not is_negated and self._text() != "in":
-                return Predicate("==", left.name, (True,))
+            predicate: Condition = lambda table, _: pc.is_null(table[name])  # noqa: E731  # One expression.
+        elif is_negated or self._text() == "in":
             self._expect("in")
-            predicate = Predicate("in", left.name, self._parse_values())
-        return Operation("not", (predicate,)) if is_negated else predicate
+            predicate = partial(_is_in, name, self._parse_values())
+        else:
+            predicate = partial(_compare, "==", name, True)
+        return _negate(predicate) if is_negated else predicate
 
-    def _parse_values(self) -> tuple[Value, ...]:
+    def _parse_values(self) -> list[Value]:
         self._expect("(")
         values: list[Value] = []
         while not values or self._accept(","):
@@ -205,7 +181,7 @@ class _Parser:
                 self._fail("a number or a string in 'single quotes'")
             values.append(value)
         self._expect(")")
-        return tuple(values)
+        return values
 
     def _parse_operand(self, expected: str) -> Column | Value:
         kind, text = self._kind, self._text()
@@ -219,16 +195,19 @@ class _Parser:
                 return text[1:-1].replace("''", "'")
             case "keyword":
                 return text == "true"
-        return Column(text[1:-1].replace('""', '"') if kind == "name" else text)
+        column = Column(text[1:-1].replace('""', '"') if kind == "name" else text)
+        self.names[column.name] = None
+        return column
 
 
 class RowFilter:
     """Condition that selects rows of a table; its ``text`` identifies the condition in all processes."""
 
     def __init__(self, condition: Any) -> None:
-        self.condition, self._tree = condition, None
+        self.condition, self._parsed = condition, None
         if isinstance(condition, str):
-            self.text, self._tree = condition.strip(), _Parser(condition).parse()
+            parser = _Parser(condition)
+            self.text, self._parsed, self._names = condition.strip(), parser.parse(), list(parser.names)
         elif isinstance(condition, pc.Expression):
             self.text = str(condition)
             if "..." in self.text:  # Arrow shortens long lists of values.
@@ -239,12 +218,15 @@ class RowFilter:
             allowed = "a string or a pyarrow.compute.Expression"
             raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowFilter, (self.condition,)
+
     def choose(self, rows: ColumnReader) -> Array:
         """Return the sorted indices of the rows for which the condition is true; rows with null are not selected."""
         # Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one.
         known = rows.column_names
-        if self._tree is not None:
-            names = list(dict.fromkeys(columns_of(self._tree)))
+        if self._parsed is not None:
+            names = self._names
         elif "FieldPath(" in self.text:
             problem, remedy = "a column is referred to by its number", "use pyarrow.compute.field('name')"
             raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
@@ -257,7 +239,7 @@ class RowFilter:
         table = {name: rows.column(name) for name in names if name in known}
         if len(table) < len(names):
             table[IMAGE_ID] = pa.chunked_array([pa.array(list(rows.image_ids), pa.string())])
-        if self._tree is None:  # Ids of objects are texts that are made when they are requested.
+        if self._parsed is None:  # Ids of objects are texts that are made when they are requested.
             table[_ROW] = np.arange(len(rows.image_ids))
         chosen = self._choose(pa.table(table), known, error)
         if not len(chosen):
@@ -265,17 +247,17 @@ class RowFilter:
             raise SelectError("matches no row", path=rows.path, option="filter", value=self.text, remedy=remedy)
         return chosen
 
-    def _choose(self, table: pa.Table, known: Sequence[str], error: partial[ColumnError]) -> Array:
+    def _choose(self, table: pa.Table, known: Sequence[str], error: Error) -> Array:
         try:
-            if self._tree is None:
+            if self._parsed is None:
                 numbers: Array = table.filter(self.condition)[_ROW].to_numpy()
                 return numbers
-            values = _evaluate(self._tree, table, error)
+            values = self._parsed(table, error)
         except pa.ArrowException as failure:
             unknown = _UNKNOWN.search(str(failure))
             if unknown is not None:
                 raise _unknown_column(unknown[1], known, error) from None
-            if self._tree is None:
+            if self._parsed is None:
                 remedy = "correct the expression, or cast a column in it"
                 raise error(str(failure), value=self.text, remedy=remedy) from failure
             raise error(str(failure), remedy="compare it with another value") from failure
@@ -285,7 +267,7 @@ class RowFilter:
         return chosen
 
 
-def _unknown_column(name: str, known: Sequence[str], error: partial[ColumnError]) -> ColumnError:
+def _unknown_column(name: str, known: Sequence[str], error: Error) -> ColumnError:
     """Return the error for a column that does not exist; it names the columns with the most similar names."""
     close = nearest(name, reversed(known), 3)
     columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
@@ -293,23 +275,18 @@ def _unknown_column(name: str, known: Sequence[str], error: partial[ColumnError]
     return error(f"no column {name!r} exists", column=name, remedy=remedy)
 
 
-def _evaluate(condition: Condition, table: pa.Table, error: partial[ColumnError]) -> Values:
-    """Return whether a condition is true for each row, null if unknown; a null scalar if all are unknown."""
-    if isinstance(condition, Operation):
-        parts = (_evaluate(part, table, error) for part in condition.parts)
-        join = _JOIN.get(condition.operator)
-        return pc.invert(next(parts)) if join is None else reduce(join, parts)
-    stored, others = table[condition.column], condition.others
-    if condition.operator == "is null":
-        return pc.is_null(stored)
-    if condition.operator != "in":
-        return _compare(condition.operator, condition.column, others[0], table, error)
-    if pa.types.is_string(stored.type) and all(isinstance(text, str) for text in others):
-        return pc.if_else(pc.is_null(stored), None, pc.is_in(stored, value_set=pa.array(others, pa.string())))
-    return reduce(pc.or_kleene, (_compare("==", condition.column, value, table, error) for value in others))
+def _negate(condition: Condition) -> Condition:
+    return lambda *rows: pc.invert(condition(*rows))
 
 
-def _compare(operator: str, name: str, other: Column | Value, table: pa.Table, error: partial[ColumnError]) -> Values:
+def _is_in(name: str, values: Sequence[Value], table: pa.Table, error: Error) -> Values:
+    if pa.types.is_string(table[name].type) and all(isinstance(text, str) for text in values):
+        texts = pa.array(values, pa.string())
+        return pc.if_else(pc.is_null(table[name]), None, pc.is_in(table[name], value_set=texts))
+    return reduce(pc.or_kleene, (_compare("==", name, value, table, error) for value in values))
+
+
+def _compare(operator: str, name: str, other: Column | Value, table: pa.Table, error: Error) -> Values:
     stored = table[name]
     if isinstance(other, Column):
         values, described = table[other.name], f"column {other.name!r}"
