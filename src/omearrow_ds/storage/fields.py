@@ -8,12 +8,12 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,7 @@ from omearrow_ds.text import count
 
 _NUM_EXAMPLES = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
+File = TypeVar("File")
 _Key = tuple[str, ...]  # Values of the columns of a field.
 Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as spelled in file names.
 
@@ -219,15 +220,28 @@ def open_pattern(
     labels = {channel: renamed.get(channel, channel) for channel in known}
     chosen = known if channels is None else picked_channels(path, channels, {labels[name]: name for name in known})
     order = sorted(planes, key=lambda key: list(map(natural_key, key)))
-    files, grids, complete = _gridded(path, planes, order, chosen, labels, incomplete)
-    ids = ["_".join(key) or path.absolute().name for key in complete]
+
+    def describe(_: int, plane: Plane) -> str:
+        values = zip(_PLANE_AXES, (plane[0], labels[plane[1]], plane[2]), strict=True)
+        return ", ".join(f"{name} {value}" for name, value in values if value)
+
+    of_fields = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
+    current = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
+    remedy = (
+        "restore the file, pass incomplete='skip' to skip these fields, pass other channels in channels=, or correct "
+        f"the channel names of pattern= (now: {current}{', ...' if len(chosen) > _NUM_EXAMPLES else ''})"
+    )
+    names_of = list(map("_".join, order))
+    files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedy, skip=incomplete == "skip")
+    keys_of = [order[number] for number in complete]
+    ids = ["_".join(key) or path.absolute().name for key in keys_of]
     fields = Fields(
         files,
         grids,
-        ids if len(set(ids)) == len(ids) else list(map(json.dumps, complete)),  # Two keys may have one id.
-        pa.table({name: typed(name, [key[n] for key in complete]) for n, name in enumerate(columns)}),
+        ids if len(set(ids)) == len(ids) else list(map(json.dumps, keys_of)),  # Two keys may have one id.
+        pa.table({name: typed(name, [key[n] for key in keys_of]) for n, name in enumerate(columns)}),
         [labels[name] for name in chosen if name],
-        np.arange(len(complete)),
+        np.arange(len(keys_of)),
         sizes,
         split_along="".join(axis for name, axis in _PLANE_AXES.items() if name in names),
     )
@@ -257,7 +271,6 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
-    for name in parsed:
         if not is_unicode(name):
             raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
@@ -352,16 +365,6 @@ def _is_tiff(name: str) -> bool:
     return name.lower().endswith(TIFF_SUFFIXES)
 
 
-def report_incomplete(path: Path, lacking: Sequence[str], num_fields: int, remedy: str, *, skip: bool) -> None:
-    """Warn that incomplete fields are skipped; raise `FormatError` if all are incomplete, or ``skip`` is false."""
-    if lacking and (not skip or len(lacking) == num_fields):
-        more = f" ({len(lacking):,} of {num_fields:,} fields are incomplete)" if len(lacking) > 1 else ""
-        raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
-    if lacking:
-        message = f"{path}: {len(lacking):,} of {num_fields:,} fields are incomplete, the first: {lacking[0]}"
-        warnings.warn(f"{message}; incomplete fields are skipped", UserWarning, stacklevel=2)
-
-
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
     folders = [("", 0)]
     while folders:
@@ -444,39 +447,41 @@ def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list
     return [known[name] for name in names]
 
 
-def _gridded(
+def assemble(
     path: Path,
-    planes: Mapping[_Key, Mapping[Plane, str]],
-    order: Sequence[_Key],
+    planes: Sequence[Mapping[Plane, File]],
+    names: Sequence[str],
     chosen: Sequence[str],
-    labels: Mapping[str, str],
-    incomplete: str,
-) -> tuple[list[str], list[Array], list[_Key]]:
-    """Return the files in the order of their planes, the grids of complete fields, and the keys of these fields."""
-    files: list[str] = []
+    describe: Callable[[int, Plane], str],
+    remedy: str,
+    *,
+    skip: bool,
+) -> tuple[list[File], list[Array], list[int]]:
+    """Return files in the order of their planes, the grids of complete fields, and the numbers of these fields.
+
+    ``planes`` are those of the ``chosen`` channels per field, and ``names`` the names of fields for errors. With
+    ``skip``, warns of incomplete fields. Raises `FormatError` if all are incomplete, or any without ``skip``.
+    """
+    files: list[File] = []
     grids, complete, lacking = [], [], []
-    files_of = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
     # A `Plane` is time, channel and Z. Times and Z may differ between fields, channels may not.
-    steps = [_steps([{plane[axis] for plane in of_field} for of_field in files_of]) for axis in (0, 2)]
-    for key, of_field, times, depths in zip(order, files_of, *steps, strict=True):
+    steps = [_steps([{plane[axis] for plane in of_field} for of_field in planes]) for axis in (0, 2)]
+    for number, (of_field, times, depths) in enumerate(zip(planes, *steps, strict=True)):
         expected = list(product(times or [""], chosen, depths or [""]))
         missing = next((plane for plane in expected if plane not in of_field), None)
         if missing is not None:
-            lacking.append(f"field {'_'.join(key)} has no file for {_plane(missing, labels)}")
+            lacking.append(f"field {names[number]} has no file for {describe(number, missing)}")
             continue
         shape = (-1, len(chosen), max(len(depths), 1))
         grids.append(np.arange(len(files), len(files) + len(expected)).reshape(shape))
         files += [of_field[plane] for plane in expected]
-        complete.append(key)
-    if not complete:
-        names = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
-        names += ", ..." if len(chosen) > _NUM_EXAMPLES else ""
-        raise FormatError(
-            f"{path}: each of the {len(order):,} fields lacks a file, e.g. {lacking[0]}; correct the channel names of "
-            f"pattern= (now: {names}), or pass channels= with channels that have files"
-        )
-    remedy = "restore the file, pass incomplete='skip' to skip these fields, or pass other channels in channels="
-    report_incomplete(path, lacking, len(order), remedy, skip=incomplete == "skip")
+        complete.append(number)
+    if lacking and not (skip and complete):
+        more = f" ({len(lacking):,} of {len(planes):,} fields are incomplete)" if len(lacking) > 1 else ""
+        raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
+    if lacking:
+        message = f"{path}: {len(lacking):,} of {len(planes):,} fields are incomplete, the first: {lacking[0]}"
+        warnings.warn(f"{message}; incomplete fields are skipped", UserWarning, stacklevel=2)
     return files, grids, complete
 
 
@@ -488,11 +493,6 @@ def _steps(existing: Sequence[set[str]]) -> list[list[str]]:
         return [sorted(steps, key=natural_key) for steps in existing]
     position = {step: number for number, step in enumerate(every)}
     return [every[: 1 + max(map(position.__getitem__, steps), default=-1)] for steps in existing]
-
-
-def _plane(plane: Plane, labels: Mapping[str, str]) -> str:
-    named = zip(_PLANE_AXES, (plane[0], labels.get(plane[1], plane[1]), plane[2]), strict=True)
-    return ", ".join(f"{name} {value}" for name, value in named if value)
 
 
 def typed(name: str, values: list[str | None]) -> list[Any]:

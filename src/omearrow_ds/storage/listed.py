@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,13 +63,12 @@ def open_fields(
     listing = TableFile(path if copy is None else copy, path)
     listed, metadata_names = channels_of(listing.names), described(listing.names)
     table = _read_listing(path, listing, listed, metadata_names, types)
-    functions = [channel for channel in listed if channel.startswith(_ILLUM)]
-    files_columns = {channel: columns.file for channel, columns in listed.items() if channel not in functions}
-    images = {channel: channel for channel, column in files_columns.items() if _are_images(path, table, column)}
+    functions = [name for name in listed if name.startswith(_ILLUM)]
+    images = [name for name in listed if name not in functions and _are_images(path, table, listed[name].file)]
     if not images:
         problem = "no column FileName_<channel> or Image_FileName_<channel> lists TIFF files"
         raise ColumnError(f"{problem} (columns: {listing.names[:20]})", path=path, remedy="add such a column")
-    chosen = list(images) if channels is None else fields.picked_channels(path, channels, images)
+    chosen = images if channels is None else fields.picked_channels(path, channels, {name: name for name in images})
     resolver = FilePathResolver(path, root)
     columns = [resolver.files(table, listed[channel]) for channel in chosen]
     rows: dict[Hashable, int] = {}
@@ -85,15 +85,25 @@ def open_fields(
     metadata |= {f"FileName_{name}": pa.array(resolver.functions(first_rows, listed[name])) for name in functions}
     identity = identify_below(path.parent)
     identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
-    complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)
+
+    def describe(number: int, plane: fields.Plane) -> str:
+        file = files_of[number][chosen.index(plane[1])]
+        return f"channel {plane[1]} ({None if file is None else file.file})"
+
+    moved = "" if root is not None else "pass root= with the current folder of the files, "
+    remedy, skip = f"{moved}restore the file, or pass incomplete='skip'", incomplete == "skip"
+    planes = [
+        {("", name, ""): file for name, file, one in zip(chosen, *of_field, strict=True) if file and one is not None}
+        for of_field in zip(files_of, identities, strict=True)
+    ]
+    files, grids, complete = fields.assemble(path, planes, ids, chosen, describe, remedy, skip=skip)
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
-    files = [file for number in complete for file in files_of[number] if file is not None]
     if len({url_of(file.file) is None for file in files}) > 1:
         raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
     are_paged = any(file[1:] != (None, None) for file in files)
     source = fields.Fields(
         [file.file for file in files],
-        list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1)),
+        grids,
         [ids[number] for number in complete],
         pa.table({name: column.take(pa.array(complete)) for name, column in metadata.items()}),
         chosen,
@@ -176,28 +186,6 @@ def _ids(metadata: Mapping[str, Any], files: Sequence[Sequence[ListedFile | None
     by_page = ["_".join([stem, *of_file]) for stem, of_file in zip(by_file, numbers, strict=True)]
     by_row = [f"row-{row}" for row in first.tolist()]
     return next(ids for ids in (by_position, by_file, by_page, by_row) if len(set(ids)) == len(files))
-
-
-def _complete(
-    path: Path,
-    identities: Sequence[Sequence[Hashable]],
-    files: Sequence[Sequence[ListedFile | None]],
-    channels: Sequence[str],
-    ids: Sequence[str],
-    incomplete: str,
-    root: str | os.PathLike[str] | None,
-) -> list[int]:
-    """Return the numbers of the fields whose files exist; warn of others, or raise `FormatError`."""
-    lacking = {}
-    for number, of_field in enumerate(identities):
-        if None in of_field:
-            absent = of_field.index(None)
-            name = getattr(files[number][absent], "file", None)
-            lacking[number] = f"field {ids[number]} has no file for channel {channels[absent]} ({name})"
-    moved = "" if root is not None else "pass root= with the current folder of the files, "
-    remedy = f"{moved}restore the file, or pass incomplete='skip'"
-    fields.report_incomplete(path, list(lacking.values()), len(files), remedy, skip=incomplete == "skip")
-    return [number for number in range(len(files)) if number not in lacking]
 
 
 class ChannelColumns(NamedTuple):
@@ -322,9 +310,9 @@ class FilePathResolver:
     def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
         paths = self._each_path(table, channel, self._allowed_file)
         numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
-        rows = list(zip(paths, *numbers, strict=True))
-        files = {row: ListedFile(*row) for row in set(rows) if row[0] is not None}
-        return [files.get(row) for row in rows]
+        listed_file = functools.cache(ListedFile)  # Many rows, one per cell, list one file.
+        rows = zip(paths, *numbers, strict=True)
+        return [None if path is None else listed_file(path, series, page) for path, series, page in rows]
 
     def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
         """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
@@ -335,10 +323,10 @@ class FilePathResolver:
     ) -> list[str | None]:
         names: list[str | None] = table[channel.file].to_pylist()
         folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
-        rows = list(zip(folders, names, strict=True))
-        distinct = {(folder, name) for folder, name in rows if name is not None}  # Many rows, one per cell, list one.
-        paths: dict[Any, str] = {row: resolve(channel.kind, row[0] or "", row[1]) for row in distinct}
-        return [paths.get(row) for row in rows]
+        path_of = functools.cache(partial(resolve, channel.kind))
+        return [
+            None if name is None else path_of(folder or "", name) for folder, name in zip(folders, names, strict=True)
+        ]
 
     def _function(self, kind: str, folder: str, name: str) -> str:
         listed = _listed_path(kind, folder, name)
