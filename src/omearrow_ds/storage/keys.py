@@ -54,25 +54,31 @@ class JoinKeys:
         keys[is_null] = -1
         self.images, self.rows = keys[: len(source)], keys[len(source) :]
 
-    def refuse_duplicate_rows(self, noun: str, remedy: str) -> None:
-        twice = first_duplicate(self.rows)
-        if twice is not None:
-            key = f"{self.names}, {self.describe(twice[1], row=True)}"
-            problem = f"{noun}s {twice[0]} and {twice[1]} have the same {key}"
-            raise MetadataError(problem, **self._joined.subject, remedy=remedy)
+    def match(self, noun: str, remedy: str, *, are_objects: bool = False) -> Array:
+        """Return the row of each image, or the image of each row if rows are objects, as int64; -1 without a match.
 
-    def no_match(self, noun: str) -> MetadataError:
-        """Return the error for a table where no row, each of which is a ``noun``, matches an image."""
-        of_images, of_rows = (
-            self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none"
-            for is_row, keys in enumerate((self.images, self.rows))
-        )
-        return MetadataError(
-            f"no {noun} matches an image of {self._source_path} by {self.names}: images have {of_images}, {noun}s have "
-            f"{of_rows}",
-            **self._joined.subject,
-            remedy="pass on= with columns that have equal values",
-        )
+        Raises `MetadataError` if a match is ambiguous, or nothing matches; messages call each row a ``noun``.
+        """
+        keys, requests = (self.images, self.rows) if are_objects else (self.rows, self.images)
+        equal = first_duplicate(np.where(np.isin(keys, requests), keys, -1) if are_objects else keys)
+        if equal is not None:
+            owner = f"images {equal[0]} and {equal[1]} of {self._source_path}"
+            owner = owner if are_objects else f"{noun}s {equal[0]} and {equal[1]}"
+            problem = f"{owner} have the same {self.names}, {self.describe(equal[1], row=not are_objects)}"
+            raise MetadataError(problem, **self._joined.subject, remedy=remedy)
+        matches = match_rows(keys, requests)
+        if len(matches) and (matches < 0).all():
+            of_images, of_rows = (
+                self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none"
+                for is_row, keys in enumerate((self.images, self.rows))
+            )
+            problem = f"no {noun} matches an image of {self._source_path} by {self.names}"
+            raise MetadataError(
+                f"{problem}: images have {of_images}, {noun}s have {of_rows}",
+                **self._joined.subject,
+                remedy="pass on= with columns that have equal values",
+            )
+        return matches
 
     def warn(self, problem: str) -> None:
         warnings.warn(f"{self._joined.name}, joined by {self.names}: {problem}", UserWarning, stacklevel=3)
@@ -119,11 +125,11 @@ def match_rows(keys: Array, requests: Array) -> Array:
 
 def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows: Array) -> None:
     """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites."""
-    # Ids such as ``image-00000`` occur in many collections.
+    # Ids such as ``image-00000`` occur in many collections. ``images`` and ``rows`` are pairs, -1 without a match.
     for name in set(NAMED_BY) & set(source.column_names) & set(joined.table.column_names):
         keys = JoinKeys(source, joined, [(name, name)])
         ours, theirs = keys.images[images], keys.rows[rows]
-        differs = (ours >= 0) & (theirs >= 0) & (ours != theirs)
+        differs = (images >= 0) & (rows >= 0) & (ours >= 0) & (theirs >= 0) & (ours != theirs)
         if differs.any():
             image, row = int(images[differs][0]), int(rows[differs][0])
             raise MetadataError(
@@ -280,8 +286,7 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
             **joined.subject,
             remedy="pass the ids as strings",
         )
-    keys.refuse_duplicate_rows("row", "aggregate the table, or pass on= with columns that distinguish its rows")
-    rows = match_rows(keys.rows, keys.images)
+    rows = keys.match("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     added = joined.table.drop_columns([right for _, right in pairs])
     row_or_null = pa.array(rows, mask=rows < 0)
     added = added.take(row_or_null) if added.num_columns else added
@@ -294,18 +299,8 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
             remedy = "rename or drop the column, or pass it in on="
             raise MetadataError(problem, **joined.subject, column=name, remedy=remedy)
         added = added.drop_columns(name)
-    _warn_unmatched(keys, rows)
-    return SourceWithColumns(source, added, joined.unread, row_or_null)
-
-
-def _warn_unmatched(keys: JoinKeys, rows: Array) -> None:
-    """Warn of images without a row, and of rows without an image; raise `MetadataError` if nothing matches."""
-    without = np.flatnonzero(rows < 0)
-    is_key = keys.rows >= 0
-    unused = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images))
-    if len(rows) and len(without) == len(rows):
-        raise keys.no_match("row")
-    notes = []
+    without, is_key = np.flatnonzero(rows < 0), keys.rows >= 0
+    unused, notes = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images)), []
     if len(without):
         examples = keys.examples(without, row=False)
         notes.append(f"{len(without):,} of {len(rows):,} images have no row, so their values are null: {examples}")
@@ -314,3 +309,4 @@ def _warn_unmatched(keys: JoinKeys, rows: Array) -> None:
         notes.append(f"{len(unused):,} of {int(is_key.sum()):,} rows have no image: {examples}")
     if notes:
         keys.warn("; ".join(notes))
+    return SourceWithColumns(source, added, joined.unread, row_or_null)

@@ -132,13 +132,9 @@ def _by_key(source: Images, masks: Images, on: Any) -> Array:
             f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images have {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
             f"masks={{'path': ..., 'on': ...}} with common columns, or a file name with braces"
         ) from None
-    keys.refuse_duplicate_rows("mask", "pass one mask per image")
-    mask_of = match_rows(keys.rows, keys.images)
+    mask_of = keys.match("mask", "pass one mask per image")
     if on is None:
-        with_mask = np.flatnonzero(mask_of >= 0)
-        refuse_contradiction(source, joined, with_mask, mask_of[with_mask])
-    if len(mask_of) and (mask_of < 0).all():
-        raise keys.no_match("mask")
+        refuse_contradiction(source, joined, np.arange(len(mask_of)), mask_of)
     return mask_of
 
 

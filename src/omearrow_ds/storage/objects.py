@@ -24,8 +24,6 @@ from omearrow_ds.storage.keys import (
     JoinKeys,
     choose_pairs,
     column_names_of,
-    first_duplicate,
-    match_rows,
     refuse_contradiction,
 )
 from omearrow_ds.storage.protocol import On, OpenOptions
@@ -169,11 +167,13 @@ class ObjectSettings:
         self.types.refuse_unknown()
         pairs = choose_pairs(source, joined, self.on)
         keys = JoinKeys(source, joined, pairs)
-        fields = match_rows(keys.images, keys.rows)
-        _refuse_unplaced(source, joined, keys, fields)
+        fields = keys.match("object", "pass on= with columns that distinguish the images", are_objects=True)
+        without = np.flatnonzero(fields < 0)
+        if len(without):
+            examples = keys.examples(without, row=True)
+            keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
         if self.on is None and pairs[0][0] == IMAGE_ID:
-            rows = np.flatnonzero(fields >= 0)
-            refuse_contradiction(source, joined, fields[rows], rows)
+            refuse_contradiction(source, joined, fields, np.arange(len(fields)))
         boxed = box is not None and box is not False
         names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
         table = joined.table
@@ -252,24 +252,6 @@ class CropRows(ColumnReader):
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
         return {**state, "source": None}
-
-
-def _refuse_unplaced(source: Images, joined: InputTable, keys: JoinKeys, fields: Array) -> None:
-    """Warn of objects without an image; raise `MetadataError` if no object has one, or image keys are duplicate."""
-    equal = first_duplicate(keys.images)
-    if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
-        raise MetadataError(
-            f"images {equal[0]} and {equal[1]} of {source.path} have the same {keys.names}, "
-            f"{keys.describe(equal[0], row=False)}, so objects could belong to both",
-            **joined.subject,
-            remedy="pass on= with columns that distinguish the images",
-        )
-    without = np.flatnonzero(fields < 0)
-    if len(without) and len(without) == len(fields):
-        raise keys.no_match("object")
-    if len(without):
-        examples = keys.examples(without, row=True)
-        keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
 
 
 def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tuple[tuple[str, ...], Array]:
