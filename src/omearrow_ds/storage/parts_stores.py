@@ -227,14 +227,13 @@ class BucketStore(ObjectStore):
     def create(self, name: str, data: bytes, replaced_hash: str | None = None) -> bool:
         """See `FolderStore.create`; raise `FileNotFoundError` for a record after its collection was published."""
         store, subject = self.client(), f"{self.url}/{name}"
-        from obstore import get, put  # noqa: PLC0415
-        from obstore.exceptions import BaseError  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415  # after the client, which reports its absence
 
         mode: Any = "create"
         if replaced_hash is not None:
 
             def read() -> tuple[bytes, str | None]:
-                answer = get(store, name)
+                answer = store.get(name)
                 return bytes(answer.bytes()), answer.meta.get("e_tag")
 
             content, tag = self.repeat(RetryDeadline(subject, _SILENT), read)
@@ -245,7 +244,7 @@ class BucketStore(ObjectStore):
 
         def attempt() -> bool:
             try:
-                put(store, name, data, mode=mode, use_multipart=False)
+                store.put(name, data, mode=mode, use_multipart=False)
             except BaseError as error:
                 if type(error).__name__ not in _CONFLICTS:
                     raise
@@ -272,21 +271,20 @@ class BucketStore(ObjectStore):
         """
         self.client()
         deadline, read_s = RetryDeadline(f"{self.url}/{name}", _SILENT), remote.READ_S
-        from obstore import head, put  # noqa: PLC0415  # after the client, which reports its absence
-        from obstore.exceptions import BaseError  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415  # after the client, which reports its absence
 
         def attempt() -> None:
             max_concurrency = _MAX_CONCURRENCY if read_s == remote.READ_S else 1
             with _ProgressFile(path, deadline) as file:
                 client = self.client(read_s, retries=True)
-                put(client, name, file, chunk_size=_PIECE_BYTES, max_concurrency=max_concurrency)
+                client.put(name, file, chunk_size=_PIECE_BYTES, max_concurrency=max_concurrency)
 
         def allow_more_time() -> None:
             nonlocal read_s
             if read_s >= _SLOWEST_S:
                 return
             try:
-                head(self.client(), MANIFEST)
+                self.client().head(MANIFEST)
             except FileNotFoundError:
                 pass
             except BaseError as error:
@@ -302,24 +300,18 @@ class BucketStore(ObjectStore):
         return {name: version.size_bytes for name, version in self.listed(folder).items()}
 
     def remove(self, names: Collection[str]) -> None:
-        store = self.client()
-        from obstore import delete  # noqa: PLC0415
-
         def attempt() -> None:
             with suppress(FileNotFoundError):  # Some servers report missing objects; all others are still removed.
-                delete(store, list(names))
+                self.client().delete(list(names))
 
         if names:
             self.repeat(RetryDeadline(str(self.url), _SILENT), attempt)
 
     def finish(self, index_file: str) -> None:
-        store = self.client()
-        from obstore import list_with_delimiter  # noqa: PLC0415
-
         deadline = RetryDeadline(str(self.url), _SILENT)
-        objects = self.repeat(deadline, lambda: list_with_delimiter(store)["objects"])
-        others = [item["path"] for item in objects if item["path"] != index_file]
-        self.remove([name for name in others if INDEX_NAME.fullmatch(name)])
+        objects = self.repeat(deadline, lambda: self.client().list_with_delimiter()["objects"])
+        names = [item["path"] for item in objects]
+        self.remove([name for name in names if INDEX_NAME.fullmatch(name) and name != index_file])
         self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if f"{JOBS}/{name}" != PLAN])
         self.remove([PLAN])  # Removed last, so that the same command can resume the cleanup.
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -176,13 +177,11 @@ class ObjectStore:
     def listed(self, prefix: str) -> dict[str, ObjectVersion]:
         """Return the version of each object below a prefix, by object name relative to the prefix."""
         store, subject = self.client(), f"{self.url}/{prefix}"
-        from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
-
         if self.url.is_web:
             raise StorageError(f"{subject}: a web server cannot list files; pass the URLs of the files")
 
         def attempt() -> dict[str, ObjectVersion]:
-            objects = [entry for batch in list_objects(store, prefix or None, chunk_size=1000) for entry in batch]
+            objects = chain.from_iterable(store.list(prefix or None, chunk_size=1000))
             return {str(entry["path"]).removeprefix(prefix).lstrip("/"): ObjectVersion.of(entry) for entry in objects}
 
         return self.repeat(RetryDeadline(subject, "listing failed"), attempt)
@@ -203,9 +202,7 @@ class ObjectStore:
         """
         subject, (start, stop) = f"{self.url}/{name}", span
         deadline = RetryDeadline(subject, "no data", try_s=_SILENT_S / 10)
-        self.client(self._timeout_s(deadline))
-        from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
-
+        self.client(self._timeout_s(deadline))  # Raises an error if obstore is missing.
         done, total = 0, -1
 
         def attempt() -> ObjectVersion:
@@ -213,10 +210,9 @@ class ObjectStore:
             if version is not None and done == total:  # An error followed the last byte.
                 return version
             first, begun_s = start + done, time.monotonic()
-            options: Any = {"range": {"offset": first}} if first else None
-            if stop is not None:
-                options = {"range": (first, stop)}
-            answer = get(self.client(self._timeout_s(deadline)), name, options=options)
+            byte_range = {"offset": first} if stop is None else (first, stop)
+            options: Any = {"range": byte_range} if first or stop is not None else None
+            answer = self.client(self._timeout_s(deadline)).get(name, options=options)
             self._has_answered, self._slowest_s = True, max(self._slowest_s, time.monotonic() - begun_s)
             current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
