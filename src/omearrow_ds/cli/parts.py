@@ -192,7 +192,8 @@ def publish(dst: Path, storage: Storage | None) -> Printed:
       omearrow-ds publish plate1.parts
       omearrow-ds publish s3://bucket/plate1.parts --profile lab
     """
-    already = source.parts_target(dst, storage).is_finished
+    store = source.parts_target(dst, storage).store
+    already = store.has_collection and not store.is_begun
     if not already:
         source.publish(dst, storage=storage)
     written = describe(dst, storage=storage)

@@ -93,11 +93,6 @@ class PartsTarget:
         return self._read_state()[1] is not None
 
     @property
-    def is_finished(self) -> bool:
-        """Whether a published collection exists at the path, without an unfinished one."""
-        return self.store.has_collection and not self.store.is_begun
-
-    @property
     def plan(self) -> dict[str, Any] | None:
         """Description of the planned parts; None if no process has begun to make them."""
         return self._read_state()[0]
@@ -211,8 +206,8 @@ class PartsTarget:
         if missing:
             listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
             more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-            remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
             problem = f"{_written(len(records), total)} (missing: parts {listed}{more})"
+            remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
             raise FormatError(problem, path=self.path, remedy=remedy)
         written = [records[number] for number in range(total)]
         failed = [item for record in written for item in record.failed]
@@ -263,11 +258,10 @@ def find_byte_runs(source: Images) -> list[ByteRun]:
     runs: list[ByteRun] = []
     for images in filter(len, stacks.arrays):
         low, high = byte_bounds(images)
-        pieces = _pieces(images[0])
         inside = file.ctypes.data <= low < high <= file.ctypes.data + file.size
-        if pieces is None or not (inside and images.dtype.newbyteorder("<").isnative):
+        if not (inside and images.dtype.newbyteorder("<").isnative):
             return []
-        run = ByteRun(low - file.ctypes.data, len(images), images.strides[0], 1, 0, *pieces)
+        run = ByteRun(low - file.ctypes.data, len(images), images.strides[0], 1, 0, *_pieces(images[0]))
         last = runs[-1] if runs else run._replace(images=0)
         apart = last.apart if last.times > 1 else run.start - last.start
         again = last._replace(times=last.times + 1, apart=apart)
@@ -278,18 +272,11 @@ def find_byte_runs(source: Images) -> list[ByteRun]:
     return runs if len(runs) <= _MOST_RUNS else []
 
 
-def _pieces(image: Array) -> tuple[int, int] | None:
-    """Return number of pieces of an image in C order, and the gap between two; None for other layouts."""
-    axes = next(axes for axes in range(image.ndim + 1) if image[(0,) * axes].flags.c_contiguous)
-    if not axes:
-        return 1, 0
-    step = image.strides[axes - 1]
-    gap = step - image[(0,) * axes].nbytes
-    for size, stride in zip(image.shape[axes - 1 :: -1], image.strides[axes - 1 :: -1], strict=True):
-        if gap < 0 or (size > 1 and stride != step):
-            return None
-        step *= size
-    return math.prod(image.shape[:axes]), gap
+def _pieces(image: Array) -> tuple[int, int]:
+    """Return the number of contiguous pieces of an image in C order, and the gap between two."""
+    num_axes = next(num_axes for num_axes in range(image.ndim + 1) if image[(0,) * num_axes].flags.c_contiguous)
+    gap = image.strides[num_axes - 1] - image[(0,) * num_axes].nbytes if num_axes else 0
+    return math.prod(image.shape[:num_axes]), gap
 
 
 def _written(number: int, total: int) -> str:

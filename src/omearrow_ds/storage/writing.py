@@ -334,8 +334,7 @@ def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
     """Return the image ids as a list; raise `MetadataError` unless all are distinct, non-empty Unicode strings."""
     error = partial(MetadataError, path=subject)
     if isinstance(image_ids, str):
-        problem = f"image_ids is the string {image_ids!r}, expected a sequence"
-        raise error(problem, remedy="pass one string per image")
+        raise error(f"image_ids is the string {image_ids!r}, expected a sequence", remedy="pass one string per image")
     ids = list(image_ids)
     previous = set()
     for index, image_id in enumerate(ids):
