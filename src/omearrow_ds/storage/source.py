@@ -385,7 +385,7 @@ def _open_remote(
     part_cache_bytes: int | None = None,
 ) -> RemotePartsSource:
     """Open a collection in parts on a server."""
-    reach = _bucket_reader({"storage": storage})
+    reach = BucketReader(_bucket_reader({"storage": storage}).storage)  # It copies no objects: parts are fetched.
     are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
     open_ranged = None if are_fetched_whole else partial(open_remote_part, reach=reach, **opening.keywords)
     try:

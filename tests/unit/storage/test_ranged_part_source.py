@@ -158,6 +158,14 @@ def test_what_does_not_stand_as_in_memory_has_no_place_and_is_read_all_the_same(
         check(source, images, [59, 0, 3])
 
 
+def test_compressed_parts_are_cached_only_by_the_hash_of_their_bytes(make_parts, opened, images, tmp_path):
+    manifest = Manifest.read(make_parts("arrow", compression="zstd"))
+    with opened() as source:
+        np.testing.assert_array_equal(source.read(59), images[59])
+    cached = {file.name for file in (tmp_path / "home" / "omearrow_ds" / "parts").iterdir()}
+    assert cached == {".lock", f"00000-{manifest.index}.index.parquet", manifest.parts[3].name}
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])
 def test_dtypes_and_sizes_of_one(make_parts, opened, server, tmp_path, dtype):
     images = list(np.arange(24 * 35).astype(dtype).reshape(24, 1, 1, 1, 5, 7))
