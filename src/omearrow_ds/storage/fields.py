@@ -23,15 +23,8 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.options import check_names
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows, size_of
-from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
-from omearrow_ds.storage.formats._detect import (
-    SIDECAR,
-    TIFF_SUFFIXES,
-    is_hidden,
-    refuse_folder_of_others,
-    refuse_special,
-)
 from omearrow_ds.storage.formats._folder import ListedPage, link_refused, natural_key
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import Objects
@@ -195,14 +188,14 @@ def open_pattern(
 ) -> FieldSource:
     """Open image files in a folder as fields of view; a pattern assigns files to fields, see `open_images`."""
     compiled = patterns.compiled(pattern)
-    if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
+    if not path.is_dir() if objects is None else path.name.lower().endswith(_detect.TIFF_SUFFIXES):
         raise ArgumentError(
             f"{path} is a file", option="pattern", value=compiled.text, remedy="pass the folder of the files"
         )
     files_below = _files_below(path, compiled) if objects is None else _objects_below(path, compiled, objects)
     parsed = _matched(path, compiled, sorted(files_below))  # The order of a folder differs between disks.
     names = _names(parsed, f"{path}: pattern={compiled.text!r}")
-    by_index = {}
+    by_index = dict[str, Any]()
     if "channel_index" in names:
         names.remove("channel_index")
         by_index = _by_index(path, parsed, named="channel" in names)
@@ -214,8 +207,8 @@ def open_pattern(
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
     planes = _planes(path, parsed, keys)
-    known = sorted({channel for field in planes.values() for _, channel, _ in field}, key=natural_key)
-    known.sort(key=lambda channel: by_index.get(channel, 0))
+    known = list({channel for field in planes.values() for _, channel, _ in field})
+    known.sort(key=lambda channel: (by_index.get(channel, []), natural_key(channel)))
     renamed, sizes = patterns.harmony_channels(path, known, objects) if compiled.text == "phenix" else ({}, {})
     labels = {channel: renamed.get(channel, channel) for channel in known}
     chosen = known if channels is None else picked_channels(path, channels, {labels[name]: name for name in known})
@@ -256,11 +249,11 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
         values = pattern.parse(name)
         if values is not None:
             parsed[name] = values
-        elif _is_tiff(name) and not is_hidden(name.rpartition("/")[2]) and not pattern.is_known(name):
+        elif _is_tiff(name) and not _detect.is_hidden(name.rpartition("/")[2]) and not pattern.is_known(name):
             others.append(name)
     subject = f"pattern={pattern.text!r}"
     if not parsed and not others:
-        refuse_folder_of_others(path)
+        _detect.refuse_folder_of_others(path)
         remedy = "pass the folder of the images, or change the pattern"
         raise FormatError(f"{path}: contains no TIFF file at the folder depth of {subject}; {remedy}")
     if others:
@@ -349,7 +342,7 @@ def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
     """Warn if file names suggest that each file is one channel of a field, but each file is read as an image."""
     if opening.get("pattern") is not None or not isinstance(path, str | os.PathLike) or not Path(path).is_dir():
         return
-    if (Path(path) / SIDECAR).is_file():  # This package wrote the files.
+    if (Path(path) / _detect.SIDECAR).is_file():  # This package wrote the files.
         return
     try:
         layout, num_fields, num_channels = suggestion(Path(path)) or ("", 0, 0)
@@ -362,7 +355,7 @@ def warn_of_layout(path: Paths, opening: OpenOptions) -> None:
 
 
 def _is_tiff(name: str) -> bool:
-    return name.lower().endswith(TIFF_SUFFIXES)
+    return name.lower().endswith(_detect.TIFF_SUFFIXES)
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
@@ -374,7 +367,7 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
             for entry in entries:
                 name, is_folder, is_image = f"{inside}{entry.name}", entry.is_dir(), _is_tiff(entry.name)
                 is_used = pattern.enters(name, depth) if is_folder else is_image or is_deepest
-                if not is_used or (is_hidden(entry.name) and not pattern.names_hidden(depth)):
+                if not is_used or (_detect.is_hidden(entry.name) and not pattern.names_hidden(depth)):
                     continue
                 if (is_folder or is_image) and entry.is_symlink():
                     raise link_refused(Path(entry.path))
@@ -382,7 +375,7 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
                     folders.append((f"{name}/", depth + 1))
                     continue
                 if is_image and not entry.is_file():
-                    refuse_special(entry.path)
+                    _detect.refuse_special(entry.path)
                 yield name
 
 
@@ -391,7 +384,9 @@ def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> I
         steps = name.split("/")
         parents = ["/".join(steps[:depth]) for depth in range(1, len(steps))]
         is_deepest = pattern.folders is None or len(parents) == len(pattern.folders)
-        is_ignored = any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps))
+        is_ignored = any(
+            _detect.is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)
+        )
         if is_deepest and not is_ignored and all(map(pattern.enters, parents, range(len(parents)))):
             yield name
 
@@ -418,8 +413,8 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
     return names
 
 
-def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
-    """Return the position of each channel by name, ordered by index; if files have no name, the index is the name."""
+def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> dict[str, Any]:
+    """Return a sort key of each channel by name, from its index; if files have no name, the index is the name."""
     known: dict[str, tuple[int, str]] = {}
     for file, values in parsed.items():
         index = values["channel_index"]
@@ -431,8 +426,7 @@ def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> 
                 f"{path}: channel {channel} has the index {other} in {example!r} and {number} in {file!r}; replace "
                 f"{{channel_index}} in pattern= with {{_}}, and order channels with channels="
             )
-    order = sorted({number for number, _ in known.values()}, key=lambda number: natural_key(str(number)))
-    return {channel: order.index(number) for channel, (number, _) in known.items()}
+    return {channel: natural_key(str(number)) for channel, (number, _) in known.items()}
 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:

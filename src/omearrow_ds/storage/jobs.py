@@ -267,8 +267,7 @@ def _write_in_worker(pickled: bytes, number: int) -> PartRecord:
 def make_parts(material: Material, target: Target, settings: WriteSettings, open_part: Open) -> PartsTarget:
     """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``."""
     group_by = (settings.group_by,) if isinstance(settings.group_by, str) else tuple(settings.group_by or ())
-    part_bytes = settings.part_bytes or target.format.part_bytes
-    options = PartitionOptions(part_bytes, settings.shuffle_seed, group_by)
+    options = PartitionOptions(settings.part_bytes or target.format.part_bytes, settings.shuffle_seed, group_by)
     plan = options.plan(material)
     description = describe_plan(material, target, options, len(plan))
     parts = PartsTarget(parts_store(target.path, target.storage), open_part)

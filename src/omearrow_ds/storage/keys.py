@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,8 +164,13 @@ def _number(value: Any) -> Any:
 
 def column_names_of(on: On | None) -> list[str]:
     """Return the columns of a table that ``on=`` names; other values than names are refused later."""
-    values = on.values() if isinstance(on, Mapping) else [on] if isinstance(on, str) else on
-    return [name for name in values if isinstance(name, str)] if isinstance(values, Iterable) else []
+    return [right for _, right in _named_pairs(on) if isinstance(right, str)]
+
+
+def _named_pairs(on: Any) -> Pairs:
+    if isinstance(on, Mapping):
+        return list(on.items())
+    return [(name, name) for name in (on if isinstance(on, Sequence) and not isinstance(on, str) else [on])]
 
 
 def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
@@ -188,7 +193,7 @@ def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
 
 def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     """Return pairs of a name in the source and a name in the table, by default those of common columns."""
-    left_names, right_names, renamed = source.column_names, joined.table.column_names, joined.renamed
+    left_names, right_names = source.column_names, joined.table.column_names
     if on is None:
         ours = source.column_table([name for name in left_names if name in right_names])
         common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
@@ -200,14 +205,15 @@ def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
                 remedy="pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
             )
         return [(name, name) for name in common]
-    names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
-    pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
+    pairs = _named_pairs(on)
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
         allowed = "one or several column names, or a mapping from names in the source to names in the table"
         raise ArgumentError(option="on", value=on, allowed=allowed)
-    if not isinstance(names, Mapping):
-        pairs = [(left if left in left_names else renamed.get(left, left), right) for left, right in pairs]
-    pairs = [(left, right if right in right_names else renamed.get(right, right)) for left, right in pairs]
+
+    def resolve(name: str, known: Sequence[str]) -> str:
+        return name if name in known else joined.renamed.get(name, name)
+
+    pairs = [(resolve(left, left_names), resolve(right, right_names)) for left, right in pairs]
     for left, right in pairs:
         for name, known, table in ((left, [IMAGE_ID, *left_names], source.path), (right, right_names, joined.name)):
             if name not in known:
@@ -249,12 +255,11 @@ def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) 
     unfit = is_shared & ((numbers[other] == 0) | (numbers[other] > largest[plates[other]]))
     if unfit.any():
         index = int(unfit.argmax())
-        subject = joined.subject if other else {"path": source.path, "image": index}
         field = {FIELD: column} if other else {SITE: FIELD}
         raise MetadataError(
             f"{'row' if other else 'image'} {index} has site {numbers[other][index]:g}, but sites of its plate are 1 "
             f"to {largest[plates[other]][index]:g}",
-            **subject,
+            **joined.subject if other else {"path": source.path, "image": index},
             remedy=f"for field paths (often counted from 0), pass on={ {**dict(others), **field} }",
         )
 

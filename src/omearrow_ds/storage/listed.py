@@ -289,8 +289,7 @@ def refuse_doubled(
 
 
 def _in_words(row: int, channel: str, file: ListedFile) -> str:
-    page = "" if file.page is None else f", page {file.page}"
-    return f"channel {channel!r} of row {row} ({file.file}{page})"
+    return f"channel {channel!r} of row {row} ({file.file}{'' if file.page is None else f', page {file.page}'})"
 
 
 class FilePathResolver:

@@ -346,9 +346,8 @@ def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
     numbers = objects.rows
     if labels is not None and np.isfinite(labels[1]).all():
         known = labels[1].astype(np.int64)
-        pairs = objects.fields * (known.max(initial=0) + 1) + known
         exact = (known == labels[1]).all() and known.min(initial=0) >= 0 and known.max(initial=0) < _EXACT
-        if exact and len(np.unique(pairs)) == len(known):
+        if exact and len(np.unique(objects.fields * (known.max(initial=0) + 1) + known)) == len(known):
             numbers = known
     both = zip(objects.fields.tolist(), numbers.tolist(), strict=True)
     return [f"{image_ids[field]}:{number}" for field, number in both]

@@ -14,19 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, FormatError
 from omearrow_ds.storage.concat_source import ConcatSource, Part, joined
-from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._base import Images
-from omearrow_ds.storage.formats._detect import (
-    OME_ARROW_MANIFEST,
-    found_at,
-    found_in_file,
-    found_in_folder,
-    is_hidden,
-    is_plain,
-    missing,
-    others_in,
-    refuse_folder_of_others,
-)
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
@@ -78,14 +67,14 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
     if isinstance(paths, str | os.PathLike):
         candidates = _globbed(os.fspath(paths))
         if not candidates:
-            raise missing(paths, "no file matches the pattern; correct the pattern")
+            raise _detect.missing(paths, "no file matches the pattern; correct the pattern")
     else:
         candidates = [Path(candidate) for candidate in paths]
         if not candidates:
             raise ArgumentError("the list of paths is empty", remedy="pass at least one path")
     files: list[Path] = []
     for path in (candidate.absolute() for candidate in candidates):
-        alone = not path.is_dir() or is_published(path) or found_at(path) is not None
+        alone = not path.is_dir() or is_published(path) or _detect.found_at(path) is not None
         files += [path] if alone else files_below(path, only)
     twice = next((path for path, number in Counter(files).items() if number > 1), None)
     if twice is not None:
@@ -109,7 +98,7 @@ def _globbed(pattern: str) -> list[Path]:
     for path in map(Path, sorted(glob.glob(pattern, recursive=True), key=lambda name: Path(name).parts)):  # noqa: PTH207
         if has_hidden(path.parts, steps) or (matches and path.is_relative_to(matches[-1])):
             continue
-        if deep and path.is_dir() and not is_published(path) and found_in_folder(path) is None:
+        if deep and path.is_dir() and not is_published(path) and _detect.found_in_folder(path) is None:
             continue
         matches.append(path)
     return sorted(matches, key=lambda path: list(map(natural_key, path.parts)))
@@ -127,9 +116,9 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
         elif fmt is None and only is None:
             others.append(path.name)
     if len(tables) > 1:
-        of_images = {fmt: [file for file in files if not is_plain(file)] for fmt, files in tables.items()}
+        of_images = {fmt: [file for file in files if not _detect.is_plain(file)] for fmt, files in tables.items()}
         tables = {fmt: files for fmt, files in of_images.items() if files}
-    pictures = {other.noun: number for other, number in others_in(others).items() if other.is_image}
+    pictures = {other.noun: number for other, number in _detect.others_in(others).items() if other.is_image}
     if tables and len(tables) + len(pictures) > 1:
         kinds = [
             f"{count(len(files), f'{fmt.label} table')}, e.g. {files[0].relative_to(folder)}"
@@ -168,7 +157,7 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                     continue
                 path = Path(entry.path)
                 if not entry.is_dir():
-                    yield path, found_in_file(path)
+                    yield path, _detect.found_in_file(path)
                     continue
                 if entry.name == _FOLDER and _metadata_files(path):
                     problem = "is an Iceberg table, whose folder may contain old files"
@@ -176,7 +165,7 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                 if entry.name.endswith(SUFFIX):
                     remedy = "pass this path, or a list or glob pattern of collections"
                     raise FormatError("is a separate collection", path=path, remedy=remedy)
-                fmt = found_in_folder(path)
+                fmt = _detect.found_in_folder(path)
                 if fmt is None:
                     folders.append(path)
                 else:
@@ -199,10 +188,10 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
         return joined(folder, parts_of_table(metadata), opening)
-    files = [] if (folder / OME_ARROW_MANIFEST).exists() else files_below(folder, only)
+    files = [] if (folder / _detect.OME_ARROW_MANIFEST).exists() else files_below(folder, only)
     parts = [_part(path, folder, path.parent.relative_to(folder).parts) for path in files]
     if not parts:
-        refuse_folder_of_others(folder)
+        _detect.refuse_folder_of_others(folder)
         table = "table of images" if only is None else f"table of format {only!r}"
         raise FormatError(f"{folder}: contains no {table}; pass another path")
     return _with_images(folder, parts, opening)
@@ -213,7 +202,7 @@ def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Image
     try:
         return joined(path, parts, opening)
     except ColumnError:
-        of_images = [part for part in parts if not is_plain(part.path)]
+        of_images = [part for part in parts if not _detect.is_plain(part.path)]
         if len(of_images) in (0, len(parts)):
             raise
     return joined(path, of_images, opening)
@@ -242,7 +231,7 @@ def is_metadata_file(path: Path) -> bool:
 
 
 def _metadata_files(folder: Path) -> list[Path]:
-    return [file for file in folder.glob(f"*{_METADATA}") if not is_hidden(file.name)]
+    return [file for file in folder.glob(f"*{_METADATA}") if not _detect.is_hidden(file.name)]
 
 
 def parts_of_table(metadata: Path) -> list[Part]:
@@ -255,14 +244,13 @@ def parts_of_table(metadata: Path) -> list[Part]:
         problem = "pyiceberg, which reads Iceberg tables, is not installed"
         raise BackendError(f"{metadata}: {problem}; {remedy}") from error
     if not metadata.is_file():
-        raise missing(metadata)
+        raise _detect.missing(metadata)
     with translate_errors(
         metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)
     ):
         table = StaticTable.from_metadata(str(metadata))
         root = _local(table.metadata.location)
-        moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
-        if moved:
+        if metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties:
             problem = f"lists files below {root}, so the table was moved or copied"
             remedy = "move it back, register it again, or pass the data folder (which may contain old files)"
             raise FormatError(problem, path=metadata, remedy=remedy)
@@ -288,7 +276,7 @@ def _local(location: str) -> Path:
     """Return the path of a local file or folder, which may be recorded as a URL."""
     scheme = urlsplit(location).scheme
     if scheme not in ("", "file"):
-        raise missing(location)
+        raise _detect.missing(location)
     path = Path(location if not scheme else urlsplit(location).path)
     decoded = Path(unquote(str(path)))
     return decoded if decoded.exists() and not path.exists() else path
@@ -300,7 +288,6 @@ def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
     for position in (0, 1):
         previous: dict[Any, Any] = {}
         for column in sorted(columns):
-            other = previous.setdefault(column[position], column[1 - position])
-            if other != column[1 - position]:
+            if previous.setdefault(column[position], column[1 - position]) != column[1 - position]:
                 problem = f"column {column[1]!r} was renamed or created again, so files may have old names"
                 raise FormatError(problem, path=metadata, remedy=f"rewrite the table {_REWRITE}")

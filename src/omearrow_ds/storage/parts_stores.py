@@ -189,9 +189,8 @@ class BucketStore(ObjectStore):
 
     def check(self, fmt: Format, *, overwrite: bool) -> None:
         if fmt.in_folder:
-            names = ", ".join(other.name for other in FORMATS if not other.in_folder)
             problem = f"parts of {fmt.label} are folders, which object stores cannot store"
-            remedy = f"pass one of {names}"
+            remedy = f"pass one of {', '.join(other.name for other in FORMATS if not other.in_folder)}"
             raise ArgumentError(problem, path=self.path, option="format", value=fmt.name, remedy=remedy)
         self.begin(overwrite=overwrite)
 
@@ -208,8 +207,7 @@ class BucketStore(ObjectStore):
         if manifest is None:
             return None
         digest = digest_of(manifest)
-        is_replaced = plan is None or json.loads(plan).get(REPLACES) == digest
-        if is_replaced and not overwrite:
+        if (plan is None or json.loads(plan).get(REPLACES) == digest) and not overwrite:
             remedy = "pass overwrite=True to replace it, or choose another URL"
             raise PathExistsError("already exists", path=self.path, remedy=remedy)
         return digest if plan is None else None

@@ -129,8 +129,7 @@ class PartsTarget:
         if not self.store.has_atomic_writes:
             return set(self.records())
         parts = {int(name.partition("-")[0]) for name in self.store.sizes(PARTS) if PART_NAME.fullmatch(name)}
-        recorded = {int(match[1]) for match in map(_RECORD.fullmatch, self.store.sizes(JOBS)) if match}
-        return recorded & parts
+        return {int(match[1]) for match in map(_RECORD.fullmatch, self.store.sizes(JOBS)) if match} & parts
 
     def records(self) -> dict[int, PartRecord]:
         """Return the records of finished parts by part number; records of missing or truncated parts are removed."""

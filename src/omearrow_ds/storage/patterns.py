@@ -98,9 +98,9 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     except re.error as error:
         raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
     if not file.groupindex:
-        layouts = f"the name of a layout: {', '.join(map(repr, LAYOUTS))}"
         remedy = (
-            "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass " + layouts
+            "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name of a "
+            f"layout: {', '.join(map(repr, LAYOUTS))}"
         )
         raise ArgumentError("contains no names", option="pattern", value=text, remedy=remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)

@@ -389,9 +389,8 @@ def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
 
     unsigned = {"skip_signature": True} if storage.anonymous else {}
     config, provider = settings_of_s3(storage) if url.scheme == "s3" else (unsigned, None)
-    plain = [url.scheme, str(config.get("endpoint", "")).partition(":")[0]]
     client = {
-        "allow_http": "http" in plain,
+        "allow_http": "http" in [url.scheme, str(config.get("endpoint", "")).partition(":")[0]],
         "connect_timeout": f"{_CONNECT_S}s",
         "read_timeout": f"{read_s}s",
         "timeout": "1day",  # Limit of the whole request: a slow link is not an error.

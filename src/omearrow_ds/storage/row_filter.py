@@ -269,8 +269,7 @@ class RowFilter:
 
 def _unknown_column(name: str, known: Sequence[str], error: Error) -> ColumnError:
     """Return the error for a column that does not exist; it names the columns with the most similar names."""
-    close = nearest(name, reversed(known), 3)
-    columns = ", ".join(map(repr, close or [*known[:_NUM_SHOWN], IMAGE_ID]))
+    columns = ", ".join(map(repr, nearest(name, reversed(known), 3) or [*known[:_NUM_SHOWN], IMAGE_ID]))
     remedy = f"use {columns}, or write a string in 'single quotes'"
     return error(f"no column {name!r} exists", column=name, remedy=remedy)
 
@@ -298,8 +297,7 @@ def _compare(operator: str, name: str, other: Column | Value, table: pa.Table, e
     kind = _kind(stored.type)
     if kind != _kind(values.type) or kind == "other":
         problem = f"column {name!r} is {stored.type} but {described} is {values.type}"
-        remedy = "write strings in 'single quotes', and numbers without quotes"
-        raise error(problem, column=name, remedy=remedy)
+        raise error(problem, column=name, remedy="write strings in 'single quotes', and numbers without quotes")
     return _COMPARE[operator](*_with_one_type(stored, values))
 
 

@@ -23,6 +23,7 @@ from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
@@ -259,8 +260,8 @@ def _measured(
         for channel, (_, values) in enumerate(channels)
     ]
     schema = pa.schema([*types.items(), *_SCHEMA])
-    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
-    return Stats(opened.path, names, pa.table(columns, schema))
+    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    return Stats(opened.path, names, table)
 
 
 def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
@@ -291,12 +292,8 @@ def read_stats(path: StrPath) -> Stats:
     if not file.path.is_file():
         raise missing(path)
     if file.path.suffix == ".json":
-        try:
+        with translate_errors(file.path, "a table of statistics", (pa.ArrowException, *MALFORMED)):
             table = pa.Table.from_pylist(json.loads(file.path.read_text(encoding="utf-8"))["stats"])
-        except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            raise FormatError(
-                f"{file.path}: is not a table of statistics: {error}; pass a file written by omearrow-ds stats"
-            ) from error
     else:
         kinds = {field.name: _TEXT_TYPES.get(field.type, "text") for field in _SCHEMA}  # Plates 001 are text.
         table = file.read(types={name: kinds.get(name, "text") for name in file.names})

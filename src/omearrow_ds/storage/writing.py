@@ -69,9 +69,8 @@ class Layout:
         encoding, compression, rows_per_group = settings.encoding, settings.compression, settings.rows_per_group
         known = fmt.compressions_of(encoding)
         if compression is not None and compression not in known:
-            names = ", ".join(map(repr, known))
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
-            allowed = f"one of {names} for {fmt.label}{of_encoding}"
+            allowed = f"one of {', '.join(map(repr, known))} for {fmt.label}{of_encoding}"
             raise ArgumentError(option="compression", value=compression, allowed=allowed)
         if rows_per_group is not None and not fmt.grouped:
             problem = f"not supported by {fmt.label}"

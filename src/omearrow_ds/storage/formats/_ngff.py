@@ -196,9 +196,8 @@ def parse(
         if unit is not None and scale is not None and axis["name"] in {"z", "y", "x"}:
             metadata[f"physical_size_{axis['name']}"] = float(scale[position])
             metadata[f"physical_size_{axis['name']}_unit"] = unit
-    omero = group_attributes.get("ome", group_attributes).get("omero", {})
     metadata["channels"] = []
-    for channel in omero.get("channels", []):
+    for channel in group_attributes.get("ome", group_attributes).get("omero", {}).get("channels", []):
         color = channel.get("color")
         rgba = None if color is None else int(color[:6], 16) << 8 | 0xFF
         metadata["channels"].append({"name": channel.get("label"), "color_rgba": rgba})
