@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         WriteError,
     )
     from omearrow_ds.loader.dataloader import OMEArrowDataLoader
-    from omearrow_ds.storage.formats import FORMATS, Format, formats
+    from omearrow_ds.storage.formats import FORMATS, Format, WriteLimits, formats
     from omearrow_ds.storage.protocol import ImageSource, OpenOptions
     from omearrow_ds.storage.remote import Storage
     from omearrow_ds.storage.source import convert, open_images, publish, write_images
@@ -66,6 +66,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "WriteError",
+    "WriteLimits",
     "convert",
     "formats",
     "open_images",
@@ -89,7 +90,7 @@ _MODULES = {
     "dataset.embeddings": ("write_embeddings",),
     "dataset.write_crops": ("write_crops",),
     "loader.dataloader": ("OMEArrowDataLoader",),
-    "storage.formats": ("FORMATS", "Format", "formats"),
+    "storage.formats": ("FORMATS", "Format", "WriteLimits", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),
     "storage.remote": ("Storage",),
     "storage.source": ("convert", "open_images", "publish", "write_images"),

@@ -53,7 +53,7 @@ def variants_of(name: str) -> list[Variant]:
     """Return the variants of a format, which are damaged in turns."""
     fmt = get_format(name)
     encodings = ("bytes", "list") if fmt.kind == "table" else ("bytes",)
-    compressions, engines = fmt.compressions[:3], fmt.engines[1:]
+    compressions, engines = fmt.writer.compressions[:3], fmt.engines[1:]
     return [
         *(Variant(encoding, compression, alike=True) for encoding in encodings for compression in compressions),
         Variant("bytes", compressions[0], alike=False),
@@ -74,7 +74,7 @@ def write_master(path: Path, name: str, variant: Variant) -> Truth:
     """Write the undamaged collection."""
     images = [_image(number, variant) for number in range(_COUNT)]
     columns = {"well": [f"A{number:02d}" for number in range(_COUNT)], "label": list(range(_COUNT))}
-    kwargs: dict[str, Any] = {"rows_per_group": 4} if get_format(name).grouped else {}
+    kwargs: dict[str, Any] = {"rows_per_group": 4} if get_format(name).writer.has_row_groups else {}
     described = {**METADATA, "name": "cells", "channels": []}
     write_images(
         images,

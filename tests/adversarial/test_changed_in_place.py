@@ -99,7 +99,7 @@ def test_a_further_version_of_lance_is_not_read_with_the_targets_of_its_own(numb
     late = pickle.loads(before)
     for variant in (dataset, late, pickle.loads(pickle.dumps(late)), preloaded(late)):
         assert pairs(variant) == RIGHT
-    assert late.source.images.engine == "pages"
+    assert late.source.images.table.engine == "pages"
 
 
 def test_joined_columns_are_of_the_version_that_was_opened(numbered):
@@ -171,17 +171,17 @@ def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tm
 def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered, monkeypatch):
     from omearrow_ds.storage.formats import lance as module
 
-    path, choose = numbered("lance"), module.Source._choose
+    path, read_header = numbered("lance"), module.LanceTable.read_header
 
-    def choose_and_replace(*args, **options):
+    def replace_and_read(*args, **options):
         numbered("lance", OTHERS, overwrite=True)
-        return choose(*args, **options)
+        return read_header(*args, **options)
 
-    monkeypatch.setattr(module.Source, "_choose", choose_and_replace)
+    monkeypatch.setattr(module.LanceTable, "read_header", replace_and_read)
     with raises(FormatError, path=path):
         open_images(path).read(0)
-    monkeypatch.setattr(module.Source, "_choose", choose)
-    monkeypatch.setattr(module.Source, "_latest_version", lambda _: 7)  # a version seen earlier
+    monkeypatch.setattr(module.LanceTable, "read_header", read_header)
+    monkeypatch.setattr(module.LanceTable, "_latest_version", lambda _: 7)  # a version seen earlier
     with raises(FormatError, path=path, mentions=7):
         open_images(path)
 
@@ -303,10 +303,10 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
     from omearrow_ds.storage.formats import duckdb as module
 
     path = numbered("duckdb")
-    monkeypatch.setattr(module.Source, "_working_bytes", lambda _: 2**18)
+    monkeypatch.setattr(module.DuckDBTable, "_working_bytes", lambda _: 2**18)
     source = open_images(path)
     assert all_same(source.take(range(COUNT)), IMAGES)
-    assert not source.images._frugal
+    assert not source.images.table._frugal
     again = open_images(path)
     assert all_same([image for _, part in again.images.stream() for image in part], IMAGES)
     calls = []
@@ -316,11 +316,11 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
         raise error
 
     frugal = open_images(path)
-    frugal.images._frugal = True
+    frugal.images.table._frugal = True
     cursor = SimpleNamespace(sql=failing, execute=lambda _: None)
-    frugal.images._connection = SimpleNamespace(get=lambda: SimpleNamespace(cursor=lambda: cursor))
+    frugal.images.table._connection = SimpleNamespace(get=lambda: SimpleNamespace(cursor=lambda: cursor))
     for error, times in ((FormatError("damaged"), 1), (MemoryLimitError("too little"), 2)):
-        frugal.images._frugal = True
+        frugal.images.table._frugal = True
         with pytest.raises(type(error)):
             frugal.read(0)
         assert len(calls) == times
@@ -333,9 +333,9 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
     images = [image_of((1, 2, 1, 5, 6), "uint16", number) for number in range(COUNT)]
     source = open_images(stored("duckdb", images, compression="zstd"))
     monkeypatch.setattr(module, "_SCANNED_PIECE_BYTES", 4 * images[0].nbytes)
-    table = source.images._query("SELECT ome_image.chunks AS pixels", "LIMIT 1")
-    queries, query = [], module.Source._query
-    monkeypatch.setattr(module.Source, "_query", lambda *args: queries.append(1) or query(*args))
+    table = source.images.table._query("SELECT ome_image.chunks AS pixels", "LIMIT 1")
+    queries, query = [], module.DuckDBTable._query
+    monkeypatch.setattr(module.DuckDBTable, "_query", lambda *args: queries.append(1) or query(*args))
     assert all_same(source.take([9, 3, 3, *range(COUNT)]), [images[index] for index in (9, 3, 3, *range(COUNT))])
     assert len(queries) == 3
     pixels = table["pixels"].type.value_type.field("pixel_bytes").type

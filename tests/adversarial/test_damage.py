@@ -31,7 +31,7 @@ formats = pytest.mark.parametrize("name", NAMES)
 formats_or_long = pytest.mark.parametrize("name", NAMES_OR_LONG)
 # Memory-mapped, decoded by pages, a file per image, a folder that a library reads.
 DAMAGED = "arrow", "parquet", "tiff", "lance"
-FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]
+FILES = [fmt.name for fmt in FORMATS if not fmt.is_folder]
 
 
 @pytest.mark.parametrize("name", slow_except(DAMAGED, NAMES))
@@ -223,7 +223,7 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
     """A changed bit of a page's header causes this. It was found by mutation 1,000 of seed 1."""
     path = stored("parquet", images_of(SMALL))
     with open_images(path, engine="pyarrow") as source:
-        file = source.images._file.get()
+        file = source.images.table._file.get()
         whole = file.read_row_group
 
         def other(number, **options):

@@ -120,4 +120,4 @@ def test_parquet_is_not_opened_again_after_it_was_replaced(stored):
         assert same(source.read(1), OLD[1])  # Opens the bytes, and not the file that pyarrow reads.
         write_images(NEW, path, "parquet", overwrite=True)
         with raises(FormatError, path=path, mentions="replaced"):
-            source.images._file.get()
+            source.images.table._file.get()

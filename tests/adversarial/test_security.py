@@ -177,7 +177,7 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
     (tmp_path / "secret.csv").write_text("a\n1\n")
     source = open_images(path, engine="duckdb" if name == "parquet_duck" else None)
     source.read(0)
-    connection = source.images._connection.get()
+    connection = source.images.table._connection.get()
     for statement in (
         f"FROM read_csv('{tmp_path}/secret.csv')",
         f"ATTACH '{tmp_path}/other.duckdb'",

@@ -54,7 +54,7 @@ def test_cases_come_to_everything():
     for fmt in FORMATS:
         if not fmt.missing_backend:
             for encoding in ("bytes", "list") if fmt.kind == "table" else ("bytes",):
-                assert {(fmt.name, encoding, compression) for compression in fmt.compressions} <= stores
+                assert {(fmt.name, encoding, compression) for compression in fmt.writer.compressions} <= stores
     assert {workers for program in programs for workers in program.loading.workers} == {0, 1, 2, "auto"}
     assert {program.view.preload for program in programs} == {True, False, "auto"}
     assert any(len(set(program.store.images.kinds)) > 1 for program in programs)

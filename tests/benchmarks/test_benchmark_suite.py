@@ -280,7 +280,7 @@ SEVENTH = """
 PLANTED = """
     import pytest
     from omearrow_ds import Format
-    from omearrow_ds.storage.formats import tiff
+    from omearrow_ds.storage.formats._folder import FolderImages
 
     def pytest_itemcollected(item):
         if "getitem" in item.name and "sequential" in item.name:
@@ -293,7 +293,7 @@ PLANTED = """
     def broken(self, *_):
         raise OSError("disk on fire\\nand more")
 
-    tiff.Source.read_arrays = tiff.Source.decode_into = broken
+    FolderImages.read_arrays = FolderImages.decode_into = broken
 """
 
 

@@ -439,7 +439,7 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(programs,
         "    print(took(data.__getitem__, 1))\n"
         "ds.write_images([np.zeros((100, 100), np.uint16)] * 3, 'a.parquet', 'parquet')\n"
         "data = ds.OMEArrowDataset('a.parquet', preload=False); data[0]\n"
-        "reader = data.source.images._reader.get(); data[1]; print(reader is data.source.images._reader.get())\n"
+        "pages = data.source.images.table._reader; reader = pages.get(); data[1]; print(reader is pages.get())\n"
         "ds.write_images([np.zeros((512, 512), np.uint16)] * 4, 'large.arrow', 'arrow')\n"
         "print(len(PixelCache.load(ds.open_images('large.arrow').images).planted))\n"
     )

@@ -49,7 +49,8 @@ def _describe(value: Any) -> dict[str, Any]:
 
 def _format(value: Any) -> dict[str, Any]:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {name: repr(item) if isinstance(item, bytes | tuple) else item for name, item in fields.items()}
+    is_plain = str | int | float | None
+    return {name: item if isinstance(item, is_plain) else repr(item) for name, item in fields.items()}
 
 
 def _describe_class(cls: type) -> dict[str, Any]:

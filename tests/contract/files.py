@@ -105,9 +105,9 @@ def write_broken(folder: Path) -> dict[str, Path]:
         files = [file for file in (truncated, *truncated.rglob("*")) if file.is_file() and not _is_description(file)]
         largest = max(files, key=lambda file: (file.stat().st_size, str(file)))
         largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-        if fmt.in_folder:
+        if fmt.is_folder:
             foreign.mkdir()
-        (foreign / "notes.txt" if fmt.in_folder else foreign).write_text("Not images.\n" * 100)
+        (foreign / "notes.txt" if fmt.is_folder else foreign).write_text("Not images.\n" * 100)
         paths |= {f"truncated_{fmt.name}": truncated, f"foreign_{fmt.name}": foreign}
     return paths
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import math
+from functools import partial
 
 import numpy as np
 
 from omearrow_ds import Format
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.storage.formats._folder import FileReader, Member, open_folder, write_members
 
-FORMAT = Format("npy", "NumPy", "directory", ".npys", "numpy", in_folder=True, by_ranges=True, implementation=__name__)
+FORMAT = Format(
+    "npy", "NumPy", "directory", ".npys", "numpy", is_folder=True, remote_access=("ranges",), implementation=__name__
+)
+ERRORS = (ValueError, OSError, EOFError)
 MAX_HEADER_BYTES = 512
 
 
-def write(images, columns, path, compression):
+def write_collection(images, columns, path, compression):
     """Write each image as a file, and the columns as a sidecar."""
     assert compression == "none"
     write_members(images, columns, path, "npy", ".npy", write_one)
@@ -28,17 +32,16 @@ def write_one(file, image):
     return file.stat().st_size - image.pixels.nbytes
 
 
-class Source(FolderSource):
-    """Images of up to five dimensions in NumPy files; missing axes are the first ones of TCZYX."""
+class NumPyReader(FileReader):
+    """Reader of images of up to five dimensions in NumPy files; missing axes are the first ones of TCZYX."""
 
-    name = "npy"
-    errors = (ValueError, OSError, EOFError)
+    errors = ERRORS
     suffixes = (".npy",)
 
-    def _describe(self, file, listed=None):
-        path = self._at(file)
-        with self.guard.reading(path):
-            opened = self._files.open(path)
+    def describe(self, file, listed=None):
+        path = self.folder.path_of(file)
+        with self.folder.guard.reading(path):
+            opened = self.folder.files.open(path)
             header = io.BytesIO(opened.read_ranges([(0, min(opened.size_bytes, MAX_HEADER_BYTES))])[0])
             version = np.lib.format.read_magic(header)
             if version != (1, 0):
@@ -53,17 +56,20 @@ class Source(FolderSource):
         offset = header.tell() if is_plain else None
         image_shape = (1,) * (5 - len(shape)) + shape
         return Member(
-            file, self._image_id(file), image_shape, pixel_dtype, opened.size_bytes, offset, opened.modified_ns
+            file, self.image_id(file), image_shape, pixel_dtype, opened.size_bytes, offset, opened.modified_ns
         )
 
-    def _decode(self, row, file):
+    def decode(self, row, file):
         pixels = np.load(file)
         image = pixels.reshape((1,) * (5 - pixels.ndim) + pixels.shape)
         return np.ascontiguousarray(image, image.dtype.newbyteorder("="))
 
-    def metadata(self, index):
-        del index  # NumPy files have no metadata.
+    def metadata(self, row):
+        del row  # NumPy files have no metadata.
         return schema.normalize_metadata(None, 0, "")
 
-    def storage_info(self):
-        return self._describe_storage(["none"], ["whole arrays"])
+    def describe_storage(self):
+        return self.describe_files(["none"], ["whole arrays"])
+
+
+open_collection = partial(open_folder, "npy", NumPyReader)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 PAPYRUS = """
-from omearrow_ds import Format
+from functools import partial
+
+from omearrow_ds import Format, WriteLimits
 from omearrow_ds.storage.formats import arrow
+from omearrow_ds.storage.formats._table import TableImages
 
-LZ4 = {"compressions": ("none", "lz4")}
-FORMAT = Format("papyrus", "Papyrus", "table", ".papyrus", "pyarrow", **LZ4, implementation=__name__)
-write = arrow.write
+LZ4 = WriteLimits(compressions=("none", "lz4"))
+FORMAT = Format("papyrus", "Papyrus", "table", ".papyrus", "pyarrow", writer=LZ4, implementation=__name__)
+ERRORS = arrow.ERRORS
+write_collection = arrow.write_collection
 
 
-class Source(arrow.Source):
-    name = "papyrus"
+class PapyrusTable(arrow.ArrowTable):
+    pass
+
+
+open_collection = partial(TableImages, "papyrus", PapyrusTable)
 """
 
 

@@ -404,7 +404,7 @@ def test_a_panic_while_writing_is_an_error_that_leaves_nothing(tmp_path, monkeyp
         next(iter(tables))
         raise PanicException("called `Result::unwrap()` on an `Err` value")
 
-    monkeypatch.setattr("omearrow_ds.storage.formats.parquet.write", panicking)
+    monkeypatch.setattr("omearrow_ds.storage.formats.parquet.write_collection", panicking)
     with raises(WriteError, path=tmp_path / "images.parquet", remedy=False):
         write_images([np.ones((4, 5), np.uint8)] * 3, tmp_path / "images.parquet")
     assert not list(tmp_path.iterdir())
@@ -447,7 +447,7 @@ def test_ctrl_c_stays_one_where_duckdb_makes_an_error_of_it(tmp_path, monkeypatc
 
     with pytest.raises(KeyboardInterrupt), translate_errors(tmp_path, "DuckDB file", (OSError,)):
         raise error
-    monkeypatch.setattr(get_format("duckdb").module(), "write", interrupted)
+    monkeypatch.setattr(get_format("duckdb").module(), "write_collection", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_images(images_of([((1, 1, 1, 2, 3), "uint8")]), tmp_path / "x.duckdb")
     assert list(tmp_path.iterdir()) == []

@@ -157,7 +157,9 @@ def test_calls(opened, spied, case):
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
-    locating = calls_of(lambda: getattr(sources[0].images, "engine", None))  # As the first read of Parquet does.
+    locating = calls_of(
+        lambda: getattr(getattr(sources[0].images, "table", None), "engine", None)
+    )  # As the first read of Parquet does.
     reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].images.stream())))
     requests = (*opening.requests, *locating.requests)
     pixels = [request for request in requests if re.search(r"\b(pixels|pixel_bytes)\b", request)]
@@ -260,10 +262,10 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
-    source.images._located_leaf = replace(source.images._leaf, paths=["ome_image.chunks"])
-    read_images = parquet.Source._read_images
+    source.images.table._located_leaf = replace(source.images.table._leaf, paths=["ome_image.chunks"])
+    read_images = parquet.ParquetTable.read_images
     one_by_one = lambda self, rows: [read_images(self, [row])[0] for row in rows]  # noqa: E731
-    monkeypatch.setattr(parquet.Source, "_read_images", one_by_one)
+    monkeypatch.setattr(parquet.ParquetTable, "read_images", one_by_one)
     calls = calls_of(lambda: source.take(range(0, 32, 2)))
     assert calls.store["ParquetFile.read_row_group"] == 16
     assert set(calls.requests) == {"ome_image.chunks"}

@@ -218,7 +218,8 @@ class _Pieces:
         planes = shapes[:, :3].prod(axis=1)
         good &= shape_z * number[rows] == planes[rows]  # Equal sizes, and none is missing.
         placed: Array = (number > 0) & (np.bincount(rows, ~good, len(number)) == 0)
-        return placed | (planes == 0)  # A null image has no pieces.
+        placed |= planes == 0  # A null image has no pieces.
+        return placed
 
     def _plain(self, pieces: Array, rows: Array, compression: Sequence[str | None]) -> Array:
         """Return whether each piece has one of these compressions, and the dtype of its row."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.resources import image_bytes
-from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.formats._base import Array, Images, forwarded
 from omearrow_ds.storage.formats._pictures import Pictures, as_html, kinds, shapes
 from omearrow_ds.storage.formats._regions import Pick, pick_region
 from omearrow_ds.text import count
@@ -25,38 +22,18 @@ class CollectionSource:
     ``images`` is the internal interface, with which datasets read.
     """
 
+    format = forwarded("images.format")
+    rows = forwarded("images.rows")
+    columns = forwarded("images.columns")
+    column_names = forwarded("images.column_names")
+    column = forwarded("images.column")
+    column_table = forwarded("images.column_table")
+    close = forwarded("images.close")
+
     def __init__(self, images: Images) -> None:
         self.images = images
         self.path, self.image_ids = images.path, images.image_ids
         self.shapes, self.dtypes = images.shapes, images.dtypes
-
-    @property
-    def format(self) -> Format:
-        """The storage format."""
-        return self.images.format
-
-    @property
-    def rows(self) -> Array:
-        """Row number of each image in the stored table, as int64."""
-        return self.images.rows
-
-    @cached_property
-    def columns(self) -> pa.Table:
-        """All columns, read at the first access."""
-        return self.images.columns
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns."""
-        return self.images.column_names
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return one column without reading the others."""
-        return self.images.column(name)
-
-    def column_table(self, names: Sequence[str]) -> pa.Table:
-        """Return the named columns in the order of ``names`` without reading other columns."""
-        return self.images.column_table(names)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, with every field of ome-arrow."""
@@ -125,10 +102,6 @@ class CollectionSource:
         limits = f"{-len(self)} to {len(self) - 1}"
         problem = f"image index {index} is out of range for {count(len(self), 'image')}"
         return ImageIndexError(f"{self.path}: {problem}; pass {limits if len(self) else 'another collection'}")
-
-    def close(self) -> None:
-        """Close files and connections; a later read opens them again."""
-        self.images.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,9 +14,8 @@ from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import SelectedStacks, Stacks
 from omearrow_ds.resources import one_of
 from omearrow_ds.storage.extents import Regions, Targets
-from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, PartLayout
+from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, PartLayout, forwarded
 from omearrow_ds.storage.formats._columns import is_narrow
-from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.table_files import UnreadColumns
 
@@ -75,9 +74,6 @@ class SelectedRows(ImagesWrapper):
         labels, label_of = self._source.labels(name)
         return labels, label_of[self._selected]
 
-    def outline(self) -> Outline:
-        return self._source.outline()
-
     def mapped_stacks(self) -> Stacks | None:
         stacks = self._source.mapped_stacks()
         return None if stacks is None else SelectedStacks(stacks, self._selected)
@@ -119,6 +115,11 @@ def select_rows(source: Images, selected: Array, condition: str) -> Images:
 class SourceWithColumns(ImagesWrapper):
     """A source with columns of a joined table: ``added``, or read from ``unread`` at ``rows``, null for absent rows."""
 
+    read_arrays = forwarded("_source.read_arrays")
+    read_groups = forwarded("_source.read_groups")
+    mapped_stacks = forwarded("_source.mapped_stacks")
+    stream = forwarded("_source.stream")
+
     def __init__(self, source: Images, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
         super().__init__(source)
         self._added, self._unread, self._rows = added, unread, rows
@@ -134,27 +135,14 @@ class SourceWithColumns(ImagesWrapper):
         columns = self._source.column_table([name for name in names if name in known])
         return pa.table({name: (columns if name in known else table)[name] for name in names})
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
-        return self._source.read_arrays(rows, regions, out)
-
-    def read_groups(self) -> Iterable[slice]:
-        return self._source.read_groups()
-
-    def mapped_stacks(self) -> Stacks | None:
-        return self._source.mapped_stacks()
-
-    def stream(self) -> Iterator[Block]:
-        return self._source.stream()
-
-    def outline(self) -> Outline:
-        return self._source.outline()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceWithColumns, (self._source, self._added, self._unread, self._rows)
 
 
 class LabelSource(ImagesWrapper):
     """Label images read as uint8 if stored as bool, as int32 if 64-bit; `DecodeError` for a label beyond int32."""
+
+    read_groups = forwarded("_source.read_groups")
 
     def __init__(self, source: Images) -> None:
         super().__init__(source)
@@ -167,9 +155,6 @@ class LabelSource(ImagesWrapper):
     @property
     def fills_out(self) -> bool:
         return False
-
-    def read_groups(self) -> Iterable[slice]:
-        return self._source.read_groups()
 
     def _narrow(self, index: int, pixels: Array) -> Array:
         dtype = self.dtypes[index]
@@ -190,21 +175,17 @@ class LabelSource(ImagesWrapper):
 
 def with_label_dtypes(source: Images) -> Images:
     """Return a source of label images with dtypes that torch supports; ``source`` itself if it needs no conversion."""
-    return source if _find_wide(source) is None else LabelSource(source)
+    return source if LABEL_DTYPES.keys().isdisjoint(source.dtypes) else LabelSource(source)
 
 
 def refuse_label_dtypes(source: Images) -> None:
     """Raise `DecodeError` if an image has a dtype that is supported only for label images."""
-    index = _find_wide(source)
-    if index is not None:
+    dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
+    if not LABEL_DTYPES.keys().isdisjoint(dtypes):
+        index = next(index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES)
         names = ", ".join(dtype.name for dtype in DTYPES)
         raise DecodeError(
             f"{source.path}: image {index} ({source.image_ids[index]!r}) has the dtype {source.dtypes[index].name!r}, "
             f"expected one of {names}; convert the image, or pass label images as masks=",
             image=index,
         )
-
-
-def _find_wide(source: Images) -> int | None:
-    dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
-    return next((index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES), None)

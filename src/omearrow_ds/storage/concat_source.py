@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narro
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_guard import Fingerprint
 from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
-from omearrow_ds.storage.formats._table import ids_of, named, native
+from omearrow_ds.storage.formats._table import native, read_ids
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts_source import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
@@ -214,7 +214,6 @@ def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHead
     dtypes = native(kinds.dtypes)
     columns, checksums = columns_and_checksums(pa.concat_tables([header.columns for header in looked]), "")
     checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
-    ids = ids_of(info)
     starts = accumulate((len(header.info) for header in looked), initial=0)
     for header, first in zip(looked, starts, strict=False):
         count = len(header.info)
@@ -224,7 +223,7 @@ def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHead
             continue
         yield PartInfo(
             header.format,
-            named(ids[part]),
+            read_ids(info.slice(first, count)),
             kinds.shapes[part],
             dtypes[part],
             columns.schema,

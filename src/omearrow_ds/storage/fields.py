@@ -25,9 +25,9 @@ from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows, size_of
 from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
-from omearrow_ds.storage.formats._folder import ListedPage, link_refused, natural_key
+from omearrow_ds.storage.formats._folder import FileReader, Folder, ListedPage, link_refused, natural_key, open_files
 from omearrow_ds.storage.formats._stored import Stored
-from omearrow_ds.storage.formats._urls import Objects
+from omearrow_ds.storage.formats._urls import ObjectReader
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.writing import is_unicode
@@ -182,7 +182,7 @@ def open_pattern(
     pattern: str | re.Pattern[str],
     channels: Sequence[str] | None,
     incomplete: str,
-    objects: Objects | None = None,
+    objects: ObjectReader | None = None,
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
@@ -288,7 +288,7 @@ def joined_files(
     root: Path,
     fields: Fields,
     kinds: Array | None = None,
-    objects: Objects | None = None,
+    objects: ObjectReader | None = None,
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
@@ -296,8 +296,14 @@ def joined_files(
     # Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
     # read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
     # all files are inspected, and a field with the most frequent shape and dtype is the reference.
-    source_type = get_format("tiff").module().Source
-    how: dict[str, Any] = {"split_along": fields.split_along, **({} if objects is None else {"objects": objects})}
+    module: Any = get_format("tiff").module()
+
+    def new_reader() -> FileReader:
+        folder = Folder(path, "tiff", module.ERRORS, objects)
+        folder.root, folder.split_along = root, fields.split_along
+        reader: FileReader = module.TiffReader(folder)
+        return reader
+
     channels, names = fields.channels or [""], [""] * len(fields.files)
     pages: list[ListedPage | None] = [None] * len(names)
     for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
@@ -308,14 +314,13 @@ def joined_files(
                 pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
     model = 0
     if skip_errors:
-        empty = source_type.of_files(path, root, [], [], [], **how)
-        model = empty.index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
+        model = new_reader().index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
     firsts: dict[int, Array] = {of_kind[model]: first}
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
-    source = source_type.of_files(path, root, fields.files, names, like.tolist(), pages, **how)
+    source = open_files(new_reader(), root, fields.files, names, like.tolist(), pages)
     examples: dict[str, str] = {}
     for number in first.tolist():
         kind = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
@@ -379,7 +384,7 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
                 yield name
 
 
-def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
+def _objects_below(path: Path, pattern: patterns.Pattern, objects: ObjectReader) -> Iterator[str]:
     for name in filter(_is_tiff, objects.inside(str(path))):
         steps = name.split("/")
         parents = ["/".join(steps[:depth]) for depth in range(1, len(steps))]

@@ -20,7 +20,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
-from omearrow_ds.storage.formats._urls import Objects, Url, url_of
+from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
 _ILLUM = "Illum"  # Channels of this name are illumination functions, regardless of their files.
@@ -39,7 +39,7 @@ def lists_files(path: Path) -> bool:
 def open_fields(
     path: Path,
     options: Mapping[str, Any],
-    objects: Objects,
+    objects: ObjectReader,
     types: ColumnTypes,
     copy: Path | None = None,
     *,

@@ -142,11 +142,11 @@ class PartsSource(Images):
 
     @property
     def fills_out(self) -> bool:
-        return self.format.in_folder and len(self) > 0 and self.part(0).fills_out
+        return self.format.is_folder and len(self) > 0 and self.part(0).fills_out
 
     def mapped_stacks(self) -> Stacks | None:
         number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)
-        if number is None or not is_uniform(self) or self.part(number).mapped_stacks() is None:
+        if number is None or not is_uniform(self.shapes, self.dtypes) or self.part(number).mapped_stacks() is None:
             return None
         return PartStacks(self)
 

@@ -188,9 +188,9 @@ class BucketStore(ObjectStore):
         self.removal_hint = f"everything below {url}/{JOBS}"
 
     def check(self, fmt: Format, *, overwrite: bool) -> None:
-        if fmt.in_folder:
+        if fmt.is_folder:
             problem = f"parts of {fmt.label} are folders, which object stores cannot store"
-            remedy = f"pass one of {', '.join(other.name for other in FORMATS if not other.in_folder)}"
+            remedy = f"pass one of {', '.join(other.name for other in FORMATS if not other.is_folder)}"
             raise ArgumentError(problem, path=self.path, option="format", value=fmt.name, remedy=remedy)
         self.begin(overwrite=overwrite)
 

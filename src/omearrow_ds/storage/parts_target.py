@@ -28,7 +28,7 @@ from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, Wr
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
-from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.formats._table import TableImages
 from omearrow_ds.storage.hashes import digest_of, hash_of
 from omearrow_ds.storage.manifest import (
     INDEX,
@@ -153,7 +153,7 @@ class PartsTarget:
         """Add a part written to a temporary path, unless one with its number is recorded; return the first record."""
         with closing(self.open_part(path)) as source:
             name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
-            runs = find_byte_runs(source) if source.format.by_ranges else []
+            runs = find_byte_runs(source) if "ranges" in source.format.remote_access else []
             part = PublishedPart(name, len(source), path_size(path), runs)
             record = PartRecord(part, failed, source.outline().as_json())
             starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
@@ -248,7 +248,7 @@ class PartsTarget:
 
 def find_byte_runs(source: Images) -> list[ByteRun]:
     """Return the offsets of images that a local file stores as in memory, with checksums; else an empty list."""
-    mapping, checksums = source.mapping if isinstance(source, TableSource) else None, source.checksums
+    mapping, checksums = source.table.mapping if isinstance(source, TableImages) else None, source.checksums
     stacks = None if mapping is None or checksums is None or checksums.null_count else source.mapped_stacks()
     if mapping is None or stacks is None:
         return []

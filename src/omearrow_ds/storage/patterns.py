@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._urls import Objects
+from omearrow_ds.storage.formats._urls import ObjectReader
 
 AXIS_NAMES = ("t", "channel", "z")  # Group names that become axes, in the order of the axes.
 _KNOWN = ("plate", "well", "site", "row", "column", "channel", "channel_index", "z", "t")
@@ -166,7 +166,7 @@ def well_of(row: str, column: str) -> str:
 
 
 def harmony_channels(
-    folder: Path, channels: Sequence[str], objects: Objects | None = None
+    folder: Path, channels: Sequence[str], objects: ObjectReader | None = None
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Read the channel names by number and the pixel sizes from the nearest Harmony index file."""
     # Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
@@ -201,7 +201,7 @@ def harmony_channels(
     return names, sizes
 
 
-def _open_index(folder: Path, objects: Objects | None) -> tuple[Path | None, Any]:
+def _open_index(folder: Path, objects: ObjectReader | None) -> tuple[Path | None, Any]:
     """Return path and open file of the index next to the images or above their folder ``Images``; None without one."""
     folders = [folder, *([folder.parent] if folder.name.lower() == "images" else [])]
     indexes: list[tuple[Path, Any]] = []

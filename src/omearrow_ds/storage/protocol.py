@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.storage.formats import Format, _detect
+from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._regions import Pick
 from omearrow_ds.storage.remote import Storage
 
@@ -240,16 +241,19 @@ class FormatModule(Protocol):
 
     Attributes
     ----------
-    write
-        Writes a collection; exceptions of its library in ``Source.errors`` become a `WriteError`. For tables it is
-        ``write(tables, schema, path, compression)``: an iterator of `pyarrow.Table`, each a row group with the images
-        in column ``ome_image``, their common schema, and the file or folder to create. For directories it is
-        ``write(images, columns, path, compression)``: an iterator of `omearrow_ds.codec.encode.Image`, the other
-        columns as a `pyarrow.Table` with one row per image or none, and an existing empty folder.
-    Source
-        Class that opens a collection, ``Source(path)``. It is a subclass of ``TableSource`` or ``FolderSource``, which
-        declare the methods that a format must implement. It has ``name``, that of the format, and ``errors``, the
-        exceptions that its library raises for unreadable data.
+    open_collection
+        Opens a collection: ``open_collection(path, **options)``. Options are ``objects``, ``image_column`` for tables,
+        and `Format.open_options`, as far as they are passed. For tables it is ``partial(TableImages, name, type)`` with
+        a subclass of ``StoredTable``; for directories ``partial(open_folder, name, type)`` with a subclass of
+        ``FileReader``. These classes declare the methods that a format must implement.
+    write_collection
+        Writes a collection. For tables it is ``write_collection(tables, schema, path, compression)``: an iterator of
+        `pyarrow.Table`, each a row group with the images in column ``ome_image``, their common schema, and the file or
+        folder to create. For directories it is ``write_collection(images, columns, path, compression)``: an iterator of
+        `omearrow_ds.codec.encode.Image`, the other columns as a `pyarrow.Table` with one row per image or none, and an
+        existing empty folder.
+    ERRORS
+        Exceptions that the library of the format raises for unreadable data and failed writes.
     UNSUPPORTED_TYPES
         Optional. Tests for Arrow types that the format cannot store in columns; by default none for tables, and
         ``(pa.types.is_interval,)`` for directories, whose columns are stored in Parquet.
@@ -258,8 +262,9 @@ class FormatModule(Protocol):
         ``refuse_target(path, schema)``.
     STAGES
         Optional. Functions that ``profile`` reports as separate stages of an epoch, for instance
-        ``{"Source._read_images": "read+decode"}``; without it all of reading is ``"read"``.
+        ``{"PapyrusTable.read_images": "read+decode"}``; without it all of reading is ``"read"``.
     """
 
-    write: Callable[[Any, Any, Path, str], None]
-    Source: type[Any]
+    open_collection: Callable[..., Images]
+    write_collection: Callable[[Any, Any, Path, str], None]
+    ERRORS: tuple[type[Exception], ...]

@@ -23,9 +23,17 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
-from omearrow_ds.storage.extents import Region
+from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import FORMATS, Format
-from omearrow_ds.storage.formats._base import Array, Images, PartLayout, is_uniform
+from omearrow_ds.storage.formats._base import (
+    Array,
+    Images,
+    PartLayout,
+    crop_images,
+    forwarded,
+    is_uniform,
+    read_distinct,
+)
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -56,16 +64,23 @@ class RangedPartSource(Images):
     """Images fetched by byte range from a part, which ``open_whole`` opens only for metadata; not verified."""
 
     fetches = True
+    metadata = forwarded("_whole.metadata")
+    mask_name_stems = forwarded("_whole.mask_name_stems")
+    storage_info = forwarded("_whole.storage_info")
 
     def __init__(
         self, path: Path, fmt: Format, part: PublishedPart, remote: ObjectStore, known: _Known, open_whole: Open
     ) -> None:
         self.path, self.guard = path, FileGuard(path)
-        self.name = fmt.name  # type: ignore[misc]  # It has any format.
+        self.name = fmt.name
         self.image_ids, self.shapes, self.dtypes, self.checksums = known
         self._part, self._remote, self._open_whole = part, remote, open_whole
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+        del out
+        return read_distinct(self._fetch, rows) if regions is None else crop_images(self, rows, regions)
+
+    def _fetch(self, rows: Sequence[int]) -> list[Array]:
         """Fetch images; images that are near each other in the file share a request."""
         located = list(map(self._locate, rows))
         ranges = [(start, start + layout.num_bytes) for start, layout in located]
@@ -96,15 +111,6 @@ class RangedPartSource(Images):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a single part cannot be pickled; pickle its collection")
 
-    def metadata(self, index: int) -> dict[str, Any]:
-        return self._whole.metadata(index)
-
-    def mask_name_stems(self, index: int) -> list[str]:
-        return self._whole.mask_name_stems(index)
-
-    def storage_info(self) -> Stored:
-        return self._whole.storage_info()
-
     def close(self) -> None:
         if "_whole" in vars(self):
             self._whole.close()
@@ -125,14 +131,14 @@ class RemotePartsSource(PublishedSource):
         self._pinned: dict[int, PinnedFile] = {}
         self._pinned_index: PinnedFile | None = None
         super().__init__(path, opening)
-        if self.format.in_folder:
-            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.in_folder)
+        if self.format.is_folder:
+            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.is_folder)
             problem = f"parts of {self.format.label} are folders, but parts on a server must be single files of {names}"
             remedy = "convert to one of these formats, or copy the collection to this machine"
             raise FormatError(problem, path=self.path, remedy=remedy)
         self._progress = DownloadProgress([part.size_bytes for part in self.manifest.parts])
         self._prefetcher = ProcessLocal(self._new_prefetcher)
-        self._open_ranged = open_ranged if self.format.by_ranges else None
+        self._open_ranged = open_ranged if "ranges" in self.format.remote_access else None
         if self._open_ranged is None:
             self._fetch_whole()
 
@@ -285,9 +291,7 @@ class RemotePartsSource(PublishedSource):
                 raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         with self._reading_alone():
             return super().read_arrays(rows, regions, out)
 
@@ -296,7 +300,9 @@ class RemotePartsSource(PublishedSource):
             return None
         if not self.manifest.outline:  # It was made by an older version.
             return super().mapped_stacks()
-        in_place = len(self) and is_uniform(self) and self.outline().stored.in_place  # Known without fetching a part.
+        in_place = (
+            len(self) and is_uniform(self.shapes, self.dtypes) and self.outline().stored.in_place
+        )  # Known without fetching a part.
         return PartStacks(self) if in_place else None
 
     def stored_files(self) -> Iterator[Path]:

@@ -40,7 +40,7 @@ from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts_source import RemotePartsSource
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
-from omearrow_ds.storage.tables import open_as
+from omearrow_ds.storage.tables import open_with
 from omearrow_ds.storage.urls import BucketReader, open_remote_part, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Columns, Target, is_parts, write
@@ -192,7 +192,8 @@ def open_source(
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
-    options = OpenSettings.take({name: value for name, value in opening.items() if value is not None}).chosen
+    passed: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
+    options = OpenSettings(**passed).chosen
     columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
     condition = options.pop("filter", None)
     row_filter = None if condition is None else RowFilter(condition)
@@ -208,7 +209,8 @@ def open_source(
         refuse_label_dtypes(source)
     if columns is not None:
         source = with_columns(source, columns, on, types)
-    types.refuse_unknown()
+    if types:
+        types.refuse_unknown()
     if row_filter is not None:
         source = select_rows(source, row_filter.choose(source), row_filter.text)
     if verify:
@@ -219,7 +221,8 @@ def open_source(
             reopening[name] = _absolute(reopening[name])
     reopening |= {"are_labels": are_labels, "skip_errors": skip_errors}
     source.requested_path = path
-    source.opened_by = partial(open_source, _absolute(path), format, **reopening)
+    same_path = path if isinstance(path, Path) and path.is_absolute() else _absolute(path)
+    source.opened_by = partial(open_source, same_path, format, **reopening)
     return source
 
 
@@ -300,8 +303,8 @@ def _open_one(
         if not is_url and not location.exists():
             raise missing(path)
         fields_source = open_listing(of_files) if of_files or is_csv(location) else None
-        is_complete = fields_source is None and (is_url or is_published(location))
-        if fields_source is None and not is_complete and is_unfinished(location):
+        is_complete = fields_source is None and (is_url or (location.is_dir() and is_published(location)))
+        if fields_source is None and not is_complete and location.is_dir() and is_unfinished(location):
             parts_target(location).refuse_unfinished()
     if fields_source is None:
         try:
@@ -418,7 +421,7 @@ def _open_stored(
     with translate_errors(location, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
         fmt = found_at(location) if named is None and not is_metadata_file(location) else named
-        if fmt is None or (location.is_dir() and not fmt.in_folder):
+        if fmt is None or (location.is_dir() and not fmt.is_folder):
             options: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
             opened = table_path(location, table) if fmt is None and location.is_dir() else None
             if opened is not None:
@@ -426,7 +429,6 @@ def _open_stored(
             return open_below(
                 location, format_name, partial(_open_stored, format_name=format_name, table=table, **options)
             )
-    source_type = fmt.module().Source
     if engine is not None and engine not in fmt.engines:
         known = f"one of {', '.join(fmt.engines)}" if fmt.engines else "None, because there is only one reader"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
@@ -442,7 +444,7 @@ def _open_stored(
     look = look and alone and "look" in fmt.open_options
     skip_errors = skip_errors and "skip_errors" in fmt.open_options
     how = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
-    return open_as(fmt, source_type, location, image_column=image_column, nulls=nulls, **how)
+    return open_with(fmt, location, image_column=image_column, nulls=nulls, **how)
 
 
 def write_images(
@@ -723,6 +725,6 @@ def refuse_over_source(src: Images, dst: StrPath) -> None:
         is_inside = any(file.resolve() == target for file in src.stored_files())
         if is_inside or src.path.resolve().is_relative_to(target):
             raise PathExistsError(f"{dst}: the target is or contains the source; choose another path")
-    of_parts = src.path.is_dir() and src.format.kind == "table" and not src.format.in_folder
+    of_parts = src.path.is_dir() and src.format.kind == "table" and not src.format.is_folder
     if of_parts and target.is_relative_to(src.path.resolve()):
         raise PathExistsError(f"{dst}: the target is inside the source folder; choose another path")

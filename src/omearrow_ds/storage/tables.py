@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,54 +11,62 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
-from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.options import check_names
 from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.extents import Region, Regions, Targets
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._stored import Stored, joined
-from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.formats._table import TableImages
 
 
-def open_as(fmt: Format, source_type: Any, path: Path, **options: Any) -> Images:
-    """Open a stored collection with the class ``source_type``; options equal to None or 0 are not passed to it."""
-    how = {name: value for name, value in options.items() if name == "image_column" or value not in (None, 0)}
-    with translate_errors(path, fmt.label, (*source_type.errors, *MALFORMED)):
+def open_with(fmt: Format, path: Path, *, image_column: Any = None, nulls: str = "error", **options: Any) -> Images:
+    """Open a stored collection with its format; options with the values None, False or 0 are not passed on."""
+    for name in list(options):
+        if options[name] in (None, 0):
+            del options[name]
+    open_collection = fmt.module().open_collection
+    try:
         if fmt.kind == "table":
-            return _open_table(source_type, path, **how)
-        source: Images = source_type(path, **{name: how[name] for name in how.keys() - {"image_column", "nulls"}})
-        return source
+            return _open_table(open_collection, path, image_column, nulls, **options)
+        images: Images = open_collection(path, **options)
+    except OMEArrowDSError as error:
+        error.path = error.path or str(path)
+        raise
+    return images
 
 
-def _open_table(source_type: Any, path: Path, image_column: Any = None, nulls: str = "error", **how: Any) -> Images:
-    allowed = "a column name, several distinct names, or None"
-    names = None if image_column is None else check_names("image_column", image_column, allowed, remedy="correct it")
+def _open_table(open_one: Callable[..., TableImages], path: Path, image_column: Any, nulls: str, **how: Any) -> Images:
+    names = image_column
+    if image_column is not None:
+        allowed = "a column name, several distinct names, or None"
+        names = check_names("image_column", image_column, allowed, remedy="correct it", path=path)
     name, *others = names or (None,)
-    sources = [source_type(path, image_column=name, **how)]
-    if not others and (sources[0].looked is not None or not sources[0].null.any()):
-        opened: Images = sources[0]
-        return opened
-    how |= sources[0].version
-    sources += [source_type(path, image_column=other, with_columns=False, **how) for other in others]
-    null = np.logical_or.reduce([source.null for source in sources])
-    reopen = partial(_open_table, source_type, path, image_column, nulls, **how)
+    tables = [open_one(path, image_column=name, **how)]
+    if not others and (tables[0].looked is not None or not tables[0].header.null.any()):
+        return tables[0]
+    how |= tables[0].table.version
+    tables += [open_one(path, image_column=other, with_columns=False, **how) for other in others]
+    null = np.logical_or.reduce([table.header.null for table in tables])
+    reopen = partial(_open_table, open_one, path, image_column, nulls, **how)
+    sources: list[Images] = [*tables]
     if null.any():
         if nulls == "error":
-            raise FormatError(_null_images_message(sources))
+            raise FormatError(_null_images_message(tables))
         rows = np.flatnonzero(~null)
-        sources = [SelectedRows(source, rows, reopen) for source in sources]
+        sources = [SelectedRows(table, rows, reopen) for table in tables]
     return sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
 
 
-def _null_images_message(sources: Sequence[TableSource]) -> str:
-    first, *others = (source for source in sources if source.null.any())
-    also = "".join(f", {source.null.sum():,} in {source.image_column[0]!r}" for source in others)
-    verb = "is" if first.null.sum() == 1 and not others else "are"
+def _null_images_message(tables: Sequence[TableImages]) -> str:
+    first, *others = (table for table in tables if table.header.null.any())
+    null = first.header.null
+    also = "".join(f", {other.header.null.sum():,} in {other.image_column[0]!r}" for other in others)
+    verb = "is" if null.sum() == 1 and not others else "are"
     return (
-        f"{first.path}: {first.null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also} "
-        f"{verb} null, first image {int(first.null.argmax())}; pass nulls='skip' to skip these rows"
+        f"{first.path}: {null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also} "
+        f"{verb} null, first image {int(null.argmax())}; pass nulls='skip' to skip these rows"
     )
 
 

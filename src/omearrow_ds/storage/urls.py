@@ -44,7 +44,7 @@ from omearrow_ds.storage.remote import (
     settings_of_s3,
 )
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
-from omearrow_ds.storage.tables import open_as
+from omearrow_ds.storage.tables import open_with
 
 _MAX_RUNNING = 8  # Concurrent fetches of objects.
 _MAX_AHEAD, _MAX_AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
@@ -158,7 +158,7 @@ class Prefetcher(Generic[Key, Value]):
 
 
 class BucketReader:
-    """Reads objects at URLs of several buckets or servers with the same `Storage`; for methods, see `Objects`.
+    """Reads objects at URLs of several buckets or servers with the same `Storage`; for methods, see `ObjectReader`.
 
     ``copies`` are folder and limit of the cache for copies of whole objects, as arguments of `PartCache.choose`.
     """
@@ -319,19 +319,19 @@ def _open_stored(
     url: Url, format_name: str | None, reach: BucketReader, *, skip_errors: bool = False, **options: Any
 ) -> Images:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
-    if not (fmt.by_ranges or fmt.fetched_whole):
-        known = ", ".join(other.name for other in FORMATS if other.by_ranges or other.fetched_whole)
-        parts = ", ".join(other.name for other in FORMATS if not other.in_folder)
+    if not fmt.remote_access:
+        known = ", ".join(other.name for other in FORMATS if other.remote_access)
+        parts = ", ".join(other.name for other in FORMATS if not other.is_folder)
         remedy = f"copy it to this machine, or convert it to parts (NAME.parts) of {parts}"
         raise FormatError(f"{fmt.label} cannot be read from URLs, only {known}", path=url, remedy=remedy)
-    if not fmt.fetched_whole:
+    if "whole" not in fmt.remote_access:
         _refuse_cache(url, reach)
     for name, value in options.items():
         if value not in (None, 0) and name not in ("nulls", *fmt.url_options):
             problem = f"not supported for {fmt.label} at a URL ({url})"
             raise ArgumentError(problem, option=name, value=value, remedy="leave it out")
     skip_errors = skip_errors and "skip_errors" in fmt.open_options
-    return open_as(fmt, fmt.module().Source, url, objects=reach, skip_errors=skip_errors, **options)
+    return open_with(fmt, url, objects=reach, skip_errors=skip_errors, **options)
 
 
 def _format_at(url: Url, reach: BucketReader) -> Format:

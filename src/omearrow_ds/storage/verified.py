@@ -15,8 +15,16 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
-from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Block, Done, ImageBuffer, Images, ImagesWrapper, images_per_cache_block
+from omearrow_ds.storage.extents import Regions, Targets
+from omearrow_ds.storage.formats._base import (
+    Block,
+    Done,
+    ImageBuffer,
+    Images,
+    ImagesWrapper,
+    crop_images,
+    images_per_cache_block,
+)
 from omearrow_ds.storage.hashes import KIND, Hasher
 
 Array = np.ndarray[Any, Any]
@@ -71,11 +79,9 @@ class VerifiedSource(ImagesWrapper):
             if done is not None:
                 done(part.start, part.stop)
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is not None:
-            return self._read_regions(rows, regions)
+            return crop_images(self, rows, regions)
         # Hashing would copy arrays that are not contiguous, and `read` would copy them again.
         images = list(map(np.ascontiguousarray, self._source.read_arrays(rows, out=out)))
         self._check(rows, images)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -36,7 +35,6 @@ from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.remote import Storage
 
-_TYPES = "UNSUPPORTED_TYPES"  # Name in a format's module: tests of types that it cannot store.
 _ANY_BYTES = 2**31 - 1
 _WIDE, _MAX_COLUMN_CHUNKS = 256, 40_000  # Columns of a wide table, and chunks of all its columns and row groups.
 _WIDE_BYTES = 2**28  # Pixels of a row group of a wide table.
@@ -72,17 +70,19 @@ class Layout:
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
             allowed = f"one of {', '.join(map(repr, known))} for {fmt.label}{of_encoding}"
             raise ArgumentError(option="compression", value=compression, allowed=allowed)
-        if rows_per_group is not None and not fmt.grouped:
+        if rows_per_group is not None and not fmt.writer.has_row_groups:
             problem = f"not supported by {fmt.label}"
             raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
-        compression = compression or fmt.compressions[0]
+        compression = compression or fmt.writer.compressions[0]
         if fmt.kind == "directory":
             return cls("bytes", compression, 1, _ANY_BYTES, chunk_shape=chunk)
         chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
         if chunk_codec is not None:
-            compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
-        rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if rows_per_group is None else (rows_per_group, _ANY_BYTES)
+            compression = fmt.writer.compressions[0] if "none" not in fmt.writer.compressions else "none"
+        rows, most_bytes = (
+            (fmt.writer.max_rows, fmt.writer.max_bytes) if rows_per_group is None else (rows_per_group, _ANY_BYTES)
+        )
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
 
     def for_columns(self, columns: pa.Table) -> Layout:
@@ -95,9 +95,9 @@ class Layout:
 
 def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     error = partial(ArgumentError, option="chunk_shape", value=chunk_shape)
-    multiple = fmt.chunk_multiple
+    multiple = fmt.writer.chunk_multiple
     if multiple is None:
-        chunked = ", ".join(known.name for known in formats() if known.chunk_multiple is not None)
+        chunked = ", ".join(known.name for known in formats() if known.writer.chunk_multiple is not None)
         remedy = f"leave it out, or choose one of the formats {chunked}"
         raise error(f"{fmt.label} stores each image as one chunk", remedy=remedy)
     try:
@@ -192,7 +192,7 @@ def write(
     module = fmt.module()
     table = pa.table({}) if columns is None else columns
     num_rows = table.num_rows if table.num_columns else None
-    layout = target.layout.for_columns(table) if fmt.grouped else target.layout
+    layout = target.layout.for_columns(table) if fmt.writer.has_row_groups else target.layout
     refuse_names(table.column_names, str(path))
     refuse_target = partial(_refuse_target, module, fmt, path, table.schema)
     refuse_target()
@@ -213,14 +213,14 @@ def write(
                 layout.encoding,
                 max_rows=layout.max_rows,
                 max_bytes=layout.max_bytes,
-                written_at_once=fmt.written_at_once,
+                written_at_once=fmt.writer.is_incremental,
                 chunk_codec=layout.chunk_codec,
             )
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
             header = pa.schema([*fields, *([pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else [])])
         stream = Stream(items, stopping)
         try:
-            module.write(stream, header, temporary, layout.compression, **chunks)
+            module.write_collection(stream, header, temporary, layout.compression, **chunks)
         except BaseException as error:
             stream.stop()
             if stream.failure is not None:
@@ -228,7 +228,7 @@ def write(
             # For an exception outside the stream, only its text is available.
             if is_stop(error) or "KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
-            if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
+            if (isinstance(error, module.ERRORS) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
                 problem, why, remedy = "writing failed", first_line(error), "correct this, and write again"
                 if _NO_ROOM.search(why):
                     problem, remedy = "the disk is full", "free space or choose another path"
@@ -246,19 +246,15 @@ def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Sche
     Raises `FormatError` for the path; `PathExistsError` if an existing file next to it would be read as part of the
     new one; `MetadataError` for a column.
     """
-    for suffix in fmt.beside:
+    for suffix in fmt.sidecar_suffixes:
         if os.path.lexists(f"{path}{suffix}"):
             problem = "contains changes of a previous file that would be read as part of the new one"
             remedy = "merge them (with DuckDB: CHECKPOINT), or remove this file"
             raise PathExistsError(problem, path=f"{path}{suffix}", remedy=remedy)
     in_parquet = (pa.types.is_interval,) if fmt.kind == "directory" else ()
-    # A format of another package may reuse the source, and so the limits, of a format of this package.
-    modules = [module, *(sys.modules[parent.__module__] for parent in module.Source.__mro__)]
-    types = next((vars(owner)[_TYPES] for owner in modules if _TYPES in vars(owner)), in_parquet)
-    refuse_types(columns, types, fmt.label, str(path))
-    refuse_target = next((owner.refuse_target for owner in modules if hasattr(owner, "refuse_target")), None)
-    if refuse_target is not None:
-        refuse_target(path, columns)
+    refuse_types(columns, getattr(module, "UNSUPPORTED_TYPES", in_parquet), fmt.label, str(path))
+    if hasattr(module, "refuse_target"):
+        module.refuse_target(path, columns)
 
 
 def describe_images(

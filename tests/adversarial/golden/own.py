@@ -126,7 +126,8 @@ def own_cases() -> Iterator[Case]:
     for fmt in FORMATS:
         if not fmt.missing_backend:
             yield from _cases_of(fmt)
-            layout = (fmt.name, fmt.suffix, "bytes", fmt.compressions_of("bytes")[0], "small", SMALL, fmt.grouped)
+            grouped = fmt.writer.has_row_groups
+            layout = (fmt.name, fmt.suffix, "bytes", fmt.compressions_of("bytes")[0], "small", SMALL, grouped)
             yield Own(*layout)
             yield Parts(*layout)
 
@@ -135,6 +136,6 @@ def _cases_of(fmt: Format) -> Iterator[Own]:
     for encoding in schema.ENCODINGS if fmt.kind == "table" else ("bytes",):
         for number, compression in enumerate(fmt.compressions_of(encoding)):
             layout = (fmt.name, fmt.suffix, encoding, compression)
-            yield Own(*layout, "uniform", UNIFORM, fmt.grouped)
+            yield Own(*layout, "uniform", UNIFORM, fmt.writer.has_row_groups)
             if number == 0:
-                yield Own(*layout, "ragged", RAGGED[encoding], fmt.grouped)
+                yield Own(*layout, "ragged", RAGGED[encoding], fmt.writer.has_row_groups)

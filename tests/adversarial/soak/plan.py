@@ -146,8 +146,8 @@ def _program(rng: random.Random, names: tuple[str, ...]) -> Program:
 def _store(rng: random.Random, names: tuple[str, ...]) -> Store:
     fmt = get_format(rng.choice(names))
     encoding = rng.choice(schema.ENCODINGS) if fmt.kind == "table" else "bytes"
-    compression = rng.choice((fmt.compressions[0], rng.choice(fmt.compressions)))
-    rows_per_group = rng.choice((None, 1, 3, 16)) if fmt.grouped else None
+    compression = rng.choice((fmt.writer.compressions[0], rng.choice(fmt.writer.compressions)))
+    rows_per_group = rng.choice((None, 1, 3, 16)) if fmt.writer.has_row_groups else None
     through = rng.choice(names) if rng.random() < 0.2 else None
     images = _collection(rng, encoding)
     other = rng.random() < 0.5

@@ -37,6 +37,7 @@ from omearrow_ds.advise.profile.recorder import TIMED_FUNCTIONS, stage_functions
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import arrow
+from omearrow_ds.storage.formats._table import TableImages
 from tests.conftest import needs
 from tests.support.code import TREES, imports
 from tests.support.counting import calls_of
@@ -84,16 +85,16 @@ def failing(image):
     raise KeyError("planted")
 
 
-class SlowStore(arrow.Source):
-    """A store with slow reads."""
+class SlowFile(arrow.ArrowTable):
+    """A file with slow reads."""
 
-    def _read_images(self, rows):
+    def read_images(self, rows):
         time.sleep(SLEEP_S * len(rows))
-        return super()._read_images(rows)
+        return super().read_images(rows)
 
     def stream(self):
-        for row in range(len(self)):
-            yield row, self.read_arrays([row])
+        for row in range(len(self.header.image_ids)):
+            yield row, self.read_images([row])
 
     def mapped_stacks(self):
         return None
@@ -147,7 +148,7 @@ def path(tmp_path_factory):
 
 def slow_store(path):
     dataset = OMEArrowDataset(path, preload=False)
-    dataset._collection._source = SlowStore(dataset.path)
+    dataset._collection._source = TableImages("arrow", SlowFile, dataset.path)
     return dataset
 
 
@@ -434,7 +435,7 @@ def test_stage_functions_cover_all_of_making_samples():
 
 def test_stage_functions_refuse_an_unknown_stage(monkeypatch):
     monkeypatch.setattr(recorder, "formats", lambda: [SimpleNamespace(implementation=arrow.__name__)])
-    monkeypatch.setattr(arrow, "STAGES", {"Source._image_structs": "reading"}, raising=False)
+    monkeypatch.setattr(arrow, "STAGES", {"ArrowTable._image_structs": "reading"}, raising=False)
     with raises(
         ArgumentError, mentions=("omearrow_ds.storage.formats.arrow.STAGES", "'reading'", "open", "read"), remedy=False
     ):

@@ -306,7 +306,7 @@ def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first(
     assert all(layout.is_default for layout in firsts)
     for fmt in FORMATS:
         assert {layout.compression for layout in tried if layout.format is fmt and not layout.as_it_is} == {
-            *fmt.compressions,
+            *fmt.writer.compressions,
             *(["chunk-zstd"] if fmt.kind == "table" else []),
         }
     assert [layout.format.name for layout in tried if layout.encoding == "list"] == TABLES

@@ -46,7 +46,7 @@ COLUMNS = {"well": [f"A{i:02}" for i in range(20)], "cells": list(range(20))}
 DESCRIBED = [METADATA] * 20
 # Reported compression of formats whose library does not report the codec.
 CALLED = dict.fromkeys(["ome_zarr", "vortex"], dict.fromkeys(["zstd", "lz4", "default"], "compressed"))
-CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.compressions]
+CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.writer.compressions]
 
 
 def run(*arguments, code=0):
@@ -117,8 +117,9 @@ def test_info_says_the_compression_that_was_asked_for(stored, name, compression)
 
 @pytest.mark.parametrize("name", NAMES_OR_LONG)
 def test_info_decodes_no_pixel(stored, monkeypatch, name):
-    path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
-    source_type = get_format(name).module().Source
+    path = stored(name, SMOOTH, compression=get_format(name).writer.compressions[-1])
+    with open_images(path) as source:
+        source_type = type(source.images)
     for method in ("read_arrays", "stream", "decode_into", "mapped_stacks"):
         monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))
     assert describe(path).images == 20

@@ -63,7 +63,7 @@ class Flipped(_base.ImagesWrapper):
 
     def read_arrays(self, rows, regions=None, out=None):
         if regions is not None:
-            return self._read_regions(rows, regions)
+            return _base.crop_images(self, rows, regions)
         return [self._flip(row, image) for row, image in zip(rows, self._source.read_arrays(rows), strict=True)]
 
 
@@ -79,16 +79,15 @@ def flipped(monkeypatch):
         module = fmt.module()
 
         class Format:
-            in_folder, label, name, kind = fmt.in_folder, fmt.label, fmt.name, fmt.kind
+            is_folder, label, name, kind = fmt.is_folder, fmt.label, fmt.name, fmt.kind
             engines, open_options = fmt.engines, ()
 
             def module(self):
                 return self
 
-            def Source(self, path, **options):  # noqa: N802
-                return Flipped(module.Source(path, **options), 3)
+            def open_collection(self, path, **options):
+                return Flipped(module.open_collection(path, **options), 3)
 
-        Format.Source.errors = module.Source.errors
         return Format()
 
     monkeypatch.setattr(source, "get_format", with_flips)

@@ -20,7 +20,7 @@ from tests.support.errors import raises
 from tests.support.sources import check
 from tests.support.strategies import DTYPES, all_same, image_of, images_of, shapes
 
-CHUNKED = {fmt.name: fmt for fmt in FORMATS if fmt.chunk_multiple is not None}
+CHUNKED = {fmt.name: fmt for fmt in FORMATS if fmt.writer.chunk_multiple is not None}
 
 
 def by_others(path, name, images):
@@ -48,7 +48,7 @@ def by_others(path, name, images):
 def test_what_is_cut_comes_back(tmp_path_factory, name, images, factors, compressed):
     folder, fmt = tmp_path_factory.mktemp("cut"), CHUNKED[name]
     side = 16 if name == "tiff" else 7
-    compression = fmt.compressions[0 if (fmt.compressions[0] == "none") != compressed else 1]
+    compression = fmt.writer.compressions[0 if (fmt.writer.compressions[0] == "none") != compressed else 1]
     path = folder / f"images{fmt.suffix}"
     write_images(images, path, axes="TCZYX", chunk_shape=[side * factor for factor in factors], compression=compression)
     assert all_same(by_others(path, name, images), images)

@@ -151,9 +151,9 @@ def test_only_the_requested_columns_are_read(tmp_path, fmt, monkeypatch):
     target = tmp_path / f"plate{fmt.suffix}"
     write_images(images(), target, fmt.name, axes="CYX", columns=COLUMNS.select(PLAIN), checksum=False)
     requests = []
-    source_type = fmt.module().Source
-    read = source_type._read_stored
-    monkeypatch.setattr(source_type, "_read_stored", lambda self, names: requests.append(names) or read(self, names))
+    table_type = type(open_images(target).images.table)
+    read = table_type.read_columns
+    monkeypatch.setattr(table_type, "read_columns", lambda self, names: requests.append(names) or read(self, names))
     dataset = OMEArrowDataset(target, target="number")
     assert dataset[3][1] == 3
     assert dataset.column_names == PLAIN

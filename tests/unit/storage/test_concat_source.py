@@ -382,7 +382,8 @@ def test_a_part_is_looked_at_without_its_pixels(tmp_path: Path, suffix: str, mon
     for number in range(3):
         put(tmp_path / f"{number}.{suffix}", [number])
     located = []
-    of_format = get_format(suffix).module().Source
+    module = get_format(suffix).module()
+    of_format = module.ParquetTable if suffix == "parquet" else module.VortexTable
     name = "_find_pixel_leaf" if suffix == "parquet" else "_find_leaf"
     find = getattr(of_format, name)
     monkeypatch.setattr(

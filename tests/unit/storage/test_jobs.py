@@ -120,7 +120,8 @@ def test_the_order_of_a_seed_is_the_same_with_every_release():
 
 def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_path, plate, monkeypatch):
     assert {fmt.part_bytes for fmt in FORMATS} == {2**26}
-    greedy = replace(get_format("vortex"), writer_factor=6.0)
+    vortex = get_format("vortex")
+    greedy = replace(vortex, writer=replace(vortex.writer, memory_factor=6.0))
     assert 5 * greedy.part_bytes <= 100e6 < 5 * 2 * greedy.part_bytes
     monkeypatch.setattr("omearrow_ds.storage.writing.get_format", lambda name: greedy)
     for part_bytes, expected_bytes in ((None, 2**24), (2**25, 2**25)):

@@ -127,7 +127,7 @@ def test_engines_agree_with_lancedb_when_rows_were_added(tmp_path, lancedb, engi
     table = lancedb.connect(tmp_path).create_table("plate", arrow_table("bytes"))
     added(table, "bytes")
     source = open_images(tmp_path, engine=engine)
-    assert source.images.engine == engine
+    assert source.images.table.engine == engine
     check(source, table.to_arrow())
 
 

@@ -78,9 +78,10 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
     assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # One test has two cases.
 
 
-def test_a_format_that_reuses_a_source_has_its_limits(installed):
+def test_columns_are_refused_as_the_module_of_a_format_states(installed):
     pytest.importorskip("duckdb")
-    of_duckdb = PAPYRUS.replace("import arrow", "import duckdb").replace("arrow.", "duckdb.")
+    of_duckdb = PAPYRUS.replace("import arrow", "import duckdb").replace("arrow.ArrowTable", "duckdb.DuckDBTable")
+    of_duckdb = f"{of_duckdb.replace('arrow.', 'duckdb.')}UNSUPPORTED_TYPES = duckdb.UNSUPPORTED_TYPES\n"
     folder = installed(of_duckdb.replace('("none", "lz4")', '("none",)'))
     columns = {"span": pa.array([1, 2, 3], pa.duration("s"))}
     with raises(MetadataError, path=folder / "a.papyrus", mentions="'span'"):
@@ -89,10 +90,11 @@ def test_a_format_that_reuses_a_source_has_its_limits(installed):
 
 def test_profile_tells_the_stages_that_it_names(installed):
     reading = (
-        "    def _read_images(self, *args):\n        return super()._read_images(*args)\n\n"
+        "    def read_images(self, *args):\n        return super().read_images(*args)\n\n"
         "    def mapped_stacks(self):\n        return None\n"
     )
-    folder = installed(f"{PAPYRUS}\n{reading}\nSTAGES = {{'Source._read_images': 'decode'}}\n")
+    module = PAPYRUS.replace("    pass\n", reading)
+    folder = installed(f"{module}\nSTAGES = {{'PapyrusTable.read_images': 'decode'}}\n")
     write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.papyrus")
     results = profile_dataset(folder / "a.papyrus", num_workers=0, batch_size=2, epochs=1, trials=False).breakdown
     assert results["decode"].calls == 2
@@ -118,7 +120,7 @@ def test_the_commands_know_it(installed, programs):
     [
         (("raise OSError('no library')",), ["OSError", "no library"]),
         ((PAPYRUS, "papyrus:NOTHING"), ["AttributeError", "NOTHING"]),
-        ((PAPYRUS, "papyrus:write"), ["write", "Format"]),
+        ((PAPYRUS, "papyrus:write_collection"), ["write_collection", "Format"]),
         ((PAPYRUS.replace('"papyrus"', '"parquet"', 1),), ["'parquet'"]),
         ((PAPYRUS.replace('".papyrus"', '".my.parquet"'),), ["'.my.parquet'"]),
         ((PAPYRUS.replace(", implementation=__name__", ""),), ["Format", "implementation"]),

@@ -117,7 +117,7 @@ def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, 
     assert set(counts.per_path.values()) == {1}
 
 
-@pytest.mark.parametrize("suffix", [fmt.name for fmt in FORMATS if not fmt.in_folder])
+@pytest.mark.parametrize("suffix", [fmt.name for fmt in FORMATS if not fmt.is_folder])
 def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, options, tmp_path, suffix):
     labels = list(range(17))
     write_images(images, tmp_path / "a.arrow", axes="TCZYX", columns={"label": labels})

@@ -292,7 +292,7 @@ def test_an_unknown_name_and_a_missing_backend(tmp_path, monkeypatch, name):
     with raises(BackendError, mentions=facts, remedy=False) as caught:
         write_images(images_of(SMALL), path)
     assert isinstance(caught.value, ImportError)
-    (path.mkdir if fmt.in_folder else path.touch)()
+    (path.mkdir if fmt.is_folder else path.touch)()
     with raises(BackendError, mentions=facts, remedy=False):
         open_images(path, name)
 
@@ -352,8 +352,8 @@ def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
     with open_images(path) as source:
         expected = source.take(range(len(source)))
         pickled = pickle.dumps(source)
-        kind = type(source.images)
-    monkeypatch.setattr(kind, "_describe", lambda self, file: pytest.fail(f"looked into {file}"))
+        kind = type(source.images._reader)
+    monkeypatch.setattr(kind, "describe", lambda self, file: pytest.fail(f"looked into {file}"))
     with pickle.loads(pickled) as again:
         assert all_same(again.take(range(len(again))), expected)
         assert again.image_ids == source.image_ids

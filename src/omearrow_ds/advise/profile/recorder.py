@@ -53,12 +53,12 @@ CLOCKS = "clocks"
 _FUNCTIONS = {
     "read": ".dataset.stored_images:StoredImages._fetch .storage.formats._zarr_chunks:ZarrChunks.fetch",
     "read+decode": """
-        .storage.formats.arrow:Source._image_structs
-        .storage.formats.duckdb:Source._query
-        .storage.formats.lance:Source._fetch
-        .storage.formats.ome_arrow:Source._read_group
-        .storage.formats.parquet:Source._read_group
-        .storage.formats.vortex:Source._images_of_scalars,Rows.take
+        .storage.formats.arrow:ArrowTable._image_structs
+        .storage.formats.duckdb:DuckDBTable._query
+        .storage.formats.lance:LanceTable.fetch
+        .storage.formats.ome_arrow:ChunkTable._read_group
+        .storage.formats.parquet:ParquetTable._read_group
+        .storage.formats.vortex:VortexTable._images_of_scalars,Rows.take
         tifffile:TiffPageSeries.asarray
         zarr:Array.__getitem__
     """,

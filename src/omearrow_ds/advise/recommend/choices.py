@@ -53,7 +53,7 @@ class StorageLayout(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        return self.encoding == "bytes" and self.compression in (None, self.format.compressions[0])
+        return self.encoding == "bytes" and self.compression in (None, self.format.writer.compressions[0])
 
     @property
     def write_options(self) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def layouts(names: Sequence[str] | None, stored: Format) -> list[StorageLayout]:
     tried: list[StorageLayout] = []
     for fmt in formats() if names is None else map(get_format, dict.fromkeys(names)):
         in_table = fmt.kind == "table" and not fmt.missing_backend
-        compressions = (None,) if fmt.missing_backend else (*fmt.compressions, *CHUNK_COMPRESSIONS[:in_table])
+        compressions = (None,) if fmt.missing_backend else (*fmt.writer.compressions, *CHUNK_COMPRESSIONS[:in_table])
         tried += [StorageLayout(fmt, compression=compression) for compression in compressions]
-        tried += [StorageLayout(fmt, "list", fmt.compressions[0])] * in_table
+        tried += [StorageLayout(fmt, "list", fmt.writer.compressions[0])] * in_table
     tried.sort(key=lambda layout: (layout.encoding == "list", not layout.is_default))
     return [StorageLayout(stored, as_it_is=True), *tried]
 
@@ -359,8 +359,8 @@ class RemoteEstimate(NamedTuple):
         ``on_server`` is whether the existing collection consists of parts on a server.
         """
         layouts = [(row, row.plan.layout) for row in rows if row.why_not is None]
-        absent = dict.fromkeys(layout.format.label for _, layout in layouts if layout.format.in_folder)
-        served = [row for row, layout in layouts if not layout.format.in_folder and (on_server or not layout.as_it_is)]
+        absent = dict.fromkeys(layout.format.label for _, layout in layouts if layout.format.is_folder)
+        served = [row for row, layout in layouts if not layout.format.is_folder and (on_server or not layout.as_it_is)]
         costs = sorted((RemoteCost.over(link, row, task) for row in served), key=lambda cost: cost.epoch_s)
         if not costs:
             return None

@@ -119,7 +119,7 @@ class LayoutTrial:
         else:
             self.path, self.once = folder / f"images{layout.format.suffix}", sample.factor
             crops = origin.remap_to_copies(sample.indices)
-            num_decoded = dict(layout.format.scanned_rows).get(str(layout.compression), 1)
+            num_decoded = dict(layout.format.writer.rows_per_block).get(str(layout.compression), 1)
         self.growth = min(num_decoded, sample.whole_count) / min(num_decoded, len(sample.images))
         numbers = origin.within(images)
         numbers = numbers if len(numbers) else origin.within(sample.indices)

@@ -26,6 +26,45 @@ _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError,
 
 
 @dataclass(frozen=True)
+class WriteLimits:
+    """Options and limits of the writer of a format.
+
+    Attributes
+    ----------
+    compressions : tuple of str
+        Compressions, the default first.
+    has_row_groups : bool
+        Whether ``rows_per_group=`` applies.
+    chunk_multiple : int or None
+        Divisor of height and width of ``chunk_shape=``. None if an image is one chunk.
+    max_rows, max_bytes : int
+        Tables only: default maximum of images, and of bytes of their pixels, per write.
+    is_incremental : bool
+        Tables only: whether each batch is written before the next is requested.
+    memory_factor : float
+        Memory of the writer as a multiple of the decoded images of one file, in addition to 60 MB. It limits the
+        default size of parts to a worker memory of one part plus 200 MB.
+    rows_per_block : tuple of (str, int)
+        Per compression: number of rows that reading one row decodes, if more than one.
+
+    Examples
+    --------
+    >>> from omearrow_ds import FORMATS
+    >>> FORMATS[0].writer.compressions
+    ('none', 'lz4', 'zstd', 'snappy')
+    """
+
+    compressions: tuple[str, ...] = ("none",)
+    has_row_groups: bool = False
+    chunk_multiple: int | None = None
+    max_rows: int = 256
+    max_bytes: int = 16 * _MEBIBYTES
+    is_incremental: bool = False
+    memory_factor: float = 0.0
+    rows_per_block: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Format:
     """Properties of a storage format, available without importing its library.
 
@@ -37,43 +76,30 @@ class Format:
         ``"table"`` (a column of OME-Arrow structs) or ``"directory"`` (a folder of image files).
     suffix : str
         Suffix of its paths. If several formats match, the longest suffix is used.
-    other_suffixes : tuple of str
-        Suffixes of other programs for this format.
     backend, extra : str, str or None
         Module that reads it, and the extra that installs it. None means that it is always installed.
-    in_folder : bool
+    is_folder : bool
         Whether a collection is a folder.
-    `beside` : tuple of str
+    other_suffixes : tuple of str
+        Suffixes of other programs for this format.
+    sidecar_suffixes : tuple of str
         Suffixes of additional files that belong to a collection in a file.
     magic : tuple of bytes and int, or None
         Bytes that identify a file with any name, and their offset.
-    compressions : tuple of str
-        Compressions of its writer, the default first.
-    grouped : bool
-        Whether ``rows_per_group=`` applies.
-    chunk_multiple : int or None
-        Divisor of height and width of ``chunk_shape=``. None if an image is one chunk.
-    max_rows, max_bytes : int
-        Tables only: default maximum of images, and of bytes of their pixels, per write.
-    written_at_once : bool
-        Tables only: whether each batch is written before the next is requested.
-    writer_factor : float
-        Memory of the writer as a multiple of the decoded images of one file, in addition to 60 MB. It limits the
-        default size of parts to a worker memory of one part plus 200 MB.
-    scanned_rows : tuple of (str, int)
-        Per compression: number of rows that reading one row decodes, if more than one.
-    by_ranges : bool
-        Whether files at URLs are read by range requests, by ``Source`` with ``objects``.
-    fetched_whole : bool
-        Whether a file at a URL may be fetched completely into the cache.
+    writer : WriteLimits
+        Options and limits of its writer.
+    remote_access : tuple of str
+        ``"ranges"`` if files at URLs are read by range requests, for which ``open_collection`` takes ``objects``.
+        ``"whole"`` if a file at a URL may be fetched completely into the cache.
     engines : tuple of str
         Values of ``engine=``, the default first; empty if there is only one reader.
     open_options : tuple of str
-        Options that ``Source`` takes if they are passed: ``"level"``, ``"table"``, ``"skip_errors"``, ``"look"``.
+        Options that ``open_collection`` takes: ``"level"``, ``"table"``, ``"skip_errors"``, ``"look"``.
     url_options : tuple of str
         Options of `open_images` that apply to a URL, in addition to ``nulls``.
     implementation : str or None
-        Module with ``write`` and ``Source`` (`omearrow_ds.storage.protocol.FormatModule`). None for built-in formats.
+        Module with ``open_collection`` and ``write_collection`` (`omearrow_ds.storage.protocol.FormatModule`). None for
+        built-in formats.
 
     Examples
     --------
@@ -88,20 +114,12 @@ class Format:
     suffix: str
     backend: str
     extra: str | None = None
-    in_folder: bool = False
-    beside: tuple[str, ...] = ()
-    magic: tuple[bytes, int] | None = None
-    compressions: tuple[str, ...] = ("none",)
-    grouped: bool = False
-    chunk_multiple: int | None = None
-    max_rows: int = 256
-    max_bytes: int = 16 * _MEBIBYTES
-    written_at_once: bool = False
-    writer_factor: float = 0.0
-    scanned_rows: tuple[tuple[str, int], ...] = ()
-    by_ranges: bool = False
-    fetched_whole: bool = False
+    is_folder: bool = False
     other_suffixes: tuple[str, ...] = ()
+    sidecar_suffixes: tuple[str, ...] = ()
+    magic: tuple[bytes, int] | None = None
+    writer: WriteLimits = WriteLimits()
+    remote_access: tuple[Literal["ranges", "whole"], ...] = ()
     engines: tuple[str, ...] = ()
     open_options: tuple[str, ...] = ()
     url_options: tuple[str, ...] = ()
@@ -116,7 +134,7 @@ class Format:
     def part_bytes(self) -> int:
         """Default maximum size of a part in bytes."""
         size = PART_BYTES
-        while (self.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
+        while (self.writer.memory_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
             size //= 2
         return size
 
@@ -131,12 +149,13 @@ class Format:
     def compressions_of(self, encoding: str) -> tuple[str, ...]:
         """Return the compressions that the format supports for a pixel encoding."""
         in_chunks = self.kind == "table" and encoding == "bytes"
-        return (*self.compressions, *CHUNK_COMPRESSIONS) if in_chunks else self.compressions
+        compressions = self.writer.compressions
+        return (*compressions, *CHUNK_COMPRESSIONS) if in_chunks else compressions
 
     def files_beside(self, path: Path) -> list[Path]:
         """Return the paths of files that may accompany a stored file, such as a write-ahead log."""
         resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
-        return [Path(f"{resolved}{suffix}") for suffix in self.beside]
+        return [Path(f"{resolved}{suffix}") for suffix in self.sidecar_suffixes]
 
     def module(self) -> ModuleType:
         """Return the module that writes and reads the format.
@@ -160,13 +179,11 @@ FORMATS = (
         ".parquet",
         "pyarrow",
         magic=(b"PAR1", 0),
-        compressions=("none", "lz4", "zstd", "snappy"),
-        grouped=True,
-        written_at_once=True,
-        by_ranges=True,
         engines=("pages", "pyarrow"),
         open_options=("look",),
         url_options=("engine", "image_column"),
+        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), has_row_groups=True, is_incremental=True),
+        remote_access=("ranges",),
     ),
     Format(
         "parquet_duck",
@@ -175,11 +192,10 @@ FORMATS = (
         ".duck.parquet",
         "duckdb",
         "duckdb",
-        compressions=("none", "lz4", "zstd", "snappy"),
-        grouped=True,
         engines=("pages", "pyarrow", "duckdb"),
         open_options=("look",),
         url_options=("engine", "image_column"),
+        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), has_row_groups=True),
     ),
     Format(
         "lance",
@@ -188,13 +204,11 @@ FORMATS = (
         ".lance",
         "lance",
         "lance",
-        in_folder=True,
-        compressions=("none", "zstd"),
-        max_rows=1024,
-        writer_factor=1.5,
-        by_ranges=True,
+        is_folder=True,
         engines=("pages", "lance"),
         url_options=("image_column",),
+        writer=WriteLimits(compressions=("none", "zstd"), max_rows=1024, memory_factor=1.5),
+        remote_access=("ranges",),
     ),
     Format(
         "vortex",
@@ -204,12 +218,10 @@ FORMATS = (
         "vortex",
         "vortex",
         magic=(b"VTXF", 0),
-        compressions=("default", "zstd"),
-        max_rows=1024,
-        writer_factor=2.3,
-        fetched_whole=True,
         open_options=("look",),
         url_options=("image_column",),
+        writer=WriteLimits(compressions=("default", "zstd"), max_rows=1024, memory_factor=2.3),
+        remote_access=("whole",),
     ),
     Format(
         "duckdb",
@@ -218,12 +230,11 @@ FORMATS = (
         ".duckdb",
         "duckdb",
         "duckdb",
-        beside=(".wal", ".wal.checkpoint"),
+        sidecar_suffixes=(".wal", ".wal.checkpoint"),
         magic=(b"DUCK", 8),
-        compressions=("none", "zstd"),  # Groups cannot be chosen: they have at least 2,048 images.
-        writer_factor=2.0,
-        scanned_rows=(("zstd", 2048),),
         open_options=("table",),
+        # Groups cannot be chosen: they have at least 2,048 images.
+        writer=WriteLimits(compressions=("none", "zstd"), memory_factor=2.0, rows_per_block=(("zstd", 2048),)),
     ),
     Format(
         "arrow",
@@ -232,15 +243,16 @@ FORMATS = (
         ".arrow",
         "pyarrow",
         magic=(b"ARROW1", 0),
-        compressions=("none", "lz4", "zstd"),
-        grouped=True,
-        max_rows=1024,
-        written_at_once=True,
-        by_ranges=True,
-        fetched_whole=True,
         other_suffixes=(".feather", ".ipc"),  # Written by pandas, pyarrow and polars.
         open_options=("look",),
         url_options=("image_column",),
+        writer=WriteLimits(
+            compressions=("none", "lz4", "zstd"), has_row_groups=True, max_rows=1024, is_incremental=True
+        ),
+        remote_access=(
+            "ranges",
+            "whole",
+        ),
     ),
     Format(
         "tiff",
@@ -248,11 +260,10 @@ FORMATS = (
         "directory",
         ".tiffs",
         "tifffile",
-        in_folder=True,
-        compressions=("none", "zlib", "zstd", "lzw"),
-        chunk_multiple=16,
-        by_ranges=True,
+        is_folder=True,
         open_options=("skip_errors",),
+        writer=WriteLimits(compressions=("none", "zlib", "zstd", "lzw"), chunk_multiple=16),
+        remote_access=("ranges",),
     ),
     Format(
         "ome_zarr",
@@ -261,12 +272,11 @@ FORMATS = (
         ".zarr",
         "zarr",
         "zarr",
-        in_folder=True,
-        compressions=("zstd", "lz4", "none"),
-        chunk_multiple=1,
-        by_ranges=True,
+        is_folder=True,
         open_options=("level", "skip_errors"),
         url_options=("level",),
+        writer=WriteLimits(compressions=("zstd", "lz4", "none"), chunk_multiple=1),
+        remote_access=("ranges",),
     ),
     Format(
         "ome_arrow",
@@ -274,9 +284,8 @@ FORMATS = (
         "directory",
         ".ome_arrow",
         "pyarrow",
-        in_folder=True,
-        compressions=("none", "lz4", "zstd", "snappy"),
-        chunk_multiple=1,
+        is_folder=True,
+        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), chunk_multiple=1),
     ),
 )
 _BY_NAME = {fmt.name: fmt for fmt in FORMATS}
@@ -343,9 +352,9 @@ def of_suffix(name: str, *, files: bool = False) -> Format | None:
     """Return the format whose suffix ``name`` has, or None; ``files`` excludes formats that are stored as folders."""
     low = name.lower()
     for suffix, fmt in _BY_SUFFIX:
-        if low.endswith(suffix) and not (files and fmt.in_folder):
+        if low.endswith(suffix) and not (files and fmt.is_folder):
             return fmt
-    return next(iter(fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))), None)
+    return next(iter(fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.is_folder))), None)
 
 
 def format_of_target(path: Path) -> Format:

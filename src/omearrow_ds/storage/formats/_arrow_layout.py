@@ -32,7 +32,7 @@ class UnplacedError(FormatError):
     """Raised if buffers cannot be located, because batches are compressed or have columns of unsupported types."""
 
 
-class Layout(NamedTuple):
+class ArrowLayout(NamedTuple):
     """Byte ranges of an Arrow file: those of the pixels per record batch, and those of everything else."""
 
     beside: list[ByteRange]
@@ -47,7 +47,7 @@ class _Block(NamedTuple):
     body_bytes: int
 
 
-def layout_of(file: ObjectFile, path: Path) -> Layout:
+def layout_of(file: ObjectFile, path: Path) -> ArrowLayout:
     """Return the byte ranges of the buffers of a file.
 
     Raises `FormatError` if it is not an Arrow IPC file, and `UnplacedError` if it is compressed, or has columns of an
@@ -82,7 +82,7 @@ def layout_of(file: ObjectFile, path: Path) -> Layout:
         raise FormatError(
             f"{path}: {file.size_bytes:,} bytes are fewer than the footer requires; the file is truncated, restore it"
         )
-    return Layout(beside, pixels)
+    return ArrowLayout(beside, pixels)
 
 
 def _blocks(footer: bytes, field: int) -> list[_Block]:

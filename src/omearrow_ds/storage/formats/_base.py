@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk, split_by_bytes
-from omearrow_ds.storage.extents import Region
+from omearrow_ds.storage.extents import Region, Regions, Targets
 from omearrow_ds.storage.formats import Format, get_format
-from omearrow_ds.storage.formats._columns import ColumnReader, columns_and_checksums
+from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.storage.formats._detect import Paths, entries_below
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._image_columns import ImagesOf
@@ -73,12 +74,11 @@ class ImageBuffer(Protocol):
 class Images(ColumnReader, ABC):
     """Images of an open collection, as datasets and conversions read them; users have `CollectionSource`.
 
-    A subclass sets ``name``, fills ``path``, ``guard``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` in its
-    constructor, and implements `_read_images` or `read_arrays`, and `metadata`. The other methods call these. Rows are
-    indices of images, from 0 to the number of images - 1.
+    A subclass sets ``name``, ``path``, ``guard``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` in its
+    constructor. Rows are indices of images, from 0 to the number of images - 1.
     """
 
-    name: ClassVar[str]
+    name: str  # Name of the storage format.
     path: Path
     guard: FileGuard
     image_ids: Sequence[str]
@@ -146,57 +146,17 @@ class Images(ColumnReader, ABC):
         """Return the names by which other files may refer to an image: its id, and its own files without suffix."""
         return [self.image_ids[index]]
 
-    def _set_columns(self, columns: pa.Table) -> None:
-        """Set the stored columns; the column of checksums is split off."""
-        self.columns, checksums = columns_and_checksums(columns, str(self.path))
-        self.checksums = self.checksums if checksums is None else checksums
-
-    def read_arrays(
-        self,
-        rows: Sequence[int],
-        regions: Sequence[Region] | None = None,
-        out: Sequence[Array] | None = None,
-    ) -> list[Array]:
+    @abstractmethod
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         """Return one image (T, C, Z, Y, X), or one region of an image, per row.
 
         The arrays may be read-only views of a mapped file. Rows are in any order, with repeats. Regions are not empty,
         and inside the image. Sources with `fills_out` fill and return ``out``, contiguous arrays of the shapes and
         dtypes of the images.
         """
-        del out  # Only sources with `fills_out` use it.
-        if regions is not None:
-            return self._read_regions(rows, regions)
-        if len(rows) == 1:
-            return self._read_images(rows)
-        distinct = sorted(set(rows))
-        images = self._read_images(distinct)
-        if distinct == (rows if isinstance(rows, list) else list(rows)):
-            return images
-        by_row = dict(zip(distinct, images, strict=True))
-        return [by_row[row] for row in rows]
-
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
-        """Return the images of sorted, distinct rows."""
-        raise NotImplementedError
-
-    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return regions of images that are decoded whole, a few at once unless they are mapped."""
-        slices = list(map(slices_of, regions))
-        distinct = sorted(set(rows))
-        parts = [slice(0, len(distinct))]
-        if len(distinct) > 1 and not self._in_place:
-            sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[row] for row in distinct])
-            parts = [*split_by_bytes(sizes_bytes, _REGIONS_BYTES)]
-        positions = rows_to_positions(rows)
-        arrays: dict[int, Array] = {}
-        for part in parts:
-            for row, image in zip(distinct[part], self.read_arrays(distinct[part]), strict=True):
-                crops = {position: image[slices[position]] for position in positions[row]}
-                arrays |= crops if len(parts) == 1 else {n: np.array(crop) for n, crop in crops.items()}
-        return [arrays[position] for position in range(len(rows))]
 
     @cached_property
-    def _in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether images are views of a memory-mapped file, so that a region costs only its own pixels."""
         return self.storage_info().in_place
 
@@ -281,69 +241,39 @@ class Images(ColumnReader, ABC):
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
 
 
+def forwarded(attribute: str, *, is_cached: bool = False) -> Any:
+    """Return a property whose value is an attribute or a method of a member of the instance, e.g. ``_source.close``.
+
+    An instance may set another value if ``is_cached``.
+    """
+    return (cached_property if is_cached else property)(attrgetter(attribute))
+
+
 class ImagesWrapper(Images):
     """Base class of compositions: images made of those of another source, which they close."""
+
+    fills_out = forwarded("_source.fills_out")
+    column_schema = forwarded("_source.column_schema", is_cached=True)
+    _read_columns = forwarded("_source.column_table")
+    checksums = forwarded("_source.checksums", is_cached=True)
+    format = forwarded("_source.format")
+    row_count = forwarded("_source.row_count")
+    part_layout = forwarded("_source.part_layout")
+    files_of = forwarded("_source.files_of")
+    image_columns = forwarded("_source.image_columns")
+    label_images = forwarded("_source.label_images")
+    labels = forwarded("_source.labels")
+    mask_name_stems = forwarded("_source.mask_name_stems")
+    metadata = forwarded("_source.metadata")
+    outline = forwarded("_source.outline")
+    storage_info = forwarded("_source.storage_info")
+    stored_files = forwarded("_source.stored_files")
+    stored_size = forwarded("_source.stored_size")
+    close = forwarded("_source.close")
 
     def __init__(self, source: Images) -> None:
         self._source = source
         vars(self).update({name: getattr(source, name) for name in _COPIED})
-
-    @property
-    def fills_out(self) -> bool:
-        return self._source.fills_out
-
-    @cached_property
-    def column_schema(self) -> pa.Schema:
-        return self._source.column_schema
-
-    def _read_columns(self, names: list[str]) -> pa.Table:
-        return self._source.column_table(names)
-
-    @cached_property
-    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # as above
-        return self._source.checksums
-
-    @property
-    def format(self) -> Format:
-        return self._source.format
-
-    @property
-    def row_count(self) -> int:
-        return self._source.row_count
-
-    @property
-    def part_layout(self) -> PartLayout | None:
-        return self._source.part_layout
-
-    def files_of(self, index: int) -> Sequence[str]:
-        return self._source.files_of(index)
-
-    def image_columns(self) -> list[ImagesOf]:
-        return self._source.image_columns()
-
-    def label_images(self) -> list[str]:
-        return self._source.label_images()
-
-    def labels(self, name: str) -> tuple[Images, Array]:
-        return self._source.labels(name)
-
-    def mask_name_stems(self, index: int) -> list[str]:
-        return self._source.mask_name_stems(index)
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        return self._source.metadata(index)
-
-    def storage_info(self) -> Stored:
-        return self._source.storage_info()
-
-    def stored_files(self) -> Iterator[Path]:
-        return self._source.stored_files()
-
-    def stored_size(self) -> tuple[int, int, int]:
-        return self._source.stored_size()
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
@@ -355,9 +285,36 @@ def files_below(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def is_uniform(source: Images) -> bool:
-    """Return whether all images of a source have one shape and dtype."""
-    return len(set(source.dtypes)) <= 1 and bool((source.shapes == source.shapes[:1]).all())
+def is_uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    """Return whether all images of a collection have one shape and dtype."""
+    return len(set(dtypes)) <= 1 and bool((shapes == shapes[:1]).all())
+
+
+def read_distinct(read: Callable[[list[int]], list[Array]], rows: Sequence[int]) -> list[Array]:
+    """Return the images of rows in any order, with repeats; ``read`` is called once for sorted, distinct rows."""
+    distinct = sorted(set(rows))
+    images = read(distinct)
+    if distinct == (rows if isinstance(rows, list) else list(rows)):
+        return images
+    by_row = dict(zip(distinct, images, strict=True))
+    return [by_row[row] for row in rows]
+
+
+def crop_images(images: Images, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    """Return regions of images that are decoded whole, a few at once unless they are mapped."""
+    slices = list(map(slices_of, regions))
+    distinct = sorted(set(rows))
+    parts = [slice(0, len(distinct))]
+    if len(distinct) > 1 and not images.is_in_place:
+        sizes_bytes = image_bytes(images.shapes[distinct], [images.dtypes[row] for row in distinct])
+        parts = [*split_by_bytes(sizes_bytes, _REGIONS_BYTES)]
+    positions = rows_to_positions(rows)
+    arrays: dict[int, Array] = {}
+    for part in parts:
+        for row, image in zip(distinct[part], images.read_arrays(distinct[part]), strict=True):
+            crops = {position: image[slices[position]] for position in positions[row]}
+            arrays |= crops if len(parts) == 1 else {n: np.array(crop) for n, crop in crops.items()}
+    return [arrays[position] for position in range(len(rows))]
 
 
 def split_groups(

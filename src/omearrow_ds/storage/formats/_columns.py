@@ -110,15 +110,15 @@ def unknown_column(name: object, known: Sequence[str], path: Path | str, use: st
     return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=f"choose one of {listed}{share}")
 
 
-def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
-    """Return ``columns`` with plain Arrow types; ``subject`` names the table in errors.
+def plain_columns(columns: pa.Table, subject: str, plain: pa.Schema | None = None) -> pa.Table:
+    """Return ``columns`` with plain Arrow types; ``subject`` names the table in errors, ``plain`` is the plain schema.
 
     Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) get a plain layout. Times are in
     UTC and in µs, or in ns if they were; decimals have 128 bits if they have up to 38 digits. UUIDs become bytes, JSON
     becomes text, ``bool8`` becomes bool, and tensors become lists of lists. Raises `MetadataError` if a type has no
     plain form (a union), or a value does not fit it.
     """
-    plain, arrays = plain_schema(columns.schema, subject), []
+    plain, arrays = plain or plain_schema(columns.schema, subject), []
     for field, column in zip(plain, columns.columns, strict=True):
         if field.type.equals(column.type, check_metadata=True):  # Names of list items too, as Parquet changes them.
             arrays.append(column)

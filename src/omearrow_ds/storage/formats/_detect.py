@@ -110,17 +110,18 @@ def found_at(path: Path) -> Format | None:
     """Return the format of the collection at ``path``; None for a folder of unknown format. See `detect` for errors."""
     if not path.exists():
         raise missing(path)
-    refuse_special(path)
-    if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
-        raise FormatError(f"{path}: is one table of an ome-arrow dataset; pass its folder {str(path.parent)!r}")
     if path.is_dir():
         return found_in_folder(path)
-    names = _file_formats(path)
-    if not names and path.is_file():
+    if not path.is_file():
+        refuse_special(path)
+    if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
+        raise FormatError(f"{path}: is one table of an ome-arrow dataset; pass its folder {str(path.parent)!r}")
+    candidates = _file_formats(path)
+    if not candidates and path.is_file():
         refuse_other(path, _head(path), path.name)
-    if len(names) != 1:
-        raise _uncertain(path, names)
-    return get_format(names[0])
+    if len(candidates) != 1:
+        raise _uncertain(path, [fmt.name for fmt in candidates])
+    return candidates[0]
 
 
 def found_in_folder(path: Path) -> Format | None:
@@ -135,8 +136,8 @@ def found_in_file(path: Path) -> Format | None:
     fmt = of_suffix(path.name, files=True)
     if fmt is not None or path.suffix or not path.is_file():
         return fmt
-    names = _file_formats(path)
-    return get_format(names[0]) if len(names) == 1 else None
+    candidates = _file_formats(path)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
@@ -259,15 +260,15 @@ def is_plain(path: Path) -> bool:
         return False
 
 
-def _file_formats(path: Path) -> list[str]:
+def _file_formats(path: Path) -> list[Format]:
     name = path.name.lower()
     if name.endswith(TIFF_SUFFIXES):
-        return ["tiff"]
-    told = of_suffix(name, files=True)
-    if told is not None:
-        return [told.name]
+        return [get_format("tiff")]
+    of_name = of_suffix(name, files=True)
+    if of_name is not None:
+        return [of_name]
     head = _head(path)
-    return [fmt.name for fmt in fitting(lambda fmt: fmt.magic is not None and head.startswith(*fmt.magic))]
+    return fitting(lambda fmt: fmt.magic is not None and head.startswith(*fmt.magic))
 
 
 def _head(path: Path) -> bytes:
@@ -295,7 +296,7 @@ def _folder_formats(path: Path) -> list[str]:
     if names in (["tiff"], ["ome_zarr"]) and not is_zarr_node(str(path)):
         _refuse_mixed(path, get_format(names[0]), entries - {SIDECAR})
     others = formats()[len(FORMATS) :] if not names else ()
-    return names or [fmt.name for fmt in others if fmt.in_folder and path.name.lower().endswith(fmt.suffix)]
+    return names or [fmt.name for fmt in others if fmt.is_folder and path.name.lower().endswith(fmt.suffix)]
 
 
 def is_zarr_node(path: str) -> bool:

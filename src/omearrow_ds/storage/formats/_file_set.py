@@ -14,11 +14,11 @@ from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.byte_source import OPEN_FLAGS, LocalFile, ObjectFile
 from omearrow_ds.storage.formats._detect import SIDECAR, StrPath, is_hidden, refuse_special
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._urls import Objects
+from omearrow_ds.storage.formats._urls import ObjectReader
 
 _METADATA_BYTES = 4096  # Usual limit of files of metadata.
 _MAX_FILE_BYTES = 2**24  # Limit for a file that is expected to be small.
-_MAX_RECENT = 64  # Objects that stay open with their fetched headers.
+_MAX_RECENT = 64  # ObjectReader that stay open with their fetched headers.
 _MAX_METADATA = 4096  # Files of metadata that are cached.
 
 
@@ -66,7 +66,7 @@ class FileSet:
 
 
 class ObjectFileSet(FileSet):
-    """Objects on servers by URL; those used recently stay open.
+    """ObjectReader on servers by URL; those used recently stay open.
 
     ``versions`` are size and ETag of each known object, which each read compares.
     """
@@ -74,7 +74,7 @@ class ObjectFileSet(FileSet):
     is_remote = True
     max_parallel_files = 10
 
-    def __init__(self, objects: Objects, versions: dict[str, tuple[int, str]] | None = None) -> None:
+    def __init__(self, objects: ObjectReader, versions: dict[str, tuple[int, str]] | None = None) -> None:
         self.objects, self.versions = objects, versions or {}
         self._recent: ProcessLocal[dict[str, ObjectFile]] = ProcessLocal(dict)
         self._metadata: ProcessLocal[dict[str, memoryview | None]] = ProcessLocal(dict)

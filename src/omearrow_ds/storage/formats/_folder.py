@@ -1,19 +1,19 @@
-"""`FolderSource`: images in files of a folder, on this machine or at a URL, listed by a sidecar or in natural order."""
+"""Folders of image files: `FileReader`, which each format implements, and `FolderImages`, which reads any of them."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,9 @@ from omearrow_ds.storage.extents import (
     Targets,
     consecutive_planes,
 )
-from omearrow_ds.storage.formats._base import Array, Block, Images, files_below
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import Array, Block, Images, files_below, forwarded
+from omearrow_ds.storage.formats._columns import columns_and_checksums
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -58,7 +60,7 @@ from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined
-from omearrow_ds.storage.formats._urls import Objects, Url, url_of
+from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.text import count
 
 Described = TypeVar("Described")
@@ -74,10 +76,6 @@ _MEMBER = pa.struct(
 )
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_PICKLED = (
-    *("columns", "checksums", "_files", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "guard"),
-    "variant",
-)
 
 
 class ListedPage(NamedTuple):
@@ -124,111 +122,197 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part]
 
 
-class FolderSource(Images):
-    """Images stored one per file (or per Zarr node) in a folder, or a single such file, on this machine or at a URL.
+class Folder:
+    """Files of a collection, on this machine or at a URL, with one image each, and its columns."""
 
-    A subclass opens files by ``_files``. If its images are files, it sets ``suffixes``, in lower case, and implements
-    `_describe` and `_decode`. Pixels at the ``pixel_offset`` of their `Member` are read in place, and those that
-    `_locate_chunks` locates by chunks. Raises `FormatError` if the folder contains no images, or other files than its
-    sidecar lists.
+    def __init__(
+        self, path: Path, format_name: str, errors: tuple[type[Exception], ...], objects: ObjectReader | None
+    ) -> None:
+        self.path, self.root, self.format_name = path, path, format_name
+        self.files = FileSet() if objects is None else ObjectFileSet(objects)
+        self.is_remote = self.files.is_remote
+        sidecar = path / SIDECAR  # It changes if the folder is replaced or overwritten.
+        tracked = sidecar if sidecar.is_file() else path
+        self.guard = FileGuard(path, get_format(format_name).label, errors, tracked=tracked)
+        self.members: list[Member] = []
+        self.shapes = _shapes_of(self.members)
+        self.columns, self.checksums = pa.table({}), None
+        self.variant: tuple[str, ...] = ()
+        self.is_listed = False  # Whether a sidecar lists the files.
+        self.are_alike = False  # Whether files are assumed to have the shape and dtype of others.
+        self.split_along = ""  # Axes along which files may hold parts of their images.
+
+    def path_of(self, file: str) -> Path:
+        return (url_of(file) if self.is_remote else None) or self.root / file
+
+    def set_members(self, members: list[Member]) -> None:
+        self.members, self.shapes = members, _shapes_of(members)
+
+    def set_columns(self, columns: pa.Table) -> None:
+        """Set the stored columns; the column of checksums is split off."""
+        self.columns, checksums = columns_and_checksums(columns, str(self.path))
+        self.checksums = self.checksums if checksums is None else checksums
+
+    def read_sidecar(self) -> None:
+        """Set members and columns from the sidecar, unless it is missing or from another program."""
+        sidecar = self.path / SIDECAR
+        file = self.files.find_table(sidecar)
+        if file is None:
+            return
+        if sidecar.is_symlink():
+            raise link_refused(sidecar)
+        with translate_errors(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
+            # Without pyarrow.dataset, which imports pandas.
+            with pq.ParquetFile(file) as opened:
+                table = opened.read()
+            table.validate(full=True)
+            if schema.SIDECAR_COLUMN in table.column_names:
+                self.set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
+                listing = table[schema.SIDECAR_COLUMN].combine_chunks()
+                self.members, self.shapes = _listed_members(listing, str(sidecar))
+                self.is_listed = True
+
+    def set_fingerprint(self, versions: Mapping[str, tuple[int, str]]) -> None:
+        """Set the fingerprint of a collection on a server, and drop listed offsets of files with another size."""
+        root = str(self.root)
+        for row, member in enumerate(self.members):
+            size_bytes, _ = versions.get(f"{root}/{member.file}", (None, ""))
+            if size_bytes != member.size_bytes:
+                self.members[row] = member._replace(pixel_offset=None)
+        state = sorted(versions.items()), [(member.file, member.shape, member.dtype.str) for member in self.members]
+        self.guard.fingerprint = version_fingerprint((len(self.members), repr(state)))
+
+    def refuse_other(self, row: int, shape: Shape, dtype: np.dtype[Any]) -> None:
+        """Raise `FormatError` if an image has another shape or dtype than when the folder was opened."""
+        member = self.members[row]
+        if shape == member.shape and dtype == member.dtype:
+            return
+        name, remedy = f"image {row}", "; it changed since the folder was written, restore it"
+        if self.are_alike:
+            name, remedy = member.image_id, " like most images; move it to another folder"
+        expected = f"expected {member.shape} {member.dtype}"
+        raise FormatError(f"{self.path_of(member.file)}: {name} is {shape} {dtype}, {expected}{remedy}")
+
+
+class FileReader(ABC):
+    """Reader of the files of a folder in one format: it lists, describes, locates and decodes images.
+
+    Files are opened by ``folder.files``. If images are files, ``suffixes`` are theirs, in lower case. Pixels at the
+    ``pixel_offset`` of their `Member` are read without the reader. ``errors`` are the exceptions of its library.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    _carried: ClassVar[Sequence[str]] = ()  # Further attributes that are pickled.
-    _members: list[Member]
-    _split_along = ""  # Axes along which files may hold parts of their images.
-    _alike = False  # Whether files are assumed to have the shape and dtype of others, without reading their headers.
-    _check_ns = 0  # Time of the next check of the open folder.
 
-    def __init__(
-        self,
-        path: Path,
-        known: Mapping[str, Any] | None = None,
-        *,
-        objects: Objects | None = None,
-        skip_errors: bool = False,
-    ) -> None:
-        self.path, self._skip_errors = path, skip_errors
-        self._files = FileSet() if objects is None else ObjectFileSet(objects)
-        sidecar = path / SIDECAR  # It changes if the folder is replaced or overwritten.
-        tracked = sidecar if sidecar.is_file() else path
-        self.guard = FileGuard(path, self.format.label, self.errors, tracked=tracked)
-        vars(self).update(known or {})
-        self.fetches = self._files.is_remote
-        self._folder = ProcessLocal(self._open_folder)
-        self._chunks = ExtentReader(self.errors, self._files.max_parallel_files)
-        self.guard.refuse_changed()
-        if known is None:
-            self._look()
-            self.guard.refuse_changed()
-        if sys.byteorder == "big":
-            self._members = [member._replace(pixel_offset=None) for member in self._members]
-        self.image_ids = [member.image_id for member in self._members]
-        self.dtypes = [member.dtype for member in self._members]
-        is_paged = bool(self._members and self._members[0].listed)
-        self._fetches_whole = self.fetches and bool(self.suffixes) and not is_paged  # Not chunks or listed pages.
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.chunks = ExtentReader(self.errors, folder.files.max_parallel_files)
 
-    def _open_folder(self) -> OpenFolder:
-        with self.guard:
-            return OpenFolder(self._root)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
 
-    def _look(self) -> None:
-        self.columns = pa.table({})
-        is_single = self._is_single()
-        self._root = self.path.parent if is_single else self.path
-        names = [self.path.name] if is_single else self._present()
-        self._listed = not is_single and self._read_sidecar()
-        if not self._listed:
-            self._take_files(sorted(names, key=natural_key))
-        listed, present = {member.file for member in self._members}, set(names)
+    @abstractmethod
+    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+        """Return the listing of a file, or of a series or page of it, without decoding pixels."""
+
+    def locate(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
+        """Return the chunks of an image, or None if the library of the format must read it."""
+        return None
+
+    def decode(self, row: int, file: Any) -> Array:
+        """Return an image (T, C, Z, Y, X) that the library decodes; ``file`` is a path, or a seekable file."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def metadata(self, row: int) -> dict[str, Any]:
+        """Return the OME metadata of an image."""
+
+    @abstractmethod
+    def describe_storage(self) -> Stored:
+        """Return how the images are stored; few files are opened."""
+
+    def image_id(self, file: str) -> str:
+        return file.rpartition(".")[0] or file
+
+    def list_members(self, *, skip_errors: bool) -> None:
+        """Set the members of the folder from its sidecar, or from its files in natural order."""
+        folder = self.folder
+        path, is_single = folder.path, self.is_single()
+        folder.root = path.parent if is_single else path
+        names = [path.name] if is_single else self.list_names()
+        if not is_single:
+            folder.read_sidecar()
+        if not folder.is_listed:
+            self.take_files(sorted(names, key=natural_key), skip_errors=skip_errors)
+        listed, present = {member.file for member in folder.members}, set(names)
         for others, problem in ((listed - present, "is missing, but"), (present - listed, "is not")):
             if others:
                 raise FormatError(
-                    f"{self.path}: {min(others)} {problem} listed in {SIDECAR} ({len(others)} such files); restore the "
+                    f"{path}: {min(others)} {problem} listed in {SIDECAR} ({len(others)} such files); restore the "
                     f"folder, or remove {SIDECAR} to read the folder without it"
                 )
-        if isinstance(self._files, ObjectFileSet):
-            self._set_fingerprint(self._files.versions)
+        if isinstance(folder.files, ObjectFileSet):
+            folder.set_fingerprint(folder.files.versions)
 
-    def _is_single(self) -> bool:
-        if self.fetches:
-            return self.path.name.lower().endswith(self.suffixes)
-        is_single = self._is_member(self.path)
-        if not is_single and not self.path.is_dir():
-            problem = f"is not an image of format {self.name!r}; correct the path, or pass another format="
-            raise FormatError(f"{self.path}: {problem}")
+    def is_single(self) -> bool:
+        """Whether the path is that of one image; raises `FormatError` if it is neither an image nor a folder."""
+        path = self.folder.path
+        if self.folder.is_remote:
+            return path.name.lower().endswith(self.suffixes)
+        is_single = self.is_member(path)
+        if not is_single and not path.is_dir():
+            problem = (
+                f"is not an image of format {self.folder.format_name!r}; correct the path, or pass another format="
+            )
+            raise FormatError(f"{path}: {problem}")
         return is_single
 
-    def _set_fingerprint(self, versions: Mapping[str, tuple[int, str]]) -> None:
-        """Set the fingerprint of a collection on a server, and drop listed offsets of files with another size."""
-        root = str(self._root)
-        for row, member in enumerate(self._members):
-            size_bytes, _ = versions.get(f"{root}/{member.file}", (None, ""))
-            if size_bytes != member.size_bytes:
-                self._members[row] = member._replace(pixel_offset=None)
-        state = sorted(versions.items()), [(member.file, member.shape, member.dtype.str) for member in self._members]
-        self.guard.fingerprint = version_fingerprint((len(self._members), repr(state)))
+    def is_member(self, path: Path | os.DirEntry[str]) -> bool:
+        if not path.name.lower().endswith(self.suffixes):
+            return False
+        if not path.is_file():
+            refuse_special(path)
+            return path.is_symlink() and not path.is_dir()  # A broken link is an image that cannot be read.
+        return True
 
-    def _take_files(self, files: Sequence[str]) -> None:
+    def list_names(self) -> list[str]:
+        """Return the names of the images in the folder."""
+        path, files = self.folder.path, self.folder.files
+        if isinstance(files, ObjectFileSet):
+            return files.list_names(path, self.suffixes)
+        names = []
+        in_zarr = is_zarr_node(str(path))
+        with self.folder.guard.reading(), os.scandir(path) as entries:
+            for entry in entries:
+                if (in_zarr or not is_hidden(entry.name)) and self.is_member(entry):
+                    if entry.is_symlink():
+                        raise link_refused(Path(entry.path))
+                    names.append(entry.name)
+        return names
+
+    def no_images(self) -> FormatError:
+        problem = f"contains no image of format {self.folder.format_name!r}"
+        return FormatError(f"{self.folder.path}: {problem}; correct the path, or pass another format=")
+
+    def take_files(self, files: Sequence[str], *, skip_errors: bool) -> None:
         """Read the headers of files that no sidecar lists."""
         # With ``skip_errors``, all get the most frequent shape and dtype, which are compared when an image is read.
+        folder = self.folder
         if not files:
-            raise self._no_images()
-        if self._skip_errors:
+            raise self.no_images()
+        if skip_errors:
             groups = ([number] for number in range(len(files)))
-            most = self._describe(files[self.index_of_most(files, [None] * len(files), groups, files)])
-            self._members = [Member(file, self._image_id(file), most.shape, most.dtype) for file in files]
-            self._alike = True
+            most = self.describe(files[self.index_of_most(files, [None] * len(files), groups, files)])
+            folder.set_members([Member(file, self.image_id(file), most.shape, most.dtype) for file in files])
+            folder.are_alike = True
         else:
-            self._members = self._map(self._describe, files)
-        self.shapes = _shapes_of(self._members)
+            folder.set_members(self._for_each(self.describe, files))
 
-    def _map(self, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
+    def _for_each(self, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
         """Return the results of a function for each file; it is called in threads if files are fetched."""
-        if not self.fetches:
+        if not self.folder.is_remote:
             return list(map(function, *arguments))
-        with ThreadPoolExecutor(self._files.max_parallel_files, "omearrow-ds-header") as pool:
+        with ThreadPoolExecutor(self.folder.files.max_parallel_files, "omearrow-ds-header") as pool:
             return list(pool.map(function, *arguments))
 
     def index_of_most(
@@ -244,12 +328,12 @@ class FolderSource(Images):
 
         def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
             try:
-                member = self._describe(file, listed)
+                member = self.describe(file, listed)
             except (FormatError, MissingPathError) as error:
                 return error
             return f"{member.shape} {member.dtype}"
 
-        of_files = self._map(kind_of, files, pages)
+        of_files = self._for_each(kind_of, files, pages)
         kinds: list[str | OMEArrowDSError] = []
         for group in groups:
             of_group = [of_files[number] for number in group]
@@ -262,122 +346,102 @@ class FolderSource(Images):
         if others and others[0][1] == number:
             first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
             raise FormatError(
-                f"{self.path}: two combinations of shape and dtype are equally frequent ({number:,} images each): "
-                f"{first}, {second}; move the images of one of them to another folder"
+                f"{self.folder.path}: two combinations of shape and dtype are equally frequent ({number:,} images "
+                f"each): {first}, {second}; move the images of one of them to another folder"
             )
         return kinds.index(most)
 
+    @property
+    def fetches_whole(self) -> bool:
+        """Whether whole images are read from files that are fetched whole, not as chunks or listed pages."""
+        members = self.folder.members
+        return self.folder.is_remote and bool(self.suffixes) and not (members and members[0].listed)
+
+    def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
+        """Return regions of an image that the library decodes as a whole, or that is in place in a fetched file."""
+        folder, member, is_whole = self.folder, self.folder.members[row], self.fetches_whole
+        path = folder.path_of(member.file)
+        with folder.files.open_for_library(path, is_whole=is_whole) as file, folder.guard.reading(path):
+            if is_whole and member.pixel_offset is not None:
+                image = new_image(member.shape, member.dtype, path)
+                file.read_into([(member.pixel_offset, image)])
+            else:
+                image = self.decode(row, file)
+        folder.refuse_other(row, image.shape, image.dtype)
+        crops = [image[slices_of(region)] for region in regions]
+        return [image if crop.size == image.size else np.array(crop) for crop in crops]
+
+    def files_of(self, row: int) -> Sequence[str]:
+        """Return the local files that store an image; see `Images.files_of`."""
+        member = self.folder.members[row]
+        return () if member.listed is not None else (f"{self.folder.root}/{member.file}",)
+
+    def label_images(self) -> list[str]:
+        """Return the names of label images stored with a few images."""
+        return []
+
+    def open_labels(self, name: str) -> tuple[Images, Array] | None:  # noqa: ARG002  # Most formats store none.
+        """Return the label images of a name, and the index of each image's; None if the format stores none."""
+        return None
+
+    def object_sizes(self, versions: Mapping[str, tuple[int, str]]) -> tuple[int, int]:
+        """Return number and size of all objects; an object of unknown size counts as average-sized."""
+        sizes = [size for url, (size, _) in versions.items() if not url.endswith(f"/{SIDECAR}")]
+        num_files = len({member.file for member in self.folder.members})
+        return num_files + self.folder.is_listed, sum(sizes) * num_files // max(1, len(sizes))
+
+    def describe_files(self, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
+        """Return the storage of files, of which some were opened to get the codec and layout of each."""
+        folder = self.folder
+        total, num_placed = len(folder.members), sum(member.pixel_offset is not None for member in folder.members)
+        library = f"by {get_format(folder.format_name).backend}"
+        reading = {total: "in place: from the pixels in each file", 0: library}.get(
+            num_placed, f"{count(num_placed, 'image')} in place, {total - num_placed:,} {library}"
+        )
+        if folder.is_remote:
+            reading = "whole files, or for regions the byte ranges that they overlap"
+        chunking = f"one file per image, {joined(layouts)}"
+        in_place, num_opened = (
+            num_placed == total and not folder.is_remote,
+            len(codecs) if len(codecs) < total else None,
+        )
+        return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
+
+
+class FolderImages(Images):
+    """Images stored one per file (or per Zarr node) in a folder, or a single such file, on this machine or at a URL."""
+
+    _check_ns = 0  # Time of the next check of the open folder.
+    metadata = forwarded("_reader.metadata")
+    label_images = forwarded("_reader.label_images")
+    storage_info = forwarded("_reader.describe_storage")
+
+    def __init__(self, reader: FileReader) -> None:
+        folder = self._folder = reader.folder
+        self._reader, self.name, self.path, self.guard = reader, folder.format_name, folder.path, folder.guard
+        if sys.byteorder == "big":
+            folder.members = [member._replace(pixel_offset=None) for member in folder.members]
+        self.image_ids = [member.image_id for member in folder.members]
+        self.shapes, self.dtypes = folder.shapes, [member.dtype for member in folder.members]
+        self.columns, self.checksums, self.variant = folder.columns, folder.checksums, folder.variant
+        self.fetches, self._fetches_whole = folder.is_remote, reader.fetches_whole
+        self._open_folder = ProcessLocal(partial(_open_root, folder))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the listing, so that other processes need not read every file again."""
-        return type(self), (self.path, {name: getattr(self, name) for name in (*_PICKLED, *self._carried)})
-
-    def _no_images(self) -> FormatError:
-        return FormatError(
-            f"{self.path}: contains no image of format {self.name!r}; correct the path, or pass another format="
-        )
-
-    @classmethod
-    def of_files(
-        cls,
-        path: Path,
-        root: Path,
-        files: Sequence[str],
-        names: Sequence[str],
-        like: Sequence[int],
-        pages: Sequence[ListedPage | None] = (),
-        *,
-        split_along: str = "",
-        **how: Any,
-    ) -> Self:
-        """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes."""
-        # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors
-        # name ``path``, the folder or a table, and ``names``, descriptions of the files. ``pages`` are the series and
-        # page of each file, if a table lists them. ``split_along`` are axes of T, C and Z along which files may hold
-        # parts of their images, which are joined by name. ``how`` are further arguments of the class.
-        known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
-        source = cls(path, {**known, "_members": [], "_split_along": split_along}, **how)
-        pages = pages or [None] * len(files)
-        described = {number: source._describe(files[number], pages[number]) for number in sorted(set(like))}
-        source._members = [
-            Member(file, name, described[number].shape, described[number].dtype, listed=page)
-            for file, name, number, page in zip(files, names, like, pages, strict=True)
-        ]
-        source.shapes = _shapes_of(source._members)
-        source.image_ids, source.dtypes = names, [member.dtype for member in source._members]
-        source._fetches_whole = source._fetches_whole and not any(pages)
-        return source
-
-    def _at(self, file: str) -> Path:
-        return (url_of(file) if self.fetches else None) or self._root / file
-
-    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        if not path.name.lower().endswith(self.suffixes):
-            return False
-        if not path.is_file():
-            refuse_special(path)
-            return path.is_symlink() and not path.is_dir()  # A broken link is an image that cannot be read.
-        return True
-
-    @abstractmethod
-    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
-        """Return the listing of a file, or of a series or page of it, without decoding pixels."""
-
-    def _image_id(self, file: str) -> str:
-        return file.rpartition(".")[0] or file
-
-    def _present(self) -> list[str]:
-        if isinstance(self._files, ObjectFileSet):
-            return self._files.list_names(self.path, self.suffixes)
-        names = []
-        in_zarr = is_zarr_node(str(self.path))
-        with self.guard.reading(), os.scandir(self.path) as entries:
-            for entry in entries:
-                if (in_zarr or not is_hidden(entry.name)) and self._is_member(entry):
-                    if entry.is_symlink():
-                        raise link_refused(Path(entry.path))
-                    names.append(entry.name)
-        return names
-
-    def _read_sidecar(self) -> bool:
-        """Set members and columns from the sidecar; return False if it is missing or from another program."""
-        sidecar = self.path / SIDECAR
-        file = self._files.find_table(sidecar)
-        if file is None:
-            return False
-        if sidecar.is_symlink():
-            raise link_refused(sidecar)
-        with translate_errors(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
-            # Without pyarrow.dataset, which imports pandas.
-            with pq.ParquetFile(file) as opened:
-                table = opened.read()
-            table.validate(full=True)
-            if schema.SIDECAR_COLUMN not in table.column_names:
-                return False
-            self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
-            self._members, self.shapes = _listed_members(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
-        return True
-
-    def _refuse_other(self, row: int, shape: Shape, dtype: np.dtype[Any]) -> None:
-        member = self._members[row]
-        if shape == member.shape and dtype == member.dtype:
-            return
-        name, remedy = f"image {row}", "; it changed since the folder was written, restore it"
-        if self._alike:
-            name, remedy = member.image_id, " like most images; move it to another folder"
-        expected = f"expected {member.shape} {member.dtype}"
-        raise FormatError(f"{self._at(member.file)}: {name} is {shape} {dtype}, {expected}{remedy}")
+        return _reopen, (self._reader,)
 
     @property
     def fills_out(self) -> bool:
         return not self._fetches_whole
 
     def files_of(self, index: int) -> Sequence[str]:
-        member = self._members[index]
-        return () if self.fetches or member.listed is not None else (f"{self._root}/{member.file}",)
+        return () if self.fetches else self._reader.files_of(index)
 
     def prefetch(self, rows: Sequence[int]) -> None:
         if self._fetches_whole:
-            self._files.prefetch(self._at(self._members[row].file) for row in rows)
+            folder = self._folder
+            folder.files.prefetch(folder.path_of(folder.members[row].file) for row in rows)
 
     def stream(self) -> Iterator[Block]:
         self.prefetch(range(len(self)))
@@ -386,13 +450,18 @@ class FolderSource(Images):
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
-        with nullcontext() if self._in_place else self.guard:
+        with nullcontext() if self.is_in_place else self.guard:
             return self._read_located(rows, regions)
 
     @cached_property
-    def _in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether each read of pixels checks their file, so that no further check is needed."""
-        return isinstance(self.path, Url) or all(member.pixel_offset is not None for member in self._members)
+        members = self._folder.members
+        return isinstance(self.path, Url) or all(member.pixel_offset is not None for member in members)
+
+    @cached_property
+    def _has_offsets(self) -> bool:
+        return any(member.pixel_offset is not None for member in self._folder.members)
 
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         """Return whole images: filled arrays of ``out``, or other arrays."""
@@ -400,9 +469,10 @@ class FolderSource(Images):
             self.prefetch(rows)
         images: list[Array] = []
         others = []
+        members, root = self._folder.members, self._folder.root
         for number, row in enumerate(rows):
-            member = self._members[row]
-            image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}") if out is None else out[number]
+            member = members[row]
+            image = new_image(member.shape, member.dtype, f"{root}/{member.file}") if out is None else out[number]
             if self._fetches_whole or member.pixel_offset is None or not self._read_in_place(member, image):
                 others.append(number)
             images.append(image)
@@ -427,7 +497,8 @@ class FolderSource(Images):
         is_fetched = images is not None and self._fetches_whole
         arrays: list[Any] = [None] * len(rows)
         if not is_fetched:
-            arrays = self._chunks.read(self._locate, rows, regions, images)
+            locate = self._locate if self._has_offsets else self._reader.locate
+            arrays = self._reader.chunks.read(locate, rows, regions, images)
         missing = [number for number, pixels in enumerate(arrays) if pixels is None]
         if not missing:
             return arrays
@@ -435,48 +506,27 @@ class FolderSource(Images):
             self.prefetch([rows[number] for number in missing])
         for row, positions in rows_to_positions([rows[number] for number in missing]).items():
             numbers = [missing[position] for position in positions]
-            decoded = self._read_by_library(row, [regions[number] for number in numbers])
+            decoded = self._reader.read_by_library(row, [regions[number] for number in numbers])
             for number, pixels in zip(numbers, decoded, strict=True):
                 arrays[number] = pixels
         return arrays
 
-    def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        """Return regions of an image that the library decodes as a whole, or that is in place in a fetched file."""
-        member = self._members[row]
-        path = self._at(member.file)
-        with self._files.open_for_library(path, is_whole=self._fetches_whole) as file, self.guard.reading(path):
-            if self._fetches_whole and member.pixel_offset is not None:
-                image = new_image(member.shape, member.dtype, path)
-                file.read_into([(member.pixel_offset, image)])
-            else:
-                image = self._decode(row, file)
-        self._refuse_other(row, image.shape, image.dtype)
-        crops = [image[slices_of(region)] for region in regions]
-        return [image if crop.size == image.size else np.array(crop) for crop in crops]
-
-    def _decode(self, row: int, file: Any) -> Array:
-        """Return an image (T, C, Z, Y, X) that the library decodes; ``file`` is a path, or a seekable file."""
-        raise NotImplementedError
-
     def _locate(self, row: int) -> Located | None:
         """Return the chunks of an image, or None if the library of the format must read it."""
-        member = self._members[row]
+        member = self._folder.members[row]
         if member.pixel_offset is None:
-            return self._locate_chunks(row)
+            return self._reader.locate(row)
         layout, offsets = consecutive_planes(member.shape, member.dtype, member.pixel_offset)
         return ImageChunks(layout, self._listed_file(member), offsets)
-
-    def _locate_chunks(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
-        return None
 
     def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
         """Return a file in the folder that was opened, so that a folder in its place is never read."""
         if self.fetches:
-            return self._files.open(self._at(member.file))
-        folder = self._folder.get()
-        if self._listed and monotonic_ns() >= self._check_ns:
+            return self._folder.files.open(self._folder.path_of(member.file))
+        opened = self._open_folder.get()
+        if self._folder.is_listed and monotonic_ns() >= self._check_ns:
             try:  # Moving the folder is allowed, another sidecar in it is not.
-                status = os.stat(SIDECAR, dir_fd=folder.descriptor)
+                status = os.stat(SIDECAR, dir_fd=opened.descriptor)
             except FileNotFoundError:
                 raise FormatError(
                     "was removed since it was opened", path=self.path, remedy="restore it, and open it again"
@@ -484,43 +534,90 @@ class FolderSource(Images):
             self.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
             self._check_ns = monotonic_ns() + STATUS_NS
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
-        return LocalFile(member.file, folder, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
+        return LocalFile(member.file, opened, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
 
-    def _describe_storage(self, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
-        """Return the storage of files, of which some were opened to get the codec and layout of each."""
-        total, num_placed = len(self), sum(member.pixel_offset is not None for member in self._members)
-        library = f"by {self.format.backend}"
-        reading = {total: "in place: from the pixels in each file", 0: library}.get(
-            num_placed, f"{count(num_placed, 'image')} in place, {total - num_placed:,} {library}"
-        )
-        if self.fetches:
-            reading = "whole files, or for regions the byte ranges that they overlap"
-        chunking = f"one file per image, {joined(layouts)}"
-        in_place, num_opened = num_placed == total and not self.fetches, len(codecs) if len(codecs) < total else None
-        return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
+    def labels(self, name: str) -> tuple[Images, Array]:
+        return self._reader.open_labels(name) or super().labels(name)
 
     def stored_files(self) -> Iterator[Path]:
         """Yield the local files of the images; folders of other programs may contain further files."""
         if self.fetches:
             return iter(())
-        if self._listed:
+        if self._folder.is_listed:
             return super().stored_files()
-        return files_below(map(self._at, dict.fromkeys(member.file for member in self._members)))
+        return files_below(map(self._folder.path_of, dict.fromkeys(member.file for member in self._folder.members)))
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return the number, size and allocated bytes of all files; a file of unknown size counts as average-sized."""
-        if not isinstance(self._files, ObjectFileSet):
+        if not isinstance(self._folder.files, ObjectFileSet):
             return super().stored_size()
-        sizes = [size for url, (size, _) in self._files.versions.items() if not url.endswith(f"/{SIDECAR}")]
-        num_files = len({member.file for member in self._members})
-        size_bytes = sum(sizes) * num_files // max(1, len(sizes))
-        return num_files + self._listed, size_bytes, size_bytes
+        num_files, size_bytes = self._reader.object_sizes(self._folder.files.versions)
+        return num_files, size_bytes, size_bytes
 
     def close(self) -> None:
-        self._folder.close()
-        self._files.close()
+        self._open_folder.close()
+        self._folder.files.close()
         if self.fetches:
-            self._chunks.clear()
+            self._reader.chunks.clear()
+
+
+def open_folder(
+    name: str,
+    reader_type: type[FileReader],
+    path: Path,
+    *,
+    objects: ObjectReader | None = None,
+    skip_errors: bool = False,
+    **options: Any,
+) -> FolderImages:
+    """Open a folder of images, or one image, of the format ``name``; ``options`` are those of the reader.
+
+    Raises `FormatError` if it contains no images, or other files than its sidecar lists. With ``skip_errors``, errors
+    of files are raised when their images are read.
+    """
+    folder = Folder(path, name, reader_type.errors, objects)
+    with folder.guard.interpreting():
+        reader = reader_type(folder, **options)
+        folder.guard.refuse_changed()
+        reader.list_members(skip_errors=skip_errors)
+        folder.guard.refuse_changed()
+    return FolderImages(reader)
+
+
+def open_files(
+    reader: FileReader,
+    root: Path,
+    files: Sequence[str],
+    names: Sequence[str],
+    like: Sequence[int],
+    pages: Sequence[ListedPage | None] = (),
+) -> FolderImages:
+    """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes."""
+    # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
+    # the path of the reader's folder, which may be a table, and ``names``, descriptions of the files. ``pages`` are the
+    # series and page of each file, if a table lists them.
+    folder = reader.folder
+    folder.guard.refuse_changed()
+    folder.root, folder.are_alike = root, True
+    pages = pages or [None] * len(files)
+    described = {number: reader.describe(files[number], pages[number]) for number in sorted(set(like))}
+    folder.set_members(
+        [
+            Member(file, name, described[number].shape, described[number].dtype, listed=page)
+            for file, name, number, page in zip(files, names, like, pages, strict=True)
+        ]
+    )
+    return FolderImages(reader)
+
+
+def _reopen(reader: FileReader) -> FolderImages:
+    """Return the images of an unpickled reader; raise an error if the folder has changed."""
+    reader.folder.guard.refuse_changed()
+    return FolderImages(reader)
+
+
+def _open_root(folder: Folder) -> OpenFolder:
+    with folder.guard:
+        return OpenFolder(folder.root)
 
 
 def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member], Array]:

@@ -23,7 +23,7 @@ _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
 PIXELS_META = (*(f"size_{axis}" for axis in "tczyx"), "type")  # fields that define shape and dtype
-_OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
+OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
 
 def refuse_twins(column: ImageColumn, path: Path) -> None:
     """Raise `FormatError` if an image struct, or a struct nested in it, has two fields with the same name."""
-    if column.type not in _OWN_TYPES and _has_twins(column.type):
+    if _has_twins(column.type):
         raise FormatError(f"{path}: column {column.name!r} has a struct with two fields of the same name; rename one")
 
 

@@ -1,10 +1,10 @@
-"""`TableSource`: the base of the six table formats: the header, and images decoded from fetched chunks or leaves."""
+"""Tables with images: `StoredTable`, which each table format implements, and `TableImages`, which reads any of them."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -19,17 +19,25 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
 from omearrow_ds.codec.leaves import among, flags, is_list_view, is_text
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
+from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import CHUNK_PREFIX, get_format
-from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.formats._base import Array, Block, Images, crop_images, forwarded
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
 from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
-from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
+from omearrow_ds.storage.formats._image_columns import (
+    OWN_TYPES,
+    ImageColumn,
+    ImagesOf,
+    image_columns,
+    kinds_of,
+    refuse_twins,
+)
 from omearrow_ds.storage.formats._stored import Stored
-from omearrow_ds.storage.formats._urls import Objects
+from omearrow_ds.storage.formats._urls import ObjectReader
 
 Kind = tuple[tuple[int, ...], np.dtype[Any]]
 _LEAVES = ("pixel_bytes", "pixels")
@@ -49,282 +57,368 @@ class TableOptions:
     with_columns: bool = True
     look: bool = False
     table: str | None = None
-    objects: Objects | None = None
+    objects: ObjectReader | None = None
     known: tuple[int, Fingerprint | None] | None = None
 
 
-class TableSource(Images):
-    """Images in a struct column of a table; subclasses implement how its parts are fetched.
+class TableHeader:
+    """Ids, shapes, dtypes and metadata of the images in a column, and the decoder of their pixels."""
 
-    The constructor takes `TableOptions`. It calls `_read_header`, which calls `_choose`, and then `_set_header` with
-    the fields of the images and the columns' schema.
-    """
-
-    errors: ClassVar[tuple[type[Exception], ...]]
-    # Fields of the image column that give id, shape and dtype, and the columns, both as stored.
-    looked: tuple[pa.Table, pa.Table] | None = None
-    null: Array  # Whether the row of each image is null; such an image has no pixels, and each of its sizes is 0.
-    _column: ImageColumn
-    _subject: str  # In errors.
-    _info: pa.Table
-    _all_placed = False  # True: every image is known to be plainly stored, and only the pixel leaf is fetched
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.path, self._options = path, TableOptions(**options)
-        self.guard = FileGuard(path, get_format(self.name).label, self.errors)
-        self._objects = self._options.objects
-        self.fetches, self._look = self._objects is not None, self._options.look
-        self._bytes = ProcessLocal(partial(_open_bytes, self.guard, self._objects))
-        with self.guard.interpreting():
-            self._read_header()
-
-    @abstractmethod
-    def _read_header(self) -> None:
-        """Read ids, shapes, dtypes and columns."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **{**vars(self._options), **self.version}), (self.path,)
-
-    def stored_files(self) -> Iterator[Path]:
-        if self._objects is None:
-            yield from super().stored_files()
-
-    def stored_size(self) -> tuple[int, int, int]:
-        if self._objects is None:
-            return super().stored_size()
-        size_bytes = (self.guard.fingerprint or (0,))[0]
-        return 1, size_bytes, size_bytes
-
-    @property
-    def version(self) -> dict[str, Any]:
-        """Further keyword arguments that reopen the same version, for a path with several versions."""
-        return {}
-
-    @property
-    def mapping(self) -> MappedFile | None:
-        """Memory-mapped file that contains the images of `mapped_stacks`; None without such images."""
-        return None
-
-    @abstractmethod
-    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
-        """Return ``chunks`` or ``planes`` of sorted, distinct rows, as one or more arrays in order."""
-
-    @abstractmethod
-    def _read_info(self, column: ImageColumn) -> pa.Table:
-        """Return the fields of an image column without pixels as a table; those of a null image are null."""
-
-    @abstractmethod
-    def _layout(self) -> Stored:
-        """Return how the file stores the image structs, without the codec of chunks."""
-
-    def storage_info(self) -> Stored:
-        stored, codec = self._layout(), self._chunk_codec()
-        if codec is None:
-            return stored
-        reading = f"each chunk is decompressed separately; {stored.reading}"
-        return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
-
-    def _chunk_codec(self) -> str | None:
-        """Return the codec that compresses each chunk separately, or None."""
-        rows = np.flatnonzero(~self.null)[:1]
-        if self._all_placed or not len(rows) or self._column.encoding != "bytes":
-            return None
-        return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, rows))))
-
-    def _choose(self, table: pa.Schema) -> list[str]:
-        """Set the requested image column, and return the names of the columns without images.
-
-        Raises `ColumnError` if it is missing, or two columns have one name; `ImageColumnError` if none is requested,
-        there are several, and none has our default name.
-        """
-        requested = self._options.image_column
-        twins = Counter(table.names).most_common(1)
-        if twins and twins[0][1] > 1:
-            raise ColumnError(f"{self.path}: several columns have the name {twins[0][0]!r}; rename all but one")
-        candidates = self._image_columns = image_columns(table)
-        default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
-        if not candidates:
-            types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
-            problem = f"no column is an OME-Arrow struct (with pixels_meta and chunks or planes) among {types}"
-            raise ColumnError(f"{self.path}: {problem}; pass a table with images")
-        if requested is None and len(default) > 1:
-            problem = f"{len(candidates)} columns contain images: {_listed(self)}"
-            remedy = "pass image_column= with the name of one, or of several to join them along C"
-            raise ImageColumnError(f"{self.path}: {problem}; {remedy}", default)
-        if requested is not None and requested not in candidates:
-            problem = "is not an OME-Arrow struct" if requested in table.names else "does not exist"
-            raise ColumnError(f"{self.path}: image_column={requested!r} {problem}; pass one of {_listed(self)}")
-        self._column = candidates[default[0] if requested is None else requested]
-        self.image_column = (self._column.name,)
-        others = list(candidates)
-        others.remove(self._column.name)
-        self.other_image_columns = tuple(others)
-        self._subject = f"{self.path}, column {self._column.name!r}" if others else str(self.path)
-        refuse_twins(self._column, self.path)
-        return [name for name in table.names if name not in candidates] if self._options.with_columns else []
-
-    def image_columns(self) -> list[ImagesOf]:
-        columns = []
-        for name, column in self._image_columns.items():
-            try:
-                columns.append(ImagesOf.of(name, kinds_of(self._read_info(column), str(self.path))))
-            except OMEArrowDSError as error:
-                columns.append(ImagesOf(name, problem=str(error)))
-        return columns
-
-    @abstractmethod
-    def _read_stored(self, names: list[str]) -> pa.Table:
-        """Return columns as stored, in this order."""
-
-    def _read_columns(self, names: list[str]) -> pa.Table:
-        if not names:
-            return pa.table({})
-        self.guard.refuse_changed()
-        with self.guard.interpreting():
-            columns = self._read_stored(names)
-            columns.validate(full=True)
-        if len(columns) != len(self):
-            raise rows_changed(self.path, len(columns), len(self))
-        return plain_columns(columns, str(self.path))
-
-    def _set_column_schema(self, stored: pa.Schema, early: pa.Table) -> None:
-        """Set names and types of the columns, and read checksums and narrow tables, unless ``early`` has them.
-
-        Checksums are not among the columns.
-        """
-        plain = plain_schema(stored, str(self.path))
-        index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
-        if index >= 0 and plain.field(index).type == pa.string():
-            plain = plain.remove(index)
-            if self._column.name == schema.COLUMN:  # Checksums belong to this package's image column.
-                checksums = [schema.CHECKSUM_COLUMN]
-        self.column_schema = plain
-        is_at_once = len(early.column_names) >= len(stored) or is_narrow(stored.names)
-        names = [*checksums, *(plain.names if is_at_once else ())]
-        if names and set(names) <= set(early.column_names):
-            columns = plain_columns(early.select(names), str(self.path))
-        else:
-            columns = self._read_columns(names)
-        if checksums:
-            self.checksums = columns[schema.CHECKSUM_COLUMN]
-        if is_at_once:
-            self.columns = columns.select(plain.names)
-
-    def _set_header(self, info: pa.Table, columns: pa.Schema, early: pa.Table | None = None) -> None:
-        """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
-
-        ``columns`` is the stored schema of the other columns; ``early`` has those that were read with ``info``: all of
-        them to look. Raises `FormatError` if the sizes or the dtype of an image are missing or impossible.
-        """
-        early = pa.table({}) if early is None else early
-        for table in (info, early):
-            table.validate(full=True)
-        if self._look:
-            self.looked = info, early
-            return
-        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._subject)
-        self.dtypes = native(self._given_dtypes)
-        self.image_ids = named(ids_of(info))
-        self._set_column_schema(columns, early)
-        self._info = info
-        self._odd_order = _odd_chunk_orders(info)
+    def __init__(self, guard: FileGuard, column: ImageColumn, subject: str, info: pa.Table) -> None:
+        # ``info`` has the fields of the column without pixels. ``subject`` names the column in errors.
+        self.guard, self.column, self._subject, self._info = guard, column, subject, info
+        self.shapes, self.stored_dtypes, self.null = kinds_of(info, subject)
+        self.dtypes = native(self.stored_dtypes)
+        self.image_ids = read_ids(info)
+        self.odd_order = _odd_chunk_orders(info)
 
     def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of an image."""
         try:
             record = self._info.slice(index, 1).to_pylist()[0]
         except (ValueError, OverflowError) as error:  # text that is not UTF-8, a time outside the range of datetime
             raise FormatError(
-                f"{self.path}: image {index}: metadata cannot be read: {error}; correct it", image=index
+                f"{self.guard.path}: image {index}: metadata cannot be read: {error}; correct it", image=index
             ) from error
         with self.guard.interpreting():
             return schema.metadata_of(record)
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
-        images: list[Array] = []
-        indices = np.array(rows, np.int64)
-        for chunks in self._fetch(self._column.pixel_field, indices) if len(indices) else []:
-            images.extend(self._images(chunks, indices[len(images) : len(images) + len(chunks)]))
-        if len(images) != len(indices):
-            raise rows_changed(self.path, len(images), len(indices))
-        return images
-
     @cached_property
-    def _image_bytes(self) -> Array:
+    def image_bytes(self) -> Array:
         return image_bytes(self.shapes, self.dtypes)
 
     @cached_property
-    def _kinds(self) -> list[Kind]:
+    def kinds(self) -> list[Kind]:
         """Shape and native dtype of each image; one tuple per image would take more memory than a small image."""
         known: dict[Kind, Kind] = {}
         kinds = zip(zip(*self.shapes.T.tolist(), strict=True), self.dtypes, strict=True)
         return [known.setdefault(kind, kind) for kind in kinds]
 
     @cached_property
-    def _is_native(self) -> bool:
-        return self._given_dtypes == self.dtypes
+    def is_native(self) -> bool:
+        return self.stored_dtypes == self.dtypes
 
-    def _leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
+    def leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
         """Return the pixel leaf of the image struct's chunks, or None if it cannot suffice, and their other fields.
 
-        If `placed_chunks` shows that it suffices, ``_all_placed`` is True, and `_fetch` returns lists of structs with
-        only the leaf for the field ``chunks``.
+        If `placed_chunks` shows that it suffices, the file sets ``is_placed``, and `StoredTable.fetch` returns lists of
+        structs with only the leaf for the field ``chunks``.
         """
-        chunks = self._column.type.field(self._column.pixel_field).type
-        if self._column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self._odd_order.any():
+        chunks = self.column.type.field(self.column.pixel_field).type
+        if self.column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self.odd_order.any():
             return None, []
         leaves = [field for field in chunks.value_type if field.name in _LEAVES]
         others = [field for field in chunks.value_type if field.name not in _LEAVES]
-        suffices = len(leaves) == 1 and not is_list_view(leaves[0].type) and others and len(self)
+        suffices = len(leaves) == 1 and not is_list_view(leaves[0].type) and others and len(self.shapes)
         return (leaves[0] if suffices else None), others
 
-    def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
-        if self._all_placed and self._is_native and chunks.type.value_type.field(0).type in _OFFSETS:
-            cut = _cut(chunks, self._image_bytes[indices], [self._kinds[row] for row in indices.tolist()])
+    def decode(self, table: StoredTable, chunks: pa.Array, indices: Array) -> Array | list[Array]:
+        """Return the images of rows from their ``chunks`` or ``planes`` in a table."""
+        if table.is_placed and self.is_native and chunks.type.value_type.field(0).type in _OFFSETS:
+            cut = _cut(chunks, self.image_bytes[indices], [self.kinds[row] for row in indices.tolist()])
             if cut is not None:
                 return cut
         if len(chunks) != len(indices):
-            raise rows_changed(self.path, len(chunks), len(indices))
+            raise rows_changed(self.guard.path, len(chunks), len(indices))
         try:
-            return self._block(chunks, indices).images()
+            return self.block(table, chunks, indices).images()
         except OMEArrowDSError:
             raise
         except MALFORMED as error:
-            raise damaged(self.path, self.guard.label, error) from error
+            raise damaged(self.guard.path, self.guard.label, error) from error
 
-    def _expected(self, indices: Array) -> Expected:
-        dtypes = [self._given_dtypes[index] for index in indices.tolist()]
-        return Expected(self._subject, indices, self.shapes[indices], dtypes, self._odd_order[indices])
+    def expected(self, indices: Array) -> Expected:
+        dtypes = [self.stored_dtypes[index] for index in indices.tolist()]
+        return Expected(self._subject, indices, self.shapes[indices], dtypes, self.odd_order[indices])
 
-    def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
+    def block(self, table: StoredTable, chunks: pa.Array, indices: Array) -> ImageBlock:
+        """Return the images of rows, of which some can be decoded."""
+
         def planes() -> pa.Array:
-            if self._column.pixel_field == "planes":
+            if self.column.pixel_field == "planes":
                 return chunks
-            if "planes" not in self._column.fields:
+            if "planes" not in self.column.fields:
                 return pa.nulls(len(indices), schema.PLANES)
-            return pa.concat_arrays(list(self._fetch("planes", indices)))
+            return pa.concat_arrays(list(table.fetch("planes", indices)))
 
-        placed = np.ones(len(indices), bool) if self._all_placed else None
-        pieces = chunks if self._column.pixel_field == "chunks" else pa.nulls(len(indices))
+        placed = np.ones(len(indices), bool) if table.is_placed else None
+        pieces = chunks if self.column.pixel_field == "chunks" else pa.nulls(len(indices))
         try:
-            return ImageBlock(pieces, self._expected(indices), planes, placed)
-        except MALFORMED as error:  # the result of a library for a damaged file may be inconsistent
-            if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
+            return ImageBlock(pieces, self.expected(indices), planes, placed)
+        except MALFORMED as error:  # the result of a library for a damaged table may be inconsistent
+            if isinstance(error, OMEArrowDSError) and str(self.guard.path) in str(error):
                 raise
             raise DecodeError(
-                f"{self.path}: pixels cannot be located: {error}; the file is damaged, restore it"
+                f"{self.guard.path}: pixels cannot be located: {error}; the table is damaged, restore it"
             ) from error
+
+
+class StoredTable(ABC):
+    """Open file of a table format: its columns, and the pixels of its images.
+
+    The constructor sets ``schema``. Then `TableImages` sets ``header``, and calls `locate`. Rows are sorted and
+    distinct. ``errors`` are the exceptions that the library of the format raises for unreadable data.
+    """
+
+    errors: ClassVar[tuple[type[Exception], ...]]
+    schema: pa.Schema  # Types of all columns as stored.
+    header: TableHeader
+    is_placed = False  # Whether every image is known to be plainly stored, so that only the pixel leaf is fetched.
+    variant: tuple[str, ...] = ()  # See `Images`.
+
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        self.guard, self.path, self.options, self.objects = guard, guard.path, options, options.objects
+
+    @abstractmethod
+    def read_columns(self, names: list[str]) -> pa.Table:
+        """Return columns as stored, in this order."""
+
+    @abstractmethod
+    def read_info(self, column: ImageColumn) -> pa.Table:
+        """Return the fields of an image column without pixels as a table; those of a null image are null."""
+
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+        """Return fields of an image column as `read_info`, and the columns ``names`` if they can be read with these.
+
+        With ``look``, id, shape and dtype suffice, and the columns are required.
+        """
+        del names, look
+        return self.read_info(column), pa.table({})
+
+    @abstractmethod
+    def locate(self) -> None:
+        """Find out how pixels are read, as far as this is done at opening."""
+
+    @abstractmethod
+    def fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        """Return ``chunks`` or ``planes`` of rows, as one or more arrays in order."""
+
+    def read_images(self, rows: Sequence[int]) -> list[Array]:
+        """Return images (T, C, Z, Y, X), which may be read-only views of a mapped file."""
+        images: list[Array] = []
+        indices = np.array(rows, np.int64)
+        for chunks in self.fetch(self.header.column.pixel_field, indices) if len(indices) else []:
+            of_chunks = indices[len(images) : len(images) + len(chunks)]
+            images.extend(self.header.decode(self, chunks, of_chunks))
+        if len(images) != len(indices):
+            raise rows_changed(self.path, len(images), len(indices))
+        return images
+
+    @abstractmethod
+    def layout(self) -> Stored:
+        """Return how the file stores the image structs, without the codec of chunks."""
+
+    def chunk_codec(self) -> str | None:
+        """Return the codec that compresses each chunk separately, or None."""
+        rows = np.flatnonzero(~self.header.null)[:1]
+        if self.is_placed or not len(rows) or self.header.column.encoding != "bytes":
+            return None
+        return codec_of_chunks(next(iter(self.fetch(self.header.column.pixel_field, rows))))
+
+    def read_groups(self) -> Iterable[slice] | None:
+        """Return `Images.read_groups`; None for groups of a fixed size."""
+        return None
+
+    def stream(self) -> Iterator[Block] | None:
+        """Return `Images.stream`; None to read one group after another."""
+        return None
+
+    @property
+    def mapping(self) -> MappedFile | None:
+        """Memory-mapped file that contains the images of `mapped_stacks`; None without such images."""
+        return None
+
+    def mapped_stacks(self) -> Stacks | None:
+        """Return all images as views of the mapped file, or None if they cannot be views."""
+        return None
+
+    @property
+    def decodes_in_threads(self) -> bool:
+        """Whether two threads that read half of a batch each take at most 1 / 1.3 of the time of one."""
+        return False
+
+    @property
+    def version(self) -> dict[str, Any]:
+        """Further options that reopen the same version, for a path with several versions."""
+        return {}
+
+    def object_sizes(self) -> tuple[int, int]:
+        """Return number and size in bytes of the objects at a URL."""
+        return 1, (self.guard.fingerprint or (0,))[0]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close files and connections; a later read opens them again."""
+
+
+class TableImages(Images):
+    """Images in a struct column of a table, which a `StoredTable` of its format reads.
+
+    With the option ``look``, `looked` has the fields of the image column that give id, shape and dtype, and the
+    columns, both as stored; images cannot be read then.
+    """
+
+    looked: tuple[pa.Table, pa.Table] | None = None
+    decodes_in_threads = forwarded("table.decodes_in_threads")
+    mapped_stacks = forwarded("table.mapped_stacks")
+    metadata = forwarded("header.metadata")
+    close = forwarded("table.close")
+
+    def __init__(self, name: str, table_type: type[StoredTable], path: Path, **options: Any) -> None:
+        self.name, self.path, self._options = name, path, TableOptions(**options)
+        self.guard = FileGuard(path, get_format(name).label, table_type.errors)
+        self.fetches = self._options.objects is not None
+        with self.guard.interpreting():
+            self.table = table_type(self.guard, self._options)
+            self._read_header()
+
+    def _read_header(self) -> None:
+        """Read ids, shapes, dtypes and columns; checksums are not among the columns.
+
+        Raises `FormatError` if the sizes or the dtype of an image are missing or impossible.
+        """
+        table, options = self.table, self._options
+        self._image_columns = image_columns(table.schema)
+        column = _choose_column(table.schema, self._image_columns, options.image_column, self)
+        self.variant, self.image_column = table.variant, (column.name,)
+        other_images = list(self._image_columns)
+        other_images.remove(column.name)
+        self.other_image_columns = tuple(other_images)
+        subject = f"{self.path}, column {column.name!r}" if other_images else str(self.path)
+        if column.type not in OWN_TYPES:
+            refuse_twins(column, self.path)
+        names = table.schema.names if options.with_columns else []
+        others = [name for name in names if name not in self._image_columns]
+        is_at_once = is_narrow(others)  # Other columns are read on request, except checksums.
+        look = options.look and is_at_once
+        early_names = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
+        info, early = table.read_header(column, early_names, look=look)
+        info.validate(full=True)
+        early.validate(full=True)
+        if look:
+            self.looked = info, early
+            table.close()
+            return
+        self.header = table.header = TableHeader(self.guard, column, subject, info)
+        self.shapes, self.dtypes, self.image_ids = self.header.shapes, self.header.dtypes, self.header.image_ids
+        plain = plain_schema(pa.schema(map(table.schema.field, others)), str(self.path))
+        index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
+        self.column_schema = plain
+        if index >= 0 and plain.field(index).type == pa.string():
+            self.column_schema = plain.remove(index)
+            if column.name == schema.COLUMN:  # Checksums belong to this package's image column.
+                checksums = [schema.CHECKSUM_COLUMN]
+        required = [*checksums, *(self.column_schema.names if is_at_once else ())]
+        if required and set(required) <= set(early.column_names):
+            known = plain if required == early.column_names == plain.names else None
+            columns = plain_columns(early.select(required), str(self.path), known)
+        else:
+            columns = self._read_columns(required)
+        if checksums:
+            self.checksums = columns[schema.CHECKSUM_COLUMN]
+        if is_at_once:
+            self.columns = columns.select(self.column_schema.names)
+        table.locate()
+
+    def _read_columns(self, names: list[str]) -> pa.Table:
+        if not names:
+            return pa.table({})
+        self.guard.refuse_changed()
+        with self.guard.interpreting():
+            columns = self.table.read_columns(names)
+            columns.validate(full=True)
+        if len(columns) != len(self):
+            raise rows_changed(self.path, len(columns), len(self))
+        return plain_columns(columns, str(self.path))
+
+    def image_columns(self) -> list[ImagesOf]:
+        columns = []
+        for name, column in self._image_columns.items():
+            try:
+                columns.append(ImagesOf.of(name, kinds_of(self.table.read_info(column), str(self.path))))
+            except OMEArrowDSError as error:
+                columns.append(ImagesOf(name, problem=str(error)))
+        return columns
+
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+        del out
+        if regions is not None:
+            return crop_images(self, rows, regions)
+        if len(rows) == 1:
+            return self.table.read_images(rows)
+        distinct = sorted(set(rows))
+        images = self.table.read_images(distinct)
+        if distinct == (rows if isinstance(rows, list) else list(rows)):
+            return images
+        by_row = dict(zip(distinct, images, strict=True))
+        return [by_row[row] for row in rows]
+
+    def read_groups(self) -> Iterable[slice]:
+        groups = self.table.read_groups()
+        return super().read_groups() if groups is None else groups
+
+    def stream(self) -> Iterator[Block]:
+        blocks = self.table.stream()
+        return super().stream() if blocks is None else blocks
+
+    def storage_info(self) -> Stored:
+        stored, codec = self.table.layout(), self.table.chunk_codec()
+        if codec is None:
+            return stored
+        reading = f"each chunk is decompressed separately; {stored.reading}"
+        return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
+
+    def stored_files(self) -> Iterator[Path]:
+        return iter(()) if self.fetches else super().stored_files()
+
+    def stored_size(self) -> tuple[int, int, int]:
+        if not self.fetches:
+            return super().stored_size()
+        num_files, size_bytes = self.table.object_sizes()
+        return num_files, size_bytes, size_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {**vars(self._options), **self.table.version}
+        return partial(TableImages, self.name, type(self.table), **options), (self.path,)
+
+
+def _choose_column(
+    table: pa.Schema, candidates: Mapping[str, ImageColumn], requested: str | None, images: TableImages
+) -> ImageColumn:
+    """Return the requested image column, or the default one; ``images`` describes all of them in errors.
+
+    Raises `ColumnError` if it is missing, or two columns have one name; `ImageColumnError` if none is requested, there
+    are several, and none has our default name.
+    """
+    path = images.path
+    twins = Counter(table.names).most_common(1)
+    if twins and twins[0][1] > 1:
+        raise ColumnError(f"{path}: several columns have the name {twins[0][0]!r}; rename all but one")
+    default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
+    if not candidates:
+        types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
+        problem = f"no column is an OME-Arrow struct (with pixels_meta and chunks or planes) among {types}"
+        raise ColumnError(f"{path}: {problem}; pass a table with images")
+    if requested is None and len(default) > 1:
+        problem = f"{len(candidates)} columns contain images: {_listed(images)}"
+        remedy = "pass image_column= with the name of one, or of several to join them along C"
+        raise ImageColumnError(f"{path}: {problem}; {remedy}", default)
+    if requested is not None and requested not in candidates:
+        problem = "is not an OME-Arrow struct" if requested in table.names else "does not exist"
+        raise ColumnError(f"{path}: image_column={requested!r} {problem}; pass one of {_listed(images)}")
+    return candidates[default[0] if requested is None else requested]
 
 
 class CopiedFile(MappedFile):
     """The mapped copy of an object, which exists as long as the mapping."""
 
-    def __init__(self, guard: FileGuard, objects: Objects) -> None:
+    def __init__(self, guard: FileGuard, objects: ObjectReader) -> None:
         self._copy, version = objects.copied(str(guard.path))
         guard.compare(version_fingerprint(version))
         super().__init__(self._copy.path)
 
 
-def _open_bytes(guard: FileGuard, objects: Objects | None) -> MappedFile | ObjectFile:
+def open_bytes(guard: FileGuard, objects: ObjectReader | None) -> MappedFile | ObjectFile:
     """Return the file of a guard mapped, or as an object."""
     if objects is None:
         with guard:
@@ -373,14 +467,16 @@ def _odd_chunk_orders(info: pa.Table) -> Array:
     if "chunk_order" not in grid.type.names:
         return none
     orders = grid.field("chunk_order")
+    if is_text(orders.type) and set(pc.unique(orders).cast(pa.binary()).to_pylist()) <= {b"ZYX", b"", None}:
+        return none
     is_odd = flags(pc.and_(grid.is_valid(), orders.is_valid()))
     if is_text(orders.type):  # `utf8_upper` would raise an error for invalid UTF-8.
         is_odd &= ~among(pc.ascii_upper(orders.cast(pa.string())), ("ZYX", ""))
     return is_odd
 
 
-def _listed(source: TableSource) -> str:
-    return " and ".join(f"{images.name!r} ({images.text})" for images in source.image_columns())
+def _listed(images: TableImages) -> str:
+    return " and ".join(f"{column.name!r} ({column.text})" for column in images.image_columns())
 
 
 def rows_changed(path: Path, num_images: int, expected: int) -> FormatError:
@@ -394,20 +490,18 @@ def by_ranges(stored: Stored) -> Stored:
     return replace(stored, in_place=False, reading="by byte ranges of an object on a server")
 
 
-def refuse_damaged(source: TableSource, index: int) -> None:
+def refuse_damaged(table: StoredTable, index: int) -> None:
     """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
-    source.read_arrays([index])  # Raises a more precise error if the format's library finds the fault.
-    problem = f"{source.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it"
+    table.read_images([index])  # Raises a more precise error if the format's library finds the fault.
+    problem = f"{table.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it"
     raise FormatError(problem, image=index)
 
 
-def ids_of(info: pa.Table) -> list[Any]:
-    """Return the stored id of each image, or None for an image without an id."""
-    return info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
-
-
-def named(ids: Iterable[Any]) -> list[str]:
+def read_ids(info: pa.Table) -> list[str]:
     """Return the ids of images as text; an image without an id gets its row number."""
+    ids: list[Any] = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+    if None not in ids:
+        return list(map(str, ids))
     return [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
 
 

@@ -76,7 +76,7 @@ class Copy(Protocol):
     def close(self) -> None: ...
 
 
-class Objects(Protocol):
+class ObjectReader(Protocol):
     """Picklable reader of objects in object stores and on web servers by URL; versions are sizes and ETags."""
 
     def open(self, url: str) -> ObjectFile:

@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,17 +19,19 @@ from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._arrow_layout import Layout, UnplacedError, flat_field, flat_offset, layout_of
+from omearrow_ds.storage.formats._arrow_layout import ArrowLayout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
-from omearrow_ds.storage.formats._columns import is_narrow
 from omearrow_ds.storage.formats._detect import refuse_other
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups
-from omearrow_ds.storage.formats._table import CopiedFile, TableSource, by_ranges
+from omearrow_ds.storage.formats._table import CopiedFile, StoredTable, TableImages, TableOptions, by_ranges, open_bytes
+
+ERRORS = (pa.ArrowException, OSError, ValueError)
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write each table as a record batch of an Arrow IPC file; only an uncompressed file can be read zero-copy."""
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
@@ -86,8 +88,8 @@ class _File:
         return pa.ipc.open_file(self.mapped, options=pa.ipc.IpcReadOptions(included_fields=included))
 
 
-class Source(TableSource):
-    """Images of an Arrow IPC file: memory-mapped, or an object on a server.
+class ArrowTable(StoredTable):
+    """Arrow IPC file: memory-mapped, or an object on a server.
 
     All bytes of an object except pixels are fetched at opening, and copied to their file offsets in anonymous memory of
     its size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to
@@ -95,26 +97,29 @@ class Source(TableSource):
     is fetched whole, into the cache, if its record batches are compressed, or have columns of an unsupported type.
     """
 
-    name = "arrow"
-    errors = (pa.ArrowException, OSError, ValueError)
+    errors = ERRORS
 
-    def _read_header(self) -> None:
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        super().__init__(guard, options)
+        self._bytes = ProcessLocal(partial(open_bytes, guard, options.objects))
         self._file = ProcessLocal(self._open)
-        self._schema = self._file.get().reader.schema
-        others = self._choose(self._schema)
-        at_once = others if is_narrow(others) else []
-        self._look = self._look and len(at_once) == len(others)
-        names = ["id", "pixels_meta"] if self._look else self._column.info_fields
-        names = [name for name in names if name in self._column.fields]
+        self.schema = self._file.get().reader.schema
+
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+        fields = ["id", "pixels_meta"] if look else column.info_fields
+        fields = [name for name in fields if name in column.fields]
         infos, columns = [], []
-        self._header_columns = [self._column.name, *at_once]
+        self._header_columns = [column.name, *names]
         for batch in self._batches(self._header_columns):
-            infos.append(_info(batch, self._column, names))
-            columns.append(batch.select(at_once))
+            infos.append(_info(batch, column, fields))
+            columns.append(batch.select(list(names)))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
         self._file.get().valid_batches.update(range(len(infos)))
-        early = _copied_table(columns, pa.schema(map(self._schema.field, at_once)))
-        self._set_header(_concatenated(infos, self._column, names), pa.schema(map(self._schema.field, others)), early)
+        early = _copied_table(columns, pa.schema(map(self.schema.field, names)))
+        return _concatenated(infos, column, fields), early
+
+    def locate(self) -> None:
+        """Do nothing: images of a record batch are located at its first use."""
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
         """Return a context that reads offsets and columns of a cold file by single pages.
@@ -126,11 +131,11 @@ class Source(TableSource):
             return mapping.read_at_random()
         return nullcontext()
 
-    def _read_stored(self, names: list[str]) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         with self.guard.reading():
-            return _copied_table(list(self._batches(names)), pa.schema(map(self._schema.field, names)))
+            return _copied_table(list(self._batches(names)), pa.schema(map(self.schema.field, names)))
 
-    def _read_info(self, column: ImageColumn) -> pa.Table:
+    def read_info(self, column: ImageColumn) -> pa.Table:
         with self.guard.reading():
             infos = [_info(batch, column, column.info_fields) for batch in self._batches([column.name])]
         return _concatenated(infos, column, column.info_fields)
@@ -145,7 +150,7 @@ class Source(TableSource):
                 yield batch
 
     def _open(self) -> _File:
-        if self._objects is None:
+        if self.objects is None:
             with self.guard:
                 mapping = MappedFile(self.path)
                 refuse_other(self.path, mapping.file[:_START])
@@ -157,23 +162,23 @@ class Source(TableSource):
             try:
                 memory = _ObjectMemory(file, layout_of(file, self.path))
             except UnplacedError:
-                return _File.of(CopiedFile(self.guard, self._objects))
+                return _File.of(CopiedFile(self.guard, self.objects))
             file.clear_cache()
             return _File.of(memory)
 
     @property
     def _memory(self) -> _ObjectMemory | None:
         """Memory of an object whose pixels are fetched by ranges."""
-        mapping = None if self._objects is None else self._file.get().mapping
+        mapping = None if self.objects is None else self._file.get().mapping
         return mapping if isinstance(mapping, _ObjectMemory) else None
 
-    def _layout(self) -> Stored:
+    def layout(self) -> Stored:
         with self.guard.reading():
             compression = self._file.get().compression
         plain = compression == "none"
         reading = "in place: from the mapped file" if plain else "a record batch is decompressed per image"
-        stored = Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
-        if self._objects is None:
+        stored = Stored(self.header.column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
+        if self.objects is None:
             return stored
         if self._memory is not None:
             return by_ranges(stored)
@@ -193,13 +198,13 @@ class Source(TableSource):
         with self.guard.reading():
             if file.image_reader is None:
                 file.image_reader = file.reader_of(self._header_columns)
-            structs = file.image_reader.get_batch(number).column(self._column.name)
+            structs = file.image_reader.get_batch(number).column(self.header.column.name)
             if number not in file.valid_batches:
                 structs.validate(full=True)
                 file.valid_batches.add(number)
         return structs
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def read_images(self, rows: Sequence[int]) -> list[Array]:
         memory = self._memory
         return self._located(rows) if memory is None else self._fetched(memory, rows)
 
@@ -236,24 +241,24 @@ class Source(TableSource):
             images.pop(number, None)  # Located before its pixels were fetched.
             memory.fetch_batch(number)
 
-    def _chunk_codec(self) -> str | None:
+    def chunk_codec(self) -> str | None:
         memory = self._memory
         if memory is None:
-            return super()._chunk_codec()
+            return super().chunk_codec()
         with memory.object.lock:
-            for number, _ in group_by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
+            for number, _ in group_by_part(self._starts, np.flatnonzero(~self.header.null)[:1].tolist()):
                 self._fetch_batch(memory, number)
-            return super()._chunk_codec()
+            return super().chunk_codec()
 
-    def read_groups(self) -> Iterable[slice]:
+    def read_groups(self) -> Iterable[slice] | None:
         if self._memory is not None:
-            return super().read_groups()
+            return None
         return (slice(start, stop) for start, stop in itertools.pairwise(self._starts) if start < stop)
 
-    def stream(self) -> Iterator[Block]:
-        if self._memory is not None:
-            yield from super().stream()
-            return
+    def stream(self) -> Iterator[Block] | None:
+        return self._stream_batches() if self._memory is None else None
+
+    def _stream_batches(self) -> Iterator[Block]:
         for number, start in enumerate(self._starts[:-1]):
             images = self._images_of(number)
             with self.guard.interpreting():
@@ -263,7 +268,7 @@ class Source(TableSource):
     @property
     def mapping(self) -> MappedFile | None:
         file = self._file.get()
-        if not isinstance(file.mapping, MappedFile) or self._objects is not None:
+        if not isinstance(file.mapping, MappedFile) or self.objects is not None:
             return None
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
@@ -272,7 +277,7 @@ class Source(TableSource):
 
     def mapped_stacks(self) -> Stacks | None:
         mapping = self.mapping
-        if not is_uniform(self) or mapping is None:
+        if mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         blocks = map(self._images_of, range(len(self._starts) - 1))
         arrays = [images for images in blocks if isinstance(images, np.ndarray)]
@@ -287,7 +292,7 @@ class Source(TableSource):
         with self._scattered_reads():
             image = self._image_structs(number)
             rows = np.arange(self._starts[number], self._starts[number + 1])
-            block = self._block(image.field(self._column.pixel_field), rows)
+            block = self.header.block(self, image.field(self.header.column.pixel_field), rows)
             stack = block.stack()
         images = block if stack is None else stack
         addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
@@ -296,10 +301,13 @@ class Source(TableSource):
             file.images[number] = images
         return images
 
-    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+    def fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         for number, rows in group_by_part(self._starts, indices.tolist()):
             column = self._image_structs(number).field(field)
             yield column.take(pa.array(np.array(rows) - self._starts[number]))
+
+
+open_collection = partial(TableImages, "arrow", ArrowTable)
 
 
 def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.Table:
@@ -331,7 +339,7 @@ class _ObjectMemory:
     or -1.
     """
 
-    def __init__(self, file: ObjectFile, layout: Layout) -> None:
+    def __init__(self, file: ObjectFile, layout: ArrowLayout) -> None:
         self.object, self._pixels, self.fetched_batch = file, layout.pixels, -1
         self.file = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
         self._fill(layout.beside)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import duckdb
@@ -28,13 +28,21 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
 )
+from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader, rows_changed
+from omearrow_ds.storage.formats._table import (
+    StoredTable,
+    TableImages,
+    TableOptions,
+    as_arrays,
+    as_reader,
+    rows_changed,
+)
 
 _TABLE = "images"
 _KEYED_TABLE = "omearrow_ds_images"
@@ -66,6 +74,7 @@ _FAILURES = {
     "Unique file handle conflict": ("is open for writing in this process", "close that connection first"),
     "replaying WAL file": ("its log (.wal) is damaged or from another database", "restore the log, or remove it"),
 }
+ERRORS: tuple[type[Exception], ...] = (duckdb.Error, pa.ArrowException, OSError)
 
 
 def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
@@ -136,7 +145,7 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
     _refuse_in_use(path)
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a new database as the relation ``images``.
 
     Raises `duckdb.Error` if DuckDB cannot write, or the file does not hold every row.
@@ -225,43 +234,44 @@ def _refuse_in_use(path: Path) -> None:
                 raise PathExistsError(str(lock)) from error
 
 
-class Source(TableSource):
-    """Images of a DuckDB table: the requested one, else ``images`` (or the table of that view), else the only table.
+class DuckDBTable(StoredTable):
+    """Table of a DuckDB file: the requested one, else ``images`` (or the table of that view), else the only table.
 
     Raises `ColumnError` if the requested table does not exist, or if none was requested and the choice is ambiguous.
     An internal column numbers the rows; a key of the writer finds rows without a scan.
     """
 
-    name = "duckdb"
-    errors = (duckdb.Error, pa.ArrowException, OSError)
+    errors = ERRORS
+    _format_name = "duckdb"
     _row_number = _ROW_NUMBER
     _keyed = False  # Whether single rows are found by a key.
     _frugal = True  # Whether the memory of a connection is limited if rows are found by a key.
 
-    def _read_header(self) -> None:
-        self.guard.files = list(map(str, self.format.files_beside(self.path)))
-        self.guard.explain = explain
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        super().__init__(guard, options)
+        guard.files = list(map(str, get_format(self._format_name).files_beside(self.path)))
+        guard.explain = explain
         self._connection = ProcessLocal(self._open)
         self._from = self._relation()
-        table_schema = self._query("SELECT *", "LIMIT 0").schema
-        if self._row_number in map(str.lower, table_schema.names):
+        stored = self._query("SELECT *", "LIMIT 0").schema
+        if self._row_number in map(str.lower, stored.names):
             problem = f"{self.path}: column {self._row_number!r} hides DuckDB's row numbers; rename it"
             raise ColumnError(problem, column=self._row_number)
-        others = self._choose(table_schema)
-        self._image = identifier(self._column.name)
-        key = self._key_column(table_schema)
-        columns = pa.schema([table_schema.field(name) for name in others if name != key])
-        self._set_header(self._read_info(self._column), columns)
-        self._set_rows(key)
+        self._key = self._key_column(stored)
+        self.schema = stored if self._key is None else stored.remove(stored.get_field_index(self._key))
+
+    def locate(self) -> None:
+        self._image = identifier(self.header.column.name)
+        self._set_rows(self._key)
         self.close()
 
-    def _read_info(self, column: ImageColumn) -> pa.Table:
+    def read_info(self, column: ImageColumn) -> pa.Table:
         image, names = identifier(column.name), map(identifier, column.info_fields)
         return self._query(
             f"SELECT {', '.join(f'{image}.{name} AS {name}' for name in names)}", f"ORDER BY {self._row_number}"
         )
 
-    def _read_stored(self, names: list[str]) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         return self._query(f"SELECT {', '.join(map(identifier, names))}", f"ORDER BY {self._row_number}")
 
     def _set_rows(self, key: str | None) -> None:
@@ -274,7 +284,9 @@ class Source(TableSource):
             return
         self._rows = rows.to_numpy()
         self._absent = int(self._rows.min(initial=0)) - 2
-        if self._keyed and len(self):  # A scan does not read the index, and would not detect that it is truncated.
+        if self._keyed and len(
+            self._rows
+        ):  # A scan does not read the index, and would not detect that it is truncated.
             self._query("SELECT 1", f"WHERE {self._selector} = {self._rows[-1]}")
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -322,7 +334,7 @@ class Source(TableSource):
             raise ColumnError(
                 f"{self.path}: no table has a column that is an OME-Arrow struct; pass a database with images"
             )
-        table = self._options.table
+        table = self.options.table
         requested = (_TABLE if table is None else table).lower()
         chosen = [names for names in tables if requested in _called(names)]
         if table is None and not chosen:
@@ -335,13 +347,13 @@ class Source(TableSource):
         self.variant = chosen[0]  # Names of the schema and the table.
         return _quoted(chosen[0])
 
-    def _layout(self) -> Stored:
+    def layout(self) -> Stored:
         table = _quoted(self.variant)
-        kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
+        kind = "BLOB" if self.header.column.encoding == "bytes" else "USMALLINT"
         of_column = f"FROM pragma_storage_info({literal(table)}) WHERE column_name = ?"
         pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"
         rows = f"SELECT sum(count)::BIGINT {of_column} AND column_path LIKE '[%, 0]' AND column_path NOT LIKE '%, %, %'"
-        name = [self._column.name]
+        name = [self.header.column.name]
         with self.guard.reading():
             connection = self._connection.get().cursor()
             codecs = [codec for (codec,) in connection.execute(pixels, name).fetchall()]
@@ -353,7 +365,7 @@ class Source(TableSource):
             if self._keyed
             else f"by DuckDB, which decodes up to {_VECTOR_ROWS:,} images to read one"
         )
-        return Stored(self._column.encoding, compression, chunking, in_place=False, reading=reading)
+        return Stored(self.header.column.encoding, compression, chunking, in_place=False, reading=reading)
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
         """Return the name of the key if it has the index that `write` creates; else it is an ordinary column."""
@@ -370,17 +382,17 @@ class Source(TableSource):
 
     @cached_property
     def _largest_bytes(self) -> int:
-        return int(self._image_bytes.max(initial=1))
+        return int(self.header.image_bytes.max(initial=1))
 
     def _vector_bytes(self) -> int:
         """Return the size of the images that DuckDB decodes together in a scan."""
-        return min(_VECTOR_ROWS, len(self)) * self._largest_bytes
+        return min(_VECTOR_ROWS, len(self.header.image_ids)) * self._largest_bytes
 
     def _working_bytes(self) -> int:
         """Return the memory that reading a keyed table needs; a growing list temporarily exists twice."""
         vector_bytes = self._vector_bytes()
         scan_bytes = 5 * vector_bytes if vector_bytes <= _SCANNED_BYTES else 0
-        return _SPARE_BYTES + 4 * max(self._largest_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self)
+        return _SPARE_BYTES + 4 * max(self._largest_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self.header.image_ids)
 
     def _condition(self, rows: Array) -> str:
         numbers = rows.tolist()
@@ -388,7 +400,7 @@ class Source(TableSource):
             numbers.append(self._absent)
         return f"WHERE {self._selector} IN ({', '.join(map(str, numbers))})"
 
-    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+    def fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         max_rows = max(1, (_PIECE_BYTES if self._keyed else _SCANNED_PIECE_BYTES) // self._largest_bytes)
         pixels = f"{self._image}.{identifier(field)} AS pixels"
         for start in range(0, len(indices), max_rows):
@@ -406,12 +418,15 @@ class Source(TableSource):
 
     def stream(self) -> Iterator[Block]:
         """Yield all images by one scan, which is faster than reading rows by number."""
-        num_read = 0
-        for chunks in self._scan(self._column.pixel_field):
-            yield num_read, self._images(chunks, np.arange(num_read, min(num_read + len(chunks), len(self))))
+        num_read, num_images = 0, len(self.header.image_ids)
+        for chunks in self._scan(self.header.column.pixel_field):
+            yield (
+                num_read,
+                self.header.decode(self, chunks, np.arange(num_read, min(num_read + len(chunks), num_images))),
+            )
             num_read += len(chunks)
-        if num_read != len(self):
-            raise rows_changed(self.path, num_read, len(self))
+        if num_read != num_images:
+            raise rows_changed(self.path, num_read, num_images)
 
     def _scan(self, field: str) -> Iterator[pa.Array]:
         """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
@@ -431,5 +446,8 @@ class Source(TableSource):
                 if not is_limited:
                     raise
                 self._use_more()
-        if self._keyed and num_read < len(self):
-            yield from self._fetch(field, np.arange(num_read, len(self)))
+        if self._keyed and num_read < len(self.header.image_ids):
+            yield from self.fetch(field, np.arange(num_read, len(self.header.image_ids)))
+
+
+open_collection = partial(TableImages, "duckdb", DuckDBTable)

@@ -49,8 +49,16 @@ from omearrow_ds.storage.formats._lance_pages import (
     whole_files,
 )
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader, refuse_damaged, unnest
-from omearrow_ds.storage.formats._urls import Found, Objects, as_parsed
+from omearrow_ds.storage.formats._table import (
+    StoredTable,
+    TableImages,
+    TableOptions,
+    as_arrays,
+    as_reader,
+    refuse_damaged,
+    unnest,
+)
+from omearrow_ds.storage.formats._urls import Found, ObjectReader, as_parsed
 
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
@@ -60,6 +68,7 @@ _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 _MOST_NAMES = 5  # Column names in an error.
 UNSUPPORTED_TYPES = (pa.types.is_interval,)
+ERRORS = (OSError, ValueError, RuntimeError)
 
 
 def refuse_target(path: Path, columns: pa.Schema) -> None:
@@ -71,7 +80,7 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
         raise MetadataError(f"{problem}; rename {', '.join(map(repr, odd[:_MOST_NAMES]))}{more}")
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Lance dataset; Lance packs the bits of pixel lists even without compression."""
     position = table_schema.get_field_index(schema.COLUMN)
     leaf = (schema.COLUMN, "chunks", "pixel_bytes")
@@ -100,7 +109,9 @@ class _File(NamedTuple):
     places: Places | None
 
 
-def _explain(objects: Objects | None, version: int, guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
+def _explain(
+    objects: ObjectReader | None, version: int, guard: FileGuard, error: BaseException
+) -> OMEArrowDSError | None:
     """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
     if objects is None:
         return guard.find_change() if any(map(os.path.exists, guard.files)) else _removed(guard.path, version)
@@ -117,7 +128,7 @@ def _explain(objects: Objects | None, version: int, guard: FileGuard, error: Bas
     return None
 
 
-def _compare_manifest(objects: Objects, version: int, guard: FileGuard) -> None:
+def _compare_manifest(objects: ObjectReader, version: int, guard: FileGuard) -> None:
     """Raise `FormatError` if the manifest of a version on a server is not the one that was opened first."""
     for url in guard.files:
         with suppress(MissingPathError):
@@ -126,7 +137,7 @@ def _compare_manifest(objects: Objects, version: int, guard: FileGuard) -> None:
     raise _removed(guard.path, version)
 
 
-def _unopened(objects: Objects, path: Path, error: BaseException) -> OMEArrowDSError | None:
+def _unopened(objects: ObjectReader, path: Path, error: BaseException) -> OMEArrowDSError | None:
     """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
     cause = objects.failed(str(path), error)
     if cause is None and "was not found" in str(error):
@@ -140,53 +151,53 @@ def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
 
-class Source(TableSource):
-    """Images of a Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
+class LanceTable(StoredTable):
+    """Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
 
     Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files. Its ``engine``
     reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also reads images that the pages cannot.
     Pass one of them, or None for the first that can read the dataset.
     """
 
-    name = "lance"
-    errors = (OSError, ValueError, RuntimeError)
+    errors = ERRORS
     _has_mark = False  # whether the pixels have the mark that `write` gives them
 
-    def _read_header(self) -> None:
-        known = self._options.known
-        self._engine = self._options.engine if self._objects is None else "lance"
-        self._version, self.guard.fingerprint = (self._latest_version(), None) if known is None else known
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        super().__init__(guard, options)
+        known = options.known
+        self._engine = options.engine if self.objects is None else "lance"
+        self._version, guard.fingerprint = (self._latest_version(), None) if known is None else known
         # Paths of the version's manifest, under its two possible names; data files never change their names.
         names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
-        self.guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
-        self.guard.explain = partial(_explain, self._objects, self._version)
+        guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
+        guard.explain = partial(_explain, self.objects, self._version)
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(threading.local)  # Each reads the pixels of the data file of its number.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
-        dataset = self._dataset.get()
-        table_schema = dataset.schema  # Lance converts it at each access.
-        others = self._choose(table_schema)
-        self._set_header(self._read_info(self._column), pa.schema(map(table_schema.field, others)))
+        self.schema = self._dataset.get().schema  # Lance converts it at each access.
+
+    def locate(self) -> None:
+        dataset, num_images = self._dataset.get(), len(self.header.image_ids)
         try:
             self._files = self._again(partial(self._find_files, dataset))
         except self.errors:  # then Lance reads the rows
-            self._files, self._all_placed = [], False
-        self._starts = [*(file.start for file in self._files), len(self)]
+            self._files, self.is_placed = [], False
+        self._starts = [*(file.start for file in self._files), num_images]
         self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
-        is_other = self._files and self._has_mark and self.engine != "pages" and known is None
+        is_other = self._files and self._has_mark and self.engine != "pages" and self.options.known is None
         if is_other and self._is_odd(self._compression(dataset, self._starts)):
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=3)
         self.close()
-        if self._engine == "pages" and len(self) and self.engine != "pages":
+        if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
 
-    def _read_info(self, column: ImageColumn) -> pa.Table:
+    def read_info(self, column: ImageColumn) -> pa.Table:
         info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
         return unnest(info[column.name]).select(column.info_fields)
 
-    def _read_stored(self, names: list[str]) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         return self._read_all(names).select(names)
 
     def _read_all(self, columns: list[str]) -> pa.Table:
@@ -201,20 +212,20 @@ class Source(TableSource):
 
     def _again(self, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, which is called again while a server does not answer."""
-        return read() if self._objects is None else self._objects.again(str(self.path), read)
+        return read() if self.objects is None else self.objects.again(str(self.path), read)
 
-    def storage_info(self) -> Stored:
-        stored = self._again(super().storage_info)
-        reading = stored.reading if self._objects is None else "by Lance, by row number, from a dataset on a server"
-        return replace(stored, reading=reading)
+    def object_sizes(self) -> tuple[int, int]:
+        assert self.objects is not None
+        sizes_bytes = [size_bytes for size_bytes, _ in self.objects.inside(str(self.path)).values()]
+        return len(sizes_bytes), sum(sizes_bytes)
 
-    def stored_size(self) -> tuple[int, int, int]:
-        if self._objects is None:
-            return super().stored_size()
-        sizes_bytes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
-        return len(sizes_bytes), sum(sizes_bytes), sum(sizes_bytes)
+    def layout(self) -> Stored:
+        stored = self._again(self._local_layout)
+        if self.objects is None:
+            return stored
+        return replace(stored, reading="by Lance, by row number, from a dataset on a server")
 
-    def _layout(self) -> Stored:
+    def _local_layout(self) -> Stored:
         dataset = self._dataset.get()
         with self.guard.reading():
             rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
@@ -228,35 +239,35 @@ class Source(TableSource):
         else:
             reading = f"by Lance, by row number{f': {_ODD_PAGES}' if self._is_odd(compression) else ''}"
         chunking = f"{groups(starts, 'fragment')}, file format {dataset.data_storage_version}"
-        return Stored(self._column.encoding, compression, chunking, plain, reading)
+        return Stored(self.header.column.encoding, compression, chunking, plain, reading)
 
     def _compression(self, dataset: lance.LanceDataset, starts: Sequence[int]) -> str:
         if self.engine == "pages":
             packed = (file.places is not None and file.places.stops is not None for file in self._files)
-            return joined("zstd" if each else "none" for each in packed)
-        sizes = pixel_bytes(dataset, self.path, self._column, self._client())
-        decoded_bytes = sum(self._image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
+            return joined("zstd" if is_packed else "none" for is_packed in packed)
+        sizes = pixel_bytes(dataset, self.path, self.header.column, self._client())
+        decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
     def _is_odd(self, compression: str) -> bool:
         """Whether `write` wrote several images with pixels large enough to be read in place, but they are not."""
         engine = self._engine or "pages"
-        large = bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
+        large = bool((self.header.image_bytes >= _LARGE_BYTES * self.header.shapes[:, :2].prod(axis=1)).all())
         ours = bool(self._files) and self._has_mark
-        return ours and large and len(self) > 1 and compression == "none" and self.engine != engine
+        return ours and large and len(self.header.image_ids) > 1 and compression == "none" and self.engine != engine
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
-        leaf, others = self._leaf_fields()
+        leaf, others = self.header.leaf_fields()
         files = [] if leaf is None else whole_files(dataset)
         if leaf is None or not 0 < len(files) <= _FILES_LIMIT:
             return []
         self._has_mark = leaf.name == "pixel_bytes" and bool(leaf.metadata)
-        prefix = f"{self._column.name}.chunks.{self._column.type.field('chunks').type.value_field.name}"
+        prefix = f"{self.header.column.name}.chunks.{self.header.column.type.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{leaf.name}"
         other_leaves = [f"{prefix}.{field.name}" for field in others]
         stored = []
-        with nullcontext() if self._objects is None else self.guard.reading():
+        with nullcontext() if self.objects is None else self.guard.reading():
             readers = [open_file(self.path, file.name, self._client()) for file in files]
             if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
                 return []
@@ -264,9 +275,12 @@ class Source(TableSource):
                 session = open_session(dataset, file.fragment, other_leaves)
                 stored.append(pa.concat_arrays(take_rows(session, list(range(reader.num_rows())))))
         chunks = pa.concat_arrays(stored)
-        if len(chunks) != len(self) or not placed_chunks(chunks, self._expected(np.arange(len(self)))).all():
+        if (
+            len(chunks) != len(self.header.image_ids)
+            or not placed_chunks(chunks, self.header.expected(np.arange(len(chunks)))).all()
+        ):
             return []
-        self._all_placed = True
+        self.is_placed = True
         starts = np.cumsum([0, *map(len, stored)]).tolist()
         return list(map(self._file, files, starts, stored, readers))
 
@@ -276,25 +290,25 @@ class Source(TableSource):
         plain = _File(file.name, file.fragment, start, len(chunks), None)
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         pieces = stops - starts
-        one_each = pieces.all() and (pieces == self.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
+        one_each = pieces.all() and (pieces == self.header.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
-        if self._engine == "lance" or not self._is_native or not one_each or not of_bytes:
+        if self._engine == "lance" or not self.header.is_native or not one_each or not of_bytes:
             return plain
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
         mapping = MappedFile(path)
         with mapping.read_at_random():  # The offsets of each page follow its values.
-            extents = find_places(np.frombuffer(mapping.file, np.uint8), pages, self._image_bytes[rows], pieces)
+            extents = find_places(np.frombuffer(mapping.file, np.uint8), pages, self.header.image_bytes[rows], pieces)
         if extents is None:
             return plain
-        pixels = PixelPages(path, extents, self._kinds, start)
+        pixels = PixelPages(path, extents, self.header.kinds, start)
         for row in sorted({0, len(chunks) // 2, len(chunks) - 1}):
             try:
                 image = pixels.image(row)
             except DecodeError:  # damaged, or of another layout than stated: the next row decides
                 continue
             (lists,) = take_rows(self._open_session(file.fragment), [row])
-            (expected,) = self._images(lists, np.array([start + row]))
+            (expected,) = self.header.decode(self, lists, np.array([start + row]))
             same = image is not None and np.array_equal(image.view(np.uint8), expected.view(np.uint8))
             return plain._replace(places=extents) if same else plain
         return plain
@@ -305,22 +319,22 @@ class Source(TableSource):
     def _latest_version(self) -> int:
         """Return the version to open; only this one is read later, because others may write further versions."""
         failure = None
-        if self._objects is not None:
-            failure = partial(_unopened, self._objects, self.path)
+        if self.objects is not None:
+            failure = partial(_unopened, self.objects, self.path)
         else:
             for entry in entries_below(self.path):
                 if not entry.is_file():
                     refuse_special(entry)
 
         def read() -> int:
-            with translate_errors(self.path, self.format.label, self.errors, failure):
+            with translate_errors(self.path, self.guard.label, self.errors, failure):
                 return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
 
         return self._again(read)
 
     def _client(self) -> Client:
         """Return the storage options for the server; None on this machine."""
-        return None if self._objects is None else self._objects.settings(str(self.path))
+        return None if self.objects is None else self.objects.settings(str(self.path))
 
     def _open(self) -> lance.LanceDataset:
         def read() -> lance.LanceDataset:
@@ -328,8 +342,8 @@ class Source(TableSource):
                 return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
 
         dataset = self._again(read)
-        if self._objects is not None:
-            _compare_manifest(self._objects, self._version, self.guard)
+        if self.objects is not None:
+            _compare_manifest(self.objects, self._version, self.guard)
         return dataset
 
     def close(self) -> None:
@@ -357,12 +371,12 @@ class Source(TableSource):
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.places is not None:
             with self.guard:
-                mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
+                mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self.header.kinds, file.start)
         return mapped.get(number)
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def read_images(self, rows: Sequence[int]) -> list[Array]:
         if self.engine != "pages":
-            return super()._read_images(rows)
+            return super().read_images(rows)
         images: list[Array] = []
         for number, in_file in group_by_part(self._starts, rows):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
@@ -374,7 +388,7 @@ class Source(TableSource):
         """Return images of a data file; Lance reads those that its pages do not contain as expected."""
         images = [None if pages is None else pages.image(row - start) for row in rows]
         return [
-            super(Source, self)._read_images([row])[0] if image is None else image
+            super(LanceTable, self).read_images([row])[0] if image is None else image
             for row, image in zip(rows, images, strict=True)
         ]
 
@@ -384,32 +398,35 @@ class Source(TableSource):
         return None if pages is None else pages.mapping
 
     def mapped_stacks(self) -> Stacks | None:
-        pages = self._pages(0) if is_uniform(self) and self.mapping is not None else None
+        pages = (
+            self._pages(0) if self.mapping is not None and is_uniform(self.header.shapes, self.header.dtypes) else None
+        )
         stacks = None if pages is None else pages.mapped_stacks(partial(refuse_damaged, self))
-        return stacks if stacks is not None and len(stacks) == len(self) else None
+        return stacks if stacks is not None and len(stacks) == len(self.header.image_ids) else None
 
     def read_groups(self) -> Iterable[slice]:
-        return split_by_bytes(self._image_bytes, _BLOCK_BYTES if self._objects is None else BLOCK_BYTES)
+        return split_by_bytes(self.header.image_bytes, _BLOCK_BYTES if self.objects is None else BLOCK_BYTES)
 
-    def stream(self) -> Iterator[Block]:
-        if self.engine != "pages":
-            yield from super().stream()
-            return
-        step = max(1, int(_BLOCK_BYTES * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
+    def stream(self) -> Iterator[Block] | None:
+        return self._stream_pages() if self.engine == "pages" else None
+
+    def _stream_pages(self) -> Iterator[Block]:
+        sizes_bytes = self.header.image_bytes
+        step = max(1, int(_BLOCK_BYTES * len(sizes_bytes) // max(1.0, sizes_bytes.sum(dtype=float))))
         for number, file in enumerate(self._files):
             for first in range(0, file.rows, step):
                 count, pages = min(step, file.rows - first), self._pages(number)
                 stack = None if pages is None else pages.stack(first, count)
                 start = file.start + first
-                yield start, self.read_arrays(range(start, start + count)) if stack is None else stack
+                yield start, self.read_images(range(start, start + count)) if stack is None else stack
 
-    def _fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
-        if self._objects is not None and not is_repeated:
-            return self._again(partial(self._fetch, field, indices, is_repeated=True))
+    def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
+        if self.objects is not None and not is_repeated:
+            return self._again(partial(self.fetch, field, indices, is_repeated=True))
         if not self._files or field != "chunks":
             with self.guard.reading():
-                taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
-            return as_arrays(taken[self._column.name], field)
+                taken = self._dataset.get().take(indices.tolist(), columns=[f"{self.header.column.name}.{field}"])
+            return as_arrays(taken[self.header.column.name], field)
         arrays = []
         for number, rows in group_by_part(self._starts, indices.tolist()):
             session = vars(self._sessions.get()).get(str(number)) or self._session(number)
@@ -417,3 +434,6 @@ class Source(TableSource):
             with self.guard.reading():
                 arrays += take_rows(session, [row - start for row in rows])
         return arrays
+
+
+open_collection = partial(TableImages, "lance", LanceTable)

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
-from omearrow_ds.storage.extents import Region, Window, chunk_windows, size_of
-from omearrow_ds.storage.formats._base import Array, Block, Images, group_by_part
+from omearrow_ds.storage.extents import Region, Regions, Targets, Window, chunk_windows, size_of
+from omearrow_ds.storage.formats._base import Array, Block, Images, crop_images, forwarded, group_by_part, read_distinct
+from omearrow_ds.storage.formats._columns import columns_and_checksums
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._folder import link_refused
@@ -65,16 +67,17 @@ _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
 _CHECKED_AHEAD = 512  # Row groups compared with the index at once.
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # Images assembled from several chunks.
+ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class _Layout(NamedTuple):
+class _Chunking(NamedTuple):
     """ome-arrow's name for a way to cut images into chunks, and the shape (T, C, Z, Y, X) of its chunks."""
 
     name: str
     chunk: tuple[int, ...]
 
     @classmethod
-    def of(cls, image: Image, tile: tuple[int, int] | None) -> _Layout:
+    def of(cls, image: Image, tile: tuple[int, int] | None) -> _Chunking:
         """Return the layout for ``tile`` or, if None, the layout with the largest chunks that fit in a Parquet page."""
         shape = image.pixels.shape
         ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
@@ -91,11 +94,6 @@ class _Layout(NamedTuple):
         return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
 
 
-def _box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slices of a chunk in its image, from its start offsets and shape, clipped to the image."""
-    return tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))
-
-
 class _ChunkWriter:
     """Writes the table of chunks one row group at a time, and lists the location of each chunk for the index."""
 
@@ -105,10 +103,10 @@ class _ChunkWriter:
         self._pixels: list[Array] = []
         self._group, self._group_bytes = 0, 0
 
-    def add(self, image: Image, image_id: str, layout: _Layout) -> None:
+    def add(self, image: Image, image_id: str, layout: _Chunking) -> None:
         """Add an image under an id that is unique in the dataset; the pixels of a ``fleeting`` image are copied."""
         for start in layout.starts(image.pixels.shape):
-            chunk = image.pixels[_box(start, layout.chunk)]
+            chunk = image.pixels[tuple(map(slice, start, map(add, start, layout.chunk)))]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
                 self.flush()
             position = (*start, *chunk.shape)
@@ -134,7 +132,7 @@ class _ChunkWriter:
         self._group, self._group_bytes = self._group + 1, 0
 
 
-def write(
+def write_collection(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
     """Write images, tiled or in as few chunks as possible, and a sidecar file into the new folder ``path``.
@@ -144,7 +142,7 @@ def write(
     """
     rows: list[tuple[Any, ...]] = []
     listed, checksums = [], []
-    first: _Layout | None = None
+    first: _Chunking | None = None
     known: set[str] = set()
     chunks = _schema(_CHUNK_FIELDS)
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
@@ -156,7 +154,7 @@ def write(
                 unique_id for unique_id in itertools.chain([image.image_id], numbered) if unique_id not in known
             )
             known.add(image_id)
-            layout = _Layout.of(image, chunk_shape)
+            layout = _Chunking.of(image, chunk_shape)
             first = first or layout
             writer.add(image, image_id, layout)
             rows.append((image_id, *_image_row(image, layout, compression)))
@@ -182,7 +180,7 @@ def write(
     (path / OME_ARROW_MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 
-def _image_row(image: Image, layout: _Layout, compression: str) -> tuple[Any, ...]:
+def _image_row(image: Image, layout: _Chunking, compression: str) -> tuple[Any, ...]:
     name, kind = image.metadata["name"] or image.image_id, image.metadata["image_type"]
     described = (_parquet_name(compression), json.dumps(image.metadata["channels"]))
     pixels = image.pixels
@@ -215,30 +213,28 @@ class _Grid(NamedTuple):
     owners: Array
 
 
-class Source(Images):
-    """Images of an ome-arrow dataset, sliced from memory-mapped Parquet pages or, if that fails, read by pyarrow.
+class OMEArrowImages(Images):
+    """Images of an ome-arrow dataset, whose chunks a `ChunkTable` reads.
 
-    Chunk locations come from the index if it fits the table of chunks, and are compared with that table when a row
-    group is first read. Raises `FormatError` if a table is missing, an image is invalid, or its chunks do not fill it.
+    Raises `FormatError` if a table is missing, or an image is invalid.
     """
 
     name = "ome_arrow"
-    errors = (pa.ArrowException, OSError, UnicodeDecodeError)
+    storage_info = forwarded("_chunks.storage_info")
+    close = forwarded("_chunks.close")
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.guard = FileGuard(path, self.format.label, self.errors)
+        self.guard = FileGuard(path, self.format.label, ERRORS)
         self.guard.files = [f"{path}/{name}" for name in _FILES]
-        self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
-        self._file = ProcessLocal(self._open)
-        self._pages = ProcessLocal(self._open_reader)
         self._refuse_other_folder()
         with self.guard, self.guard.interpreting():
             images = self._table(_IMAGES)
             self._refuse_other_manifest(len(images))
             self._set_images(images)
             self._set_rest(images)
-            self._find_chunks(images)
+            index = self._table(_INDEX) if (path / _INDEX).exists() else None
+            self._chunks = ChunkTable(self, images, index)
         self.close()
 
     def _refuse_other_folder(self) -> None:
@@ -295,7 +291,8 @@ class Source(Images):
         """Set metadata, columns and checksums from the sidecar table, or from ome-arrow's own table without one."""
         self._listed: pa.Array | None = None
         if not (self.path / SIDECAR).exists():
-            self._set_columns(images.select([name for name in images.column_names if name not in _IMAGE_FIELDS]))
+            others = images.select([name for name in images.column_names if name not in _IMAGE_FIELDS])
+            self.columns, self.checksums = columns_and_checksums(others, str(self.path))
             return
         table = self._table(SIDECAR)
         self._listed = table[schema.SIDECAR_COLUMN].combine_chunks()
@@ -303,10 +300,74 @@ class Source(Images):
             remedy = "restore it, or remove it to read the images without columns"
             raise FormatError(f"{self.path / SIDECAR}: does not list the same images as {_IMAGES}; {remedy}")
         self.image_ids = self._listed.field("id").to_pylist()
-        self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
+        others = table.drop_columns(schema.SIDECAR_COLUMN)
+        self.columns, self.checksums = columns_and_checksums(others, str(self.path))
 
-    def _find_chunks(self, images: pa.Table) -> None:
-        """Read the chunk locations of each image from the index, or from the table of chunks itself."""
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+        del out
+        chunks = self._chunks
+        if not chunks.is_one_each:
+            return self._read_regions(rows, regions or [[0, 0, 0, 0, 0, *self.shapes[row].tolist()] for row in rows])
+        if regions is not None:
+            return crop_images(self, rows, regions)
+        return chunks.read(rows) if len(rows) == 1 else read_distinct(chunks.read, rows)
+
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        """Return regions of images; each chunk is decoded once, a few at once unless they are mapped."""
+        table, uses = self._chunks, dict[int, list[tuple[int, Window, Window]]]()
+        arrays = []
+        for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
+            chunk_rows = table.rows_of(row)
+            chunk_shape = table.grid.sizes[chunk_rows[0]].tolist()
+            grid = -(-self.shapes[row] // chunk_shape)
+            for chunk, inner, outer in chunk_windows(region, chunk_shape):
+                chunk_row = chunk_rows[int(np.ravel_multi_index(chunk, grid))]
+                uses.setdefault(chunk_row, []).append((number, inner, outer))
+            arrays.append(new_image(size_of(region), self.dtypes[row], f"{self.path}: image {row}"))
+        sorted_rows = sorted(uses)
+        pieces = [slice(None)]
+        if sorted_rows and not self.is_in_place:
+            pixels = table.grid.sizes[sorted_rows].prod(axis=1)
+            sizes_bytes = pixels * [self.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
+            pieces = list(split_by_bytes(sizes_bytes, _BLOCK_BYTES))
+        for piece in pieces:
+            for chunk_row, pixels in zip(sorted_rows[piece], table.read(sorted_rows[piece]), strict=True):
+                for number, inner, outer in uses[chunk_row]:
+                    arrays[number][outer] = pixels[inner]
+        return arrays
+
+    def read_groups(self) -> Iterable[slice]:
+        return split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES)
+
+    def stream(self) -> Iterator[Block]:
+        return self._chunks.stream() if self._chunks.is_one_each else super().stream()
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        with self.guard.interpreting():
+            if self._listed is not None:
+                record = self._listed[index].as_py()
+            else:
+                record = self._described.slice(index, 1).to_pylist()[0]
+                record["channels"] = json.loads(record.pop("channels_json", None) or "[]")
+            channels = [schema.channel_of(channel or {}) for channel in record["channels"] or []]
+            fields = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
+            metadata: dict[str, Any] = pa.scalar(fields, schema.METADATA).as_py()
+        return metadata
+
+
+class ChunkTable:
+    """Table of chunks of an ome-arrow dataset, read from memory-mapped Parquet pages or, if that fails, by pyarrow.
+
+    Chunk locations come from the index if it fits the table, and are compared with the table when a row group is first
+    read. Raises `FormatError` if the chunks of an image do not fill it.
+    """
+
+    def __init__(self, images: OMEArrowImages, table: pa.Table, index: pa.Table | None) -> None:
+        self._path, self._guard = images.path, images.guard
+        self._shapes, self._dtypes, self._image_ids = images.shapes, images.dtypes, images.image_ids
+        self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
+        self._file = ProcessLocal(self._open)
+        self._pages = ProcessLocal(self._open_reader)
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
@@ -317,41 +378,42 @@ class Source(Images):
             not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self._pages.get().file, file)
         )
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
-        self._starts = list(itertools.accumulate(counts, initial=0))
-        chunks = self._indexed()
+        self.starts = list(itertools.accumulate(counts, initial=0))
+        chunks = None if index is None else self._ordered(index)
         self._unchecked = set(range(file.num_row_groups)) if chunks is not None else set[int]()
         if chunks is None:
             chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
-        if len(chunks) != self._starts[-1]:
+        if len(chunks) != self.starts[-1]:
             raise FormatError(
-                f"{self.path / _CHUNKS}: the file has {len(chunks):,} rows, expected {self._starts[-1]:,}; restore it"
+                f"{self._path / _CHUNKS}: the file has {len(chunks):,} rows, expected {self.starts[-1]:,}; restore it"
             )
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
-        owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
-        self._grid = _Grid(positions[:, :5], positions[:, 5:], owners)
+        owners = pc.index_in(chunks["image_id"], value_set=table["image_id"]).fill_null(-1).to_numpy()
+        self.grid = _Grid(positions[:, :5], positions[:, 5:], owners)
         self._told = chunks.select(_INDEXED)
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
-        rows = np.lexsort((*self._grid.starts.T[::-1], owners))
+        rows = np.lexsort((*self.grid.starts.T[::-1], owners))
         rows = rows[np.searchsorted(owners[rows], 0) :]
-        self._firsts = np.searchsorted(owners[rows], np.arange(len(self) + 1)).tolist()
+        self._firsts = np.searchsorted(owners[rows], np.arange(len(self._shapes) + 1)).tolist()
         self._refuse_gaps(rows)
         self._rows: list[int] = rows.tolist()
-        self._one_each = len(rows) == len(owners) == len(self) and bool((rows == np.arange(len(rows))).all())
+        self.is_one_each = len(rows) == len(owners) == len(self._shapes) and bool((rows == np.arange(len(rows))).all())
 
-    def _indexed(self) -> pa.Table | None:
+    def rows_of(self, image: int) -> list[int]:
+        """Return the rows of the chunks of an image in C order."""
+        return self._rows[self._firsts[image] : self._firsts[image + 1]]
+
+    def _ordered(self, index: pa.Table) -> pa.Table | None:
         """Return the index in chunk order, or None unless it lists each chunk exactly once."""
-        if not (self.path / _INDEX).exists():
-            return None
-        index = self._table(_INDEX)
-        if set(_INDEX_FIELDS) - set(index.column_names) or len(index) != self._starts[-1]:
+        if set(_INDEX_FIELDS) - set(index.column_names) or len(index) != self.starts[-1]:
             return None
         number, row = (whole_numbers(index[name].combine_chunks()) for name in ("row_group_id", "row_index_in_group"))
-        starts = np.array(self._starts)
-        here = (number >= 0) & (number < len(starts) - 1) & (row >= 0)
-        rows = np.where(here, starts[np.where(here, number, 0)] + row, -1)
-        here &= rows < starts[np.where(here, number + 1, 0)]
-        whole = here.all() and pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
+        starts = np.array(self.starts)
+        is_valid = (number >= 0) & (number < len(starts) - 1) & (row >= 0)
+        rows = np.where(is_valid, starts[np.where(is_valid, number, 0)] + row, -1)
+        is_valid &= rows < starts[np.where(is_valid, number + 1, 0)]
+        whole = is_valid.all() and pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
         if not whole or not np.array_equal(np.sort(rows), np.arange(len(rows))):
             return None
         return index.take(pa.array(np.argsort(rows)))
@@ -359,9 +421,9 @@ class Source(Images):
     def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
         """Raise `FormatError` if chunks have another dtype than their images."""
         for name, owner in zip(names, owners.tolist(), strict=True):
-            if owner >= 0 and name not in (self.dtypes[owner].name, self.dtypes[owner].str):
-                subject = f"{self.path}: image {owner} ({self.image_ids[owner]!r})"
-                problem = f"dtype is {self.dtypes[owner]}, but a chunk has {name}"
+            if owner >= 0 and name not in (self._dtypes[owner].name, self._dtypes[owner].str):
+                subject = f"{self._path}: image {owner} ({self._image_ids[owner]!r})"
+                problem = f"dtype is {self._dtypes[owner]}, but a chunk has {name}"
                 raise FormatError(f"{subject}: {problem}; the folder is damaged, restore it")
 
     def _refuse_gaps(self, rows: Array) -> None:
@@ -369,92 +431,41 @@ class Source(Images):
         firsts = np.array(self._firsts)
         counts = np.diff(firsts)
         good = counts > 0
-        starts, sizes, owners = (values[rows] for values in self._grid)
-        steps = np.ones_like(self.shapes)
+        starts, sizes, owners = (values[rows] for values in self.grid)
+        steps = np.ones_like(self._shapes)
         if len(rows):
             steps[good] = np.maximum.reduceat(sizes, firsts[:-1][good]).clip(1)
-        step, left = steps[owners], self.shapes[owners] - starts
+        step, left = steps[owners], self._shapes[owners] - starts
         fits = (starts >= 0) & (left > 0) & (starts % step == 0) & (sizes == np.minimum(step, left))
         twice = np.append((np.diff(starts, axis=0) == 0).all(axis=1) & (np.diff(owners) == 0), False)
-        good &= np.bincount(owners[~fits.all(axis=1) | twice[: len(rows)]], minlength=len(self)) == 0
-        good &= counts == (-(-self.shapes // steps)).prod(axis=1)
+        good &= np.bincount(owners[~fits.all(axis=1) | twice[: len(rows)]], minlength=len(self._shapes)) == 0
+        good &= counts == (-(-self._shapes // steps)).prod(axis=1)
         if not good.all():
             bad = int(good.argmin())
             problem = f"{counts[bad]:,} chunks do not cover each pixel exactly once; the folder is damaged, restore it"
-            raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {problem}")
+            raise FormatError(f"{self._path}: image {bad} ({self._image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
-        with self.guard:
-            return pq.ParquetFile(self.path / _CHUNKS, memory_map=True, pre_buffer=False)
+        with self._guard:
+            return pq.ParquetFile(self._path / _CHUNKS, memory_map=True, pre_buffer=False)
 
     def _open_reader(self) -> PageReader:
-        with self.guard:
-            return PageReader(MappedFile(self.path / _CHUNKS), self._find_pages)
+        with self._guard:
+            return PageReader(MappedFile(self._path / _CHUNKS), self._find_pages)
 
     def close(self) -> None:
         self._file.close()
         self._pages.close()
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
-        if self._one_each:
-            return self._chunks_of(rows)
-        chunk_rows = sorted(chunk for row in rows for chunk in self._rows[self._firsts[row] : self._firsts[row + 1]])
-        chunks = dict(zip(chunk_rows, self._chunks_of(chunk_rows), strict=True))
-        return [self._put_together(row, chunks) for row in rows]
-
-    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        if self._one_each:
-            return super()._read_regions(rows, regions)
-        uses: dict[int, list[tuple[int, Window, Window]]] = {}
-        arrays = []
-        for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
-            chunk_rows = self._rows[self._firsts[row] : self._firsts[row + 1]]
-            chunk_shape = self._grid.sizes[chunk_rows[0]].tolist()
-            grid = -(-self.shapes[row] // chunk_shape)
-            for chunk, inner, outer in chunk_windows(region, chunk_shape):
-                chunk_row = chunk_rows[int(np.ravel_multi_index(chunk, grid))]
-                uses.setdefault(chunk_row, []).append((number, inner, outer))
-            arrays.append(np.empty(size_of(region), self.dtypes[row]))
-        for piece in self._pieces(sorted(uses)):
-            for chunk_row, pixels in zip(piece, self._chunks_of(piece), strict=True):
-                for number, inner, outer in uses[chunk_row]:
-                    arrays[number][outer] = pixels[inner]
-        return arrays
-
-    def _pieces(self, rows: Sequence[int]) -> list[Sequence[int]]:
-        """Split sorted chunk rows into pieces, to limit the bytes decoded at once."""
-        if self._in_place or not rows:
-            return [rows]
-        pixels = self._grid.sizes[rows].prod(axis=1)
-        sizes_bytes = pixels * [self.dtypes[owner].itemsize for owner in self._grid.owners[rows].tolist()]
-        return [rows[piece] for piece in split_by_bytes(sizes_bytes, _BLOCK_BYTES)]
-
-    def _put_together(self, index: int, chunks: dict[int, Array]) -> Array:
-        rows = self._rows[self._firsts[index] : self._firsts[index + 1]]
-        if len(rows) == 1:
-            return chunks[rows[0]]
-        shape = tuple(self.shapes[index].tolist())
-        image = new_image(shape, self.dtypes[index], f"{self.path}: image {index}")
-        for row, start in zip(rows, self._grid.starts[rows].tolist(), strict=True):
-            chunk = chunks[row]
-            image[_box(start, chunk.shape)] = chunk
-        return image
-
-    def read_groups(self) -> Iterable[slice]:
-        return split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES)
-
-    def stream(self) -> Iterator[Block]:
-        return self._pages.get().stream(self._starts, self._of_group) if self._one_each else super().stream()
-
-    def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
+    def read(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
         chunks: list[Array] = []
         pages = self._pages.get()
-        parts = group_by_part(self._starts, rows)
+        parts = group_by_part(self.starts, rows)
         unchecked = [number for number, _ in parts if number in self._unchecked] if self._unchecked else []
         for first in range(0, len(unchecked), _CHECKED_AHEAD):
             self._check_groups(unchecked[first : first + _CHECKED_AHEAD])
-        in_groups = [(number, [row - self._starts[number] for row in part]) for number, part in parts]
+        in_groups = [(number, [row - self.starts[number] for row in part]) for number, part in parts]
         for (number, part), read in zip(parts, pages.read(in_groups), strict=True):
             chunks += self._of_group(number, part) if read is None else read
         return chunks
@@ -462,22 +473,22 @@ class Source(Images):
     def _find_pages(self, file: ByteSource, number: int) -> Pages:
         """Return the pages of a row group of chunks; called once per row group and process."""
         if number in self._unchecked:
-            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self._starts) - 1)))
+            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self.starts) - 1)))
         self._check_group(number)
         if not self._cut:
             raise OtherPagesError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
-        of_group = slice(self._starts[number], self._starts[number + 1])
-        owners = self._grid.owners[of_group].tolist()
+        of_group = slice(self.starts[number], self.starts[number + 1])
+        owners = self.grid.owners[of_group].tolist()
         if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
             raise OtherPagesError
-        dtypes = [self.dtypes[owner] for owner in owners]
+        dtypes = [self._dtypes[owner] for owner in owners]
         if stored.has_dictionary_page:
             start, codec = stored.dictionary_page_offset, CODECS.get(stored.compression)
             chunk = ColumnChunk(start, start + stored.total_compressed_size, len(owners), False, codec, self._levels)
-            return DictionaryPages(file, chunk, stored.data_page_offset, self._grid.sizes[of_group].tolist(), dtypes)
+            return DictionaryPages(file, chunk, stored.data_page_offset, self.grid.sizes[of_group].tolist(), dtypes)
         rows = np.arange(of_group.start, of_group.stop)
-        expected = Expected(str(self.path), rows, self._grid.sizes[rows], dtypes)
+        expected = Expected(str(self._path), rows, self.grid.sizes[rows], dtypes)
         return find_pages(file, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
 
     def _check_groups(self, numbers: Sequence[int]) -> None:
@@ -490,13 +501,13 @@ class Source(Images):
             return
         try:
             stored = self._values_of(numbers)
-        except self.errors:
+        except ERRORS:
             return
-        rows = np.concatenate([np.arange(*self._starts[number : number + 2]) for number in numbers])
-        positions = np.concatenate([self._grid.starts[rows], self._grid.sizes[rows]], axis=1).T.tolist()
+        rows = np.concatenate([np.arange(*self.starts[number : number + 2]) for number in numbers])
+        positions = np.concatenate([self.grid.starts[rows], self.grid.sizes[rows]], axis=1).T.tolist()
         expected = dict(zip(_PLACE, positions, strict=True))
         expected |= {name: self._told[name].take(pa.array(rows)).to_pylist() for name in ("image_id", "chunk_id")}
-        dtypes = [self.dtypes[owner] for owner in self._grid.owners[rows].tolist()]
+        dtypes = [self._dtypes[owner] for owner in self.grid.owners[rows].tolist()]
         names = {dtype: dtype.name for dtype in set(dtypes)}
         expected["dtype"] = [names[dtype] for dtype in dtypes]
         if stored == expected:
@@ -507,7 +518,7 @@ class Source(Images):
         file, pages = self._file.get(), self._pages.get()
         pages.file.refuse_changed()
         stored = [file.metadata.row_group(number) for number in numbers]
-        counts = [self._starts[number + 1] - self._starts[number] for number in numbers]
+        counts = [self.starts[number + 1] - self.starts[number] for number in numbers]
         keys: dict[str, list[Any]] = {}
         missing: dict[tuple[int, ...], list[str]] = {}
         for name, leaf in self._told_leaves.items():
@@ -535,56 +546,44 @@ class Source(Images):
         """Raise `FormatError` if the chunks of a row group differ from the index; check each row group only once."""
         if number not in self._unchecked:
             return
-        start, stop = self._starts[number : number + 2]
+        start, stop = self.starts[number : number + 2]
         table = self._read_group(number, [*_INDEXED, "dtype"])
         stored = table.select(_INDEXED)
-        with self.guard.interpreting():
+        with self._guard.interpreting():
             same = stored.equals(self._told.slice(start, stop - start).cast(stored.schema))
         if not same:
             remedy = f"remove {_INDEX}, or write the folder again"
             raise FormatError(
-                f"{self.path / _INDEX}: differs from the chunks in row group {number} of {_CHUNKS}; {remedy}"
+                f"{self._path / _INDEX}: differs from the chunks in row group {number} of {_CHUNKS}; {remedy}"
             )
-        self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[start:stop])
+        self._refuse_other_dtypes(table["dtype"].to_pylist(), self.grid.owners[start:stop])
         self._unchecked.discard(number)
 
     def _read_group(self, number: int, columns: list[str]) -> pa.Table:
         self._pages.get().file.refuse_changed()  # pyarrow maps the file as well
-        with self.guard.reading():
+        with self._guard.reading():
             table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
-        expected = self._starts[number + 1] - self._starts[number]
+        expected = self.starts[number + 1] - self.starts[number]
         if len(table) != expected:
             problem = f"row group {number} has {len(table):,} rows, but the footer states {expected:,}"
-            raise FormatError(f"{self.path / _CHUNKS}: {problem}; the file is damaged, restore it")
+            raise FormatError(f"{self._path / _CHUNKS}: {problem}; the file is damaged, restore it")
         return table
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return chunks of one row group, which pyarrow decodes as a whole."""
         column = self._read_group(number, ["pixel_bytes"])["pixel_bytes"].combine_chunks()
-        return [self._chunk(row, column[row - self._starts[number]].as_buffer()) for row in rows]
+        return [self._chunk(row, column[row - self.starts[number]].as_buffer()) for row in rows]
 
     def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
-        owner = int(self._grid.owners[row])
-        dtype, shape = self.dtypes[owner], tuple(self._grid.sizes[row].tolist())
+        owner = int(self.grid.owners[row])
+        dtype, shape = self._dtypes[owner], tuple(self.grid.sizes[row].tolist())
         expected = math.prod(shape) * dtype.itemsize
         if pixels is None or pixels.size != expected:
             problem = (
                 f"a chunk has {0 if pixels is None else pixels.size:,} bytes of pixels, expected {expected:,} bytes"
             )
-            raise DecodeError(f"{self.path}: image {owner}: {problem}; the file is damaged, restore it")
+            raise DecodeError(f"{self._path}: image {owner}: {problem}; the file is damaged, restore it")
         return np.frombuffer(pixels, dtype).reshape(shape)
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        with self.guard.interpreting():
-            if self._listed is not None:
-                record = self._listed[index].as_py()
-            else:
-                record = self._described.slice(index, 1).to_pylist()[0]
-                record["channels"] = json.loads(record.pop("channels_json", None) or "[]")
-            channels = [schema.channel_of(channel or {}) for channel in record["channels"] or []]
-            fields = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
-            metadata: dict[str, Any] = pa.scalar(fields, schema.METADATA).as_py()
-        return metadata
 
     def storage_info(self) -> Stored:
         file = self._file.get()
@@ -593,9 +592,9 @@ class Source(Images):
         codecs = [leaf.compression for leaf in leaves]
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         cut = self._cut and {*codecs} <= {"UNCOMPRESSED", *CODECS}
-        layouts = "one per image" if self._one_each else f"of {len(self):,} images"
-        row_groups = groups(self._starts, "row group").replace("image", "chunk")
-        chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {row_groups}"
+        layouts = "one per image" if self.is_one_each else f"of {len(self._shapes):,} images"
+        row_groups = groups(self.starts, "row group").replace("image", "chunk")
+        chunking = f"{self.starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if cut:
             reading = "in place: from the mapped file" if compression == "none" else "from the mapped file"
             alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
@@ -603,6 +602,13 @@ class Source(Images):
         else:
             reading = "by pyarrow, which decodes a row group per chunk"
         return Stored(None, compression, chunking, cut and compression == "none", reading)
+
+    def stream(self) -> Iterator[Block]:
+        """Yield all chunks, each of which is an image."""
+        return self._pages.get().stream(self.starts, self._of_group)
+
+
+open_collection = OMEArrowImages
 
 
 def _key_of(file: ByteSource, stored: pq.ColumnChunkMetaData, max_bytes: int) -> bytes | object:

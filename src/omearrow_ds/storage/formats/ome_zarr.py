@@ -32,11 +32,14 @@ from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
-    FolderSource,
+    FileReader,
+    Folder,
     ListedPage,
     Member,
     link_refused,
     natural_key,
+    open_files,
+    open_folder,
     refuse_links,
     write_members,
 )
@@ -48,10 +51,10 @@ _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
 _NUM_BUCKET_PARTS = 2  # Parts of a URL without an object name.
 _NAMED = 5  # Members listed for a group without images.
-_ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
+ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
-def write(
+def write_collection(
     images: Iterable[Image],
     columns: pa.Table,
     path: Path,
@@ -74,8 +77,8 @@ def write(
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
 
-class Source(FolderSource):
-    """Images of a folder of OME-Zarr groups, in sidecar order or, without a sidecar, in natural order of group names.
+class ZarrReader(FileReader):
+    """Reader of OME-Zarr groups, in sidecar order or, without a sidecar, in natural order of group names.
 
     The image of a group is its ``level``, by default the first. Each field of view of a plate is an image; columns name
     plate, well, field (its path in the well) and, if all paths are whole numbers, site. A bare array is read if the
@@ -84,51 +87,54 @@ class Source(FolderSource):
     lists a well or a field that is missing; `ArgumentError` if an image lacks the level.
     """
 
-    name = "ome_zarr"
-    errors = _ERRORS
-    _carried = ("_level",)
+    errors = ERRORS
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:
+    def __init__(self, folder: Folder, level: int = 0) -> None:
+        super().__init__(folder)
         self._level = level
         self._chunk_names: dict[Shape, Sequence[str]] = {}  # Names of chunk files, by the shapes read so far.
         self._plate: tuple[str | None, list[str]] | None = None  # Name, and paths of wells.
-        self.variant = (f"level {level}",) if level else ()
-        super().__init__(path, known, **how)
+        if level and not folder.variant:
+            folder.variant = (f"level {level}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ZarrReader, (self.folder, self._level)
 
     @cached_property
     def _arrays(self) -> _zarr_chunks.Reader:
-        return _zarr_chunks.Reader(self._level, self._files)
+        return _zarr_chunks.Reader(self._level, self.folder.files)
 
-    def _look(self) -> None:
-        if self.fetches:
-            self.columns, self._root, self._listed = pa.table({}), self.path, False
-            self._listed = self._read_sidecar()  # One request lists all images.
-            if not self._listed:
-                self._take_files(self._present())
-            self._set_fingerprint({})
+    def list_members(self, *, skip_errors: bool) -> None:
+        folder = self.folder
+        if folder.is_remote:
+            folder.read_sidecar()  # One request lists all images.
+            if not folder.is_listed:
+                self.take_files(self.list_names(), skip_errors=skip_errors)
+            folder.set_fingerprint({})
         else:
-            super()._look()
-        if self._listed:
-            _refuse_level(self._level, "collections written by omearrow-ds have only level 0", self.path)
-        elif self._plate is not None and self._members:
+            super().list_members(skip_errors=skip_errors)
+        if folder.is_listed:
+            _refuse_level(self._level, "collections written by omearrow-ds have only level 0", folder.path)
+        elif self._plate is not None and folder.members:
             name, listed = self._plate
-            files = [member.file for member in self._members]
-            self._set_columns(pa.table(_ngff.plate_columns(name or _without_suffix(self.path.name), listed, files)))
+            files = [member.file for member in folder.members]
+            plate = name or _without_suffix(folder.path.name)
+            folder.set_columns(pa.table(_ngff.plate_columns(plate, listed, files)))
 
-    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
+    def is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
             return False
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
         return _is_image(self._node(path))
 
-    def storage_info(self) -> Stored:
-        looked_at = spread(len(self))
+    def describe_storage(self) -> Stored:
+        looked_at = spread(len(self.folder.members))
         codecs, layouts, versions, direct = [], [], [], 0
         for index in looked_at:
             path = self._folder_of(index)
             array, _ = self._array(path)
-            with self.guard.reading(path):
+            with self.folder.guard.reading(path):
                 codecs.append("compressed" if array.compressors else "none")
                 chunk = " x ".join(map(str, array.chunks))
                 layouts.append(chunk if array.shards is None else f"{chunk} in shards")
@@ -136,31 +142,33 @@ class Source(FolderSource):
             direct += self._arrays.find_image(str(path)) is not None
         reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
         chunking = f"one folder per image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
-        known = len(looked_at) if len(looked_at) < len(self) else None
+        known = len(looked_at) if len(looked_at) < len(self.folder.members) else None
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        with self.guard.reading(path):
-            if isinstance(self._files, ObjectFileSet):
-                return ZarrObjects(self._files, str(self._root), complete=self._listed).node(str(path))
+        with self.folder.guard.reading(path):
+            if isinstance(self.folder.files, ObjectFileSet):
+                return ZarrObjects(self.folder.files, str(self.folder.root), complete=self.folder.is_listed).node(
+                    str(path)
+                )
             for name in _NODE_FILES:
                 refuse_special(f"{path}/{name}")
             return zarr.open(path, mode="r")
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
         """Return the array of an image at the selected level, and its axes if known."""
-        if not self.fetches:
+        if not self.folder.is_remote:
             refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
             _refuse_level(self._level, "a Zarr array has no levels", path)
-            with self.guard.reading(path):  # Version 3 stores names of dimensions, and xarray does in version 2.
+            with self.folder.guard.reading(path):  # Version 3 stores names of dimensions, and xarray does in version 2.
                 names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
                 return _safe(node, path), _ngff.axes_named(names)
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise self._without_images(path, dict(node.attrs))
-        with self.guard.reading(path):
+        with self.folder.guard.reading(path):
             array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._vector, path))]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: level {self._level} is not a Zarr array; restore it")
@@ -168,159 +176,165 @@ class Source(FolderSource):
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
         """Return the numbers of an array in a group, or the bytes of a file."""
-        with self.guard.reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
-            return bytes(self._files.read(f"{group}/{name}"))
+        with self.folder.guard.reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
+            return bytes(self.folder.files.read(f"{group}/{name}"))
         path = group / name
         array = self._node(path)
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
-        with self.guard.reading(path):
+        with self.folder.guard.reading(path):
             for shape in (array.shape, array.shards or array.chunks):
                 new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
             values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
         return values
 
-    def _no_images(self) -> FormatError:
-        if not is_zarr_node(str(self.path)):
-            return super()._no_images()
-        return self._without_images(self.path, dict(self._node(self.path).attrs))
+    def no_images(self) -> FormatError:
+        if not is_zarr_node(str(self.folder.path)):
+            return super().no_images()
+        return self._without_images(self.folder.path, dict(self._node(self.folder.path).attrs))
 
     def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
         """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
         if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
             return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
         inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
-        if path != self.path and any(self._is_member(group) for group in inside):
+        if path != self.folder.path and any(self.is_member(group) for group in inside):
             return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
         groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
         remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
         return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
-    def _present(self) -> list[str]:
+    def list_names(self) -> list[str]:
         node: zarr.Array[Any] | zarr.Group | None = None
-        if self.fetches:
+        if self.folder.is_remote:
             node = self._node_at_url()
             if _is_image(node):
-                self._root = self.path.parent
-                return [self.path.name]
-        for file in map(self.path.joinpath, () if self.fetches else _NODE_FILES):
-            with self.guard.reading(file):  # Asking zarr takes a third of the opening time.
+                self.folder.root = self.folder.path.parent
+                return [self.folder.path.name]
+        for file in map(self.folder.path.joinpath, () if self.folder.is_remote else _NODE_FILES):
+            with self.folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
                 if node is None and file.is_file() and b'"plate"' in file.read_bytes():
-                    node = self._node(self.path)
-        with self.guard.reading():
-            self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
+                    node = self._node(self.folder.path)
+        with self.folder.guard.reading():
+            self._plate = (
+                _ngff.plate_of(dict(node.attrs), str(self.folder.path)) if isinstance(node, zarr.Group) else None
+            )
         if self._plate is not None:
             fields = [field for well in self._plate[1] for field in self._fields(well)]
             if not fields:
-                raise FormatError(f"{self.path}: the OME-Zarr plate has no fields; pass a plate with images")
+                raise FormatError(f"{self.folder.path}: the OME-Zarr plate has no fields; pass a plate with images")
             return fields
-        if isinstance(self._files, ObjectFileSet):
-            parts = (name.partition("/") for name in self._files.objects.inside(str(self.path)))
+        if isinstance(self.folder.files, ObjectFileSet):
+            parts = (name.partition("/") for name in self.folder.files.objects.inside(str(self.folder.path)))
             names = list({first for first, _, rest in parts if rest in _NODE_FILES and first != "OME"})
             if not names:
                 problem = "the Zarr group contains no images; pass the URL of an image or a plate"
-                raise FormatError(f"{self.path}: {problem}")
+                raise FormatError(f"{self.folder.path}: {problem}")
             return sorted(names, key=natural_key)
-        names = super()._present()
+        names = super().list_names()
         for name in names:
             for part in ("zarr.json", "0"):
-                if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
-                    raise link_refused(self.path / name / part)
+                if os.path.islink(f"{self.folder.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
+                    raise link_refused(self.folder.path / name / part)
         return names
 
     def _node_at_url(self) -> zarr.Array[Any] | zarr.Group:
         """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
-        assert isinstance(self._files, ObjectFileSet)
+        assert isinstance(self.folder.files, ObjectFileSet)
         try:
-            node = self._node(self.path)
+            node = self._node(self.folder.path)
         except FormatError:
             with suppress(StorageError, MissingPathError):
-                names = sorted({name.partition("/")[0] for name in self._files.objects.inside(str(self.path))})
+                names = sorted(
+                    {name.partition("/")[0] for name in self.folder.files.objects.inside(str(self.folder.path))}
+                )
                 if not set(names) & set(ZARR_FILES):
                     problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{self.path}: {problem}; pass the URL of one of them") from None
+                    raise FormatError(f"{self.folder.path}: {problem}; pass the URL of one of them") from None
             raise
-        if _is_image(node) and len(self.path.parts) <= _NUM_BUCKET_PARTS:
-            problem = f"{self.path}: the bucket itself is an image, which is not supported"
+        if _is_image(node) and len(self.folder.path.parts) <= _NUM_BUCKET_PARTS:
+            problem = f"{self.folder.path}: the bucket itself is an image, which is not supported"
             raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
         return node
 
     def _fields(self, well: str) -> list[str]:
         """Return the fields of a plate's well, as paths below the plate."""
         remedy = "restore the well, or remove it from the list"
-        if not self.fetches:
+        if not self.folder.is_remote:
             for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
-                if (self.path / folder).is_symlink():
-                    raise link_refused(self.path / folder)
-            if not is_zarr_node(f"{self.path}/{well}"):
-                raise FormatError(f"{self.path}: lists the well {well!r}, which does not exist; {remedy}")
-        node = self._node(self.path / well)
-        with self.guard.reading(self.path / well):
-            listed = _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")
+                if (self.folder.path / folder).is_symlink():
+                    raise link_refused(self.folder.path / folder)
+            if not is_zarr_node(f"{self.folder.path}/{well}"):
+                raise FormatError(f"{self.folder.path}: lists the well {well!r}, which does not exist; {remedy}")
+        node = self._node(self.folder.path / well)
+        with self.folder.guard.reading(self.folder.path / well):
+            listed = _ngff.fields_of(dict(node.attrs), f"{self.folder.path}/{well}")
         if listed is None:
-            raise FormatError(f"{self.path}: well {well!r} does not list its fields; {remedy}")
+            raise FormatError(f"{self.folder.path}: well {well!r} does not list its fields; {remedy}")
         fields = [f"{well}/{field}" for field in listed]
         for field in fields:
-            if not (self.fetches or is_zarr_node(f"{self.path}/{field}")):
+            if not (self.folder.is_remote or is_zarr_node(f"{self.folder.path}/{field}")):
                 raise FormatError(
-                    f"{self.path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}"
+                    f"{self.folder.path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}"
                 )
         return fields
 
     def _folder_of(self, index: int) -> Path:
         """Return the folder of an image, or of its only array in a collection that was written here."""
-        folder = self._root / self._members[index].file
-        return folder / "0" if self._listed else folder
+        folder = self.folder.root / self.folder.members[index].file
+        return folder / "0" if self.folder.is_listed else folder
 
-    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
+    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
         del listed  # Only TIFF files have pages.
-        if not self.fetches:  # Servers have no links.
-            refuse_links(self._root / file)
-        located = self._arrays.find_image(f"{self._root}/{file}")
+        if not self.folder.is_remote:  # Servers have no links.
+            refuse_links(self.folder.root / file)
+        located = self._arrays.find_image(f"{self.folder.root}/{file}")
         if located is not None:
-            return Member(file, self._image_id(file), located[1].shape, located[1].layout.pixel_dtype)
-        like = _like(*self._array(self._root / file), self._root / file)
-        return Member(file, self._image_id(file), like.shape, like.dtype.newbyteorder("="))
+            return Member(file, self.image_id(file), located[1].shape, located[1].layout.pixel_dtype)
+        like = _like(*self._array(self.folder.root / file), self.folder.root / file)
+        return Member(file, self.image_id(file), like.shape, like.dtype.newbyteorder("="))
 
-    def _image_id(self, file: str) -> str:
+    def image_id(self, file: str) -> str:
         return _without_suffix(file)
 
-    def _locate(self, row: int) -> ChunkFiles | None:
+    def locate(self, row: int) -> ChunkFiles | None:
         """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""
-        folder = f"{self._root}/{self._members[row].file}"
-        if self._listed:
+        folder = f"{self.folder.root}/{self.folder.members[row].file}"
+        if self.folder.is_listed:
             folder += "/0"
             array = self._arrays.find_array(folder)
             if array is None or "/" in array.names[0]:  # Another writer replaced it.
                 return None
-            if not self.fetches:
+            if not self.folder.is_remote:
                 self._chunk_names.setdefault(array.shape, array.names)
         else:
             located = self._arrays.find_image(folder)
             if located is None:
                 return None
             folder, array = located
-        self._refuse_other(row, array.shape, array.layout.pixel_dtype)
-        return ZarrChunks(array, folder, self._files, can_miss_chunks=not self._listed)
+        self.folder.refuse_other(row, array.shape, array.layout.pixel_dtype)
+        return ZarrChunks(array, folder, self.folder.files, can_miss_chunks=not self.folder.is_listed)
 
-    def files_of(self, index: int) -> Sequence[str]:
-        member = self._members[index]
-        folder, names = f"{self._root}/{member.file}/0", self._chunk_names.get(member.shape, ())
+    def files_of(self, row: int) -> Sequence[str]:
+        member = self.folder.members[row]
+        folder, names = f"{self.folder.root}/{member.file}/0", self._chunk_names.get(member.shape, ())
         return [f"{folder}/{name}" for name in ("zarr.json", *names)] if names else ()
 
-    def _read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
+    def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
-        path, image = self._folder_of(row), self._root / self._members[row].file
+        path, image = self._folder_of(row), self.folder.root / self.folder.members[row].file
         array, axes = self._array(path)
-        if self._listed and not self.fetches:  # The store of a server raises an error for a missing chunk.
+        if (
+            self.folder.is_listed and not self.folder.is_remote
+        ):  # The store of a server raises an error for a missing chunk.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
                 raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         dtype = np.dtype(array.dtype)
-        self._refuse_other(row, _like(array, axes, image).shape, dtype.newbyteorder("="))
+        self.folder.refuse_other(row, _like(array, axes, image).shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
-        with self.guard.reading(path):
+        with self.folder.guard.reading(path):
             new_image(array.shards or array.chunks, dtype, path)
             for region in regions:
                 part = [region[column + stop] for stop in (0, len(AXES)) for column in columns]
@@ -329,52 +343,57 @@ class Source(FolderSource):
                 arrays.append(np.ascontiguousarray(pixels, dtype.newbyteorder("=")))
         return arrays
 
-    def metadata(self, index: int) -> dict[str, Any]:
-        path = self._root / self._members[index].file
-        with self.guard.reading(path):
+    def metadata(self, row: int) -> dict[str, Any]:
+        path = self.folder.root / self.folder.members[row].file
+        with self.folder.guard.reading(path):
             attributes = dict(self._node(path).attrs)
             return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
 
     def label_images(self) -> list[str]:
         names: dict[str, None] = {}
-        for index in spread(len(self)):
-            labels = self._root / self._members[index].file / "labels"
+        for index in spread(len(self.folder.members)):
+            labels = self.folder.root / self.folder.members[index].file / "labels"
             if is_zarr_node(str(labels)):
-                with self.guard.reading(labels):
+                with self.folder.guard.reading(labels):
                     attributes: dict[str, Any] = dict(self._node(labels).attrs)
                     names |= dict.fromkeys(map(str, attributes.get("ome", attributes).get("labels", [])))
         return list(names)
 
-    def labels(self, name: str) -> tuple[Images, Array]:
-        error = partial(ArgumentError, path=self.path, option="masks", value=f"labels/{name}")
-        if self.fetches:
+    def open_labels(self, name: str) -> tuple[Images, Array]:
+        folder = self.folder
+        error = partial(ArgumentError, path=folder.path, option="masks", value=f"labels/{name}")
+        if folder.is_remote:
             raise error("label images on a server are not supported", remedy="copy the collection to this machine")
         if not name or ".." in PurePosixPath(name).parts:
             raise error("is not a valid name of label images", remedy="pass a name below labels/")
-        files = [f"{member.file}/labels/{name}" for member in self._members]
-        indices = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
+        files = [f"{member.file}/labels/{name}" for member in folder.members]
+        indices = [index for index, file in enumerate(files) if is_zarr_node(f"{folder.root}/{file}")]
         if not indices:
             names = self.label_images()
             listed = ", ".join(repr(f"labels/{other}") for other in names)
             remedy = f"pass one of {listed}" if names else "pass masks as another collection"
             raise error("no image has these label images", remedy=remedy)
-        ids = [self.image_ids[index] for index in indices]
+        ids = [folder.members[index].image_id for index in indices]
+        labels = Folder(folder.path, folder.format_name, self.errors, None)
+        labels.variant = (*folder.variant, f"labels/{name}")
         paths = [files[index] for index in indices]
-        label_source = Source.of_files(self.path, self._root, paths, ids, range(len(indices)), level=self._level)
-        label_source.variant = (*self.variant, f"labels/{name}")
+        images = open_files(ZarrReader(labels, self._level), folder.root, paths, ids, range(len(indices)))
         label_of = np.full(len(files), -1)
         label_of[indices] = np.arange(len(indices))
-        return label_source, label_of
+        return images, label_of
 
-    def stored_size(self) -> tuple[int, int, int]:
-        """Return the number, size and allocated bytes of files; sizes are 0 on a web server, which cannot list."""
-        if not isinstance(self._files, ObjectFileSet):
-            return super().stored_size()
+    def object_sizes(self, versions: Mapping[str, tuple[int, str]]) -> tuple[int, int]:
+        """Return number and size of all objects; the size is 0 on a web server, which cannot list."""
+        del versions  # Not of all chunks.
+        assert isinstance(self.folder.files, ObjectFileSet)
         try:
-            sizes = [size_bytes for size_bytes, _ in self._files.objects.inside(str(self.path)).values()]
+            sizes = [size_bytes for size_bytes, _ in self.folder.files.objects.inside(str(self.folder.path)).values()]
         except StorageError:
-            return len(self), 0, 0
-        return len(sizes), sum(sizes), sum(sizes)
+            return len(self.folder.members), 0
+        return len(sizes), sum(sizes)
+
+
+open_collection = partial(open_folder, "ome_zarr", ZarrReader)
 
 
 def _refuse_level(level: int, problem: str, path: Path) -> None:

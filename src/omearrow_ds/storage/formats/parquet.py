@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,10 @@ from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import is_list_view, list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
-from omearrow_ds.storage.formats._columns import columns_at_once
+from omearrow_ds.storage.formats._columns import columns_at_once, is_narrow
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
@@ -40,7 +40,16 @@ from omearrow_ds.storage.formats._parquet_pages import (
     plain_layout,
 )
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import TableSource, as_arrays, by_ranges, refuse_damaged, unnest
+from omearrow_ds.storage.formats._table import (
+    StoredTable,
+    TableImages,
+    TableOptions,
+    as_arrays,
+    by_ranges,
+    open_bytes,
+    refuse_damaged,
+    unnest,
+)
 from omearrow_ds.storage.image_extents import stack_images
 
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
@@ -52,9 +61,10 @@ _SMALL_PAGE_BYTES = 2**12
 _FOOTER_BYTES = 2**16  # size that covers most footers
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
+ERRORS: tuple[type[Exception], ...] = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write each table as a row group of a Parquet file; a compressed file has one image per page."""
     options = page_options(compression, table_schema, [schema.CHECKSUM_COLUMN])
     with pq.ParquetWriter(path, table_schema, **options) as writer:
@@ -72,8 +82,8 @@ class _PixelLeaf:
     chunks: Sequence[ColumnChunk] = ()  # One per row group; empty if pages cannot be cut.
 
 
-class Source(TableSource):
-    """Images of a Parquet file, which are read directly from its pages if possible, else by pyarrow.
+class ParquetTable(StoredTable):
+    """Parquet file whose images are read directly from its pages if possible, else by pyarrow.
 
     The file is mapped at the first image. Replacing it by another file is safe. If it is truncated in place, the next
     read raises an error, but a running read may then end the process, as with any memory-mapped file.
@@ -81,36 +91,36 @@ class Source(TableSource):
     Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
     """
 
-    name = "parquet"
-    errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
+    errors = ERRORS
     _located_leaf: _PixelLeaf | None = None
 
-    def _read_header(self) -> None:
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        super().__init__(guard, options)
         self._file = ProcessLocal(self._open)
         self._reader = ProcessLocal(self._open_reader)
         file = self._file.get()
-        table_schema = file.schema_arrow  # parsed again at each access
-        others = self._choose(table_schema)
+        self.schema = file.schema_arrow  # Parsed again at each access.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         self._starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
-        at_once = columns_at_once(others)
-        self._look = self._look and len(at_once) == len(others)
-        fields = self._column.told_fields if self._look else self._column.info_fields
-        table = self._read_whole([*[f"{self._column.name}.{name}" for name in fields], *at_once])
-        columns = pa.schema(map(table_schema.field, others))
-        self._set_header(unnest(table[self._column.name]), columns, table.select(at_once))
-        must_cut = self._options.engine == "pages"
-        # Pixels of objects are located now, as the cache still has the ranges that were fetched for the header.
-        leaf = self._leaf if not self._look and (must_cut or self._objects is not None) else None
-        if must_cut and leaf is not None and not leaf.chunks and len(self):
+
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+        fields = column.told_fields if look else column.info_fields
+        table = self._read_whole([*[f"{column.name}.{name}" for name in fields], *names])
+        return unnest(table[column.name]), table.select(names)
+
+    def locate(self) -> None:
+        """Locate the pixels of objects while the cache has the ranges of the header, and those that an engine needs."""
+        must_cut = self.options.engine == "pages"
+        leaf = self._leaf if must_cut or self.objects is not None else None
+        if must_cut and leaf is not None and not leaf.chunks and self._starts[-1]:
             problem = "needs plainly encoded pixel pages"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
-        if self._objects is None or "columns" in vars(self):  # The footer of a wide table is large.
+        if self.objects is None or is_narrow(self.schema.names):  # The footer of a wide table is large.
             self._file.close()
-        if self._objects is not None:
-            self._bytes.get().clear_cache()
+        if self.objects is not None:
+            self._reader.get().file.clear_cache()
         elif must_cut:
-            self._bytes.close()
+            self._reader.close()
 
     def _read_whole(self, paths: list[str]) -> pa.Table:
         """Return columns, or fields of them, with the number of rows that the footer states.
@@ -121,17 +131,17 @@ class Source(TableSource):
         table = file.read(columns=paths, use_threads=self._starts[-1] > _FEW_ROWS)
         for rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
             if rows != self._starts[-1]:
-                raise self._other_rows(rows, self._starts[-1], "a column")
+                raise _other_rows(self.path, rows, self._starts[-1], "a column")
         return table
 
-    def _read_stored(self, names: list[str]) -> pa.Table:
-        file = self._bytes.get() if self._objects is not None else None
+    def read_columns(self, names: list[str]) -> pa.Table:
+        file = self._reader.get().file if self.objects is not None else None
         with self.guard.reading():
             if isinstance(file, ObjectFile):
                 file.cache_ranges(_ranges_of(self._file.get().metadata, names))
             return self._read_whole(names).select(names)
 
-    def _read_info(self, column: ImageColumn) -> pa.Table:
+    def read_info(self, column: ImageColumn) -> pa.Table:
         paths = [f"{column.name}.{name}" for name in column.info_fields]
         with self.guard.reading():
             return unnest(self._file.get().read(columns=paths)[column.name])
@@ -156,58 +166,43 @@ class Source(TableSource):
             file = self._file.get()
             paths = _leaf_paths(file)
             leaf = self._find_pixel_leaf(paths)
-            if leaf.paths and self._options.engine != "pyarrow":
-                leaf = replace(leaf, chunks=self._find_chunks(file, paths.index(leaf.paths[0]), leaf.codec))
-        if leaf.chunks and self._objects is None:
+            if leaf.paths and self.options.engine != "pyarrow" and not is_encrypted(self._reader.get().file, file):
+                column, odd_order = self.header.column, bool(self.header.odd_order.any())
+                chunks = [] if odd_order else _find_chunks(file, paths.index(leaf.paths[0]), column, leaf.codec)
+                leaf = replace(leaf, chunks=chunks)
+        if leaf.chunks and self.objects is None:
             self._file.close()
-        self._all_placed = bool(leaf.paths) and leaf.codec is None
+        self.is_placed = bool(leaf.paths) and leaf.codec is None
         return leaf
 
     def _find_pixel_leaf(self, paths: list[str]) -> _PixelLeaf:
         """Return the pixel leaf without its chunks."""
-        prefix = f"{self._column.name}.chunks."
+        column = self.header.column
+        prefix = f"{column.name}.chunks."
         leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
         other_leaves = [path for path in leaves if path not in pixels]
-        if len(pixels) != 1 or not other_leaves or not len(self):
+        num_images = self._starts[-1]
+        if len(pixels) != 1 or not other_leaves or not num_images:
             return _PixelLeaf()
-        lists = self._column.type.field("chunks").type
+        lists = column.type.field("chunks").type
         if any(map(is_list_view, (lists, *(field.type for field in lists.value_type)))):  # Need not be contiguous.
             return _PixelLeaf()
-        chunks = pa.concat_arrays(as_arrays(self._read_whole(other_leaves)[self._column.name], "chunks"))
+        chunks = pa.concat_arrays(as_arrays(self._read_whole(other_leaves)[column.name], "chunks"))
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
-        expected = self._expected(np.arange(len(self)))
+        expected = self.header.expected(np.arange(num_images))
         if placed_chunks(chunks, expected).all():
             return _PixelLeaf(pixels, stops - starts)
         codec = codec_of_chunks(chunks)
         is_placed = codec is not None and placed_chunks(chunks, expected, codec).all()
         return _PixelLeaf(pixels, stops - starts, codec) if is_placed else _PixelLeaf()
 
-    def _find_chunks(self, file: pq.ParquetFile, leaf: int, codec: str | None) -> list[ColumnChunk]:
-        """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
-        pixels, chunk = file.schema.column(leaf), self._column.type.field("chunks").type.value_type
-        lists = pixels.physical_type == "INT32"
-        is_other_depth = pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type)
-        if is_other_depth or self._odd_order.any() or is_encrypted(self._bytes.get(), file):
-            return []
-        if lists and (codec is not None or chunk.field("pixels").type.value_type != pa.uint16()):
-            return []
-        stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
-        codecs = {leaf_chunk.compression for leaf_chunk in stored}
-        elsewhere = any(leaf_chunk.file_path for leaf_chunk in stored) or all(
-            leaf_chunk.has_dictionary_page for leaf_chunk in stored
-        )
-        if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
-            return []
-        return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
-
-    def _layout(self) -> Stored:
-        file = self._file.get()
-        leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
-        numbers = [] if is_encrypted(self._bytes.get(), file) else range(file.num_row_groups)
+    def layout(self) -> Stored:
+        file, column = self._file.get(), self.header.column
+        leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, column)]
+        numbers = [] if is_encrypted(self._reader.get().file, file) else range(file.num_row_groups)
         codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
-        chunking = groups(self._starts, "row group")
         plain = self.engine == "pages" and compression == "none"
         if plain:
             reading = "in place: from the mapped file"
@@ -218,42 +213,41 @@ class Source(TableSource):
             reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
         else:
             reading = "by pyarrow, which decodes a row group per image"
-        stored = Stored(self._column.encoding, compression, chunking, plain, reading)
-        return stored if self._objects is None else by_ranges(stored)
+        stored = Stored(column.encoding, compression, groups(self._starts, "row group"), plain, reading)
+        return stored if self.objects is None else by_ranges(stored)
 
-    def _chunk_codec(self) -> str | None:
-        return self._leaf.codec or super()._chunk_codec()
+    def chunk_codec(self) -> str | None:
+        return self._leaf.codec or super().chunk_codec()
 
     def _open(self) -> pq.ParquetFile:
-        if self._objects is None:
+        if self.objects is None:
             with self.guard:
-                # A second map, next to that of `_bytes`, reads fewer cold pages.
+                # A second map, next to that of `_reader`, reads fewer cold pages.
                 return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
-        file = self._bytes.get()
+        file = self._reader.get().file
         assert isinstance(file, ObjectFile)
         with self.guard.reading():
             footer_bytes = int.from_bytes(file.read_tail(_FOOTER_BYTES)[-_TAIL_BYTES:][:4], "little")
             file.read_tail(footer_bytes + _TAIL_BYTES)
             opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
-            if not hasattr(self, "_info"):
+            if not hasattr(self, "header"):
                 images = [field.name for field in opened.schema_arrow if pa.types.is_struct(field.type)]
                 others = [name for name in opened.schema_arrow.names if name not in images]
                 file.cache_ranges(_ranges_of(opened.metadata, [*images, *columns_at_once(others)]))
         return opened
 
     def _open_reader(self) -> PageReader:
-        return PageReader(self._bytes.get(), self._find_pages)
+        return PageReader(open_bytes(self.guard, self.objects), self._find_pages)
 
     def close(self) -> None:
         self._file.close()
         self._reader.close()
-        self._bytes.close()
 
     @property
     def decodes_in_threads(self) -> bool:
-        return bool(self._leaf.chunks) and self._objects is None  # Pyarrow would decode a row group in each thread.
+        return bool(self._leaf.chunks) and self.objects is None  # Pyarrow would decode a row group in each thread.
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def read_images(self, rows: Sequence[int]) -> list[Array]:
         parts = group_by_part(self._starts, rows)
         if not self._leaf.chunks:
             return [image for number, of_group in parts for image in self._of_group(number, of_group)]
@@ -261,30 +255,30 @@ class Source(TableSource):
         images: list[Array] = []
         for (number, of_group), read in zip(parts, self._reader.get().read(in_groups), strict=True):
             images += self._of_group(number, of_group) if read is None else read
-        if self._objects is not None:
-            self._bytes.get().clear_cache()
+        if self.objects is not None:
+            self._reader.get().file.clear_cache()
         return images
 
-    def read_groups(self) -> Iterable[slice]:
-        if self._objects is not None:
-            return super().read_groups()
+    def read_groups(self) -> Iterable[slice] | None:
+        if self.objects is not None:
+            return None
         are_whole = [not self._leaf.chunks] * (len(self._starts) - 1)  # Pyarrow decodes whole row groups.
-        return split_groups(self._starts, are_whole, image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
+        return split_groups(self._starts, are_whole, self.header.image_bytes, BLOCK_BYTES)
 
-    def stream(self) -> Iterator[Block]:
-        if self._objects is None and self._leaf.chunks:
+    def stream(self) -> Iterator[Block] | None:
+        if self.objects is None and self._leaf.chunks:
             return self._reader.get().stream(self._starts, self._of_group)
-        return super().stream()
+        return None
 
     @property
     def mapping(self) -> MappedFile | None:
         plain = self._leaf.chunks and self._leaf.codec is None and len(self._starts) <= _MOST_GROUPS
-        file = self._bytes.get() if plain and self._objects is None else None
+        file = self._reader.get().file if plain and self.objects is None else None
         return file if isinstance(file, MappedFile) else None
 
     def mapped_stacks(self) -> Stacks | None:
         mapping = self.mapping
-        if not is_uniform(self) or mapping is None:
+        if mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         arrays = self._reader.get().stacks(len(self._starts) - 1)
         if not arrays or self._leaf.num_pieces is None:
@@ -295,16 +289,16 @@ class Source(TableSource):
     def _find_pages(self, file: ByteSource, number: int) -> Pages:
         rows, leaf = np.arange(self._starts[number], self._starts[number + 1]), self._leaf
         assert leaf.num_pieces is not None
-        return find_pages(file, leaf.chunks[number], self._expected(rows), leaf.num_pieces[rows], leaf.codec)
+        return find_pages(file, leaf.chunks[number], self.header.expected(rows), leaf.num_pieces[rows], leaf.codec)
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""
         images: list[Array] = []
         start = self._starts[number]
-        for array in self._read_group(number, self._column.pixel_field):
+        for array in self._read_group(number, self.header.column.pixel_field):
             in_array = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
             if in_array:
-                block = self._block(array, np.arange(start, start + len(array)))
+                block = self.header.block(self, array, np.arange(start, start + len(array)))
                 images.extend(
                     block.images() if len(in_array) == len(array) else [block[row - start] for row in in_array]
                 )
@@ -313,28 +307,50 @@ class Source(TableSource):
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
         """Return ``chunks`` (only their pixels if plainly stored) or ``planes`` of a row group."""
-        file = self._bytes.get()
+        file = self._reader.get().file
         file.refuse_changed()  # pyarrow maps the file as well
-        leaf, name = self._leaf, self._column.name
-        alone = self._all_placed and field == self._column.pixel_field
-        paths = list(leaf.paths) if alone else [f"{name}.{field}"]
+        leaf, column = self._leaf, self.header.column
+        alone = self.is_placed and field == column.pixel_field
+        paths = list(leaf.paths) if alone else [f"{column.name}.{field}"]
         with file.lock, self.guard.reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
-        arrays = as_arrays(table[name], field)
+        arrays = as_arrays(table[column.name], field)
         num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
         if num_read != num_expected:
-            raise self._other_rows(num_read, num_expected, f"row group {number}")
+            raise _other_rows(self.path, num_read, num_expected, f"row group {number}")
         return arrays
 
-    def _other_rows(self, num_rows: int, expected: int, part: str) -> FormatError:
-        """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
-        problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
-        return FormatError(f"{self.path}: {problem}; the file is damaged, restore it")
-
-    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+    def fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         for number, rows in group_by_part(self._starts, indices.tolist()):
             positions = pa.array(np.array(rows) - self._starts[number])
             yield pa.concat_arrays(self._read_group(number, field)).take(positions)
+
+
+open_collection = partial(TableImages, "parquet", ParquetTable)
+
+
+def _find_chunks(file: pq.ParquetFile, leaf: int, column: ImageColumn, codec: str | None) -> list[ColumnChunk]:
+    """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
+    pixels, chunk = file.schema.column(leaf), column.type.field("chunks").type.value_type
+    lists = pixels.physical_type == "INT32"
+    if pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type):
+        return []
+    if lists and (codec is not None or chunk.field("pixels").type.value_type != pa.uint16()):
+        return []
+    stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
+    codecs = {leaf_chunk.compression for leaf_chunk in stored}
+    elsewhere = any(leaf_chunk.file_path for leaf_chunk in stored) or all(
+        leaf_chunk.has_dictionary_page for leaf_chunk in stored
+    )
+    if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
+        return []
+    return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
+
+
+def _other_rows(path: Path, num_rows: int, expected: int, part: str) -> FormatError:
+    """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
+    problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
+    return FormatError(f"{path}: {problem}; the file is damaged, restore it")
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:

@@ -19,10 +19,12 @@ import pyarrow as pa
 from omearrow_ds.storage.formats import duckdb as duckdb_file
 from omearrow_ds.storage.formats import get_format, parquet
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._table import TableImages
 
 UNSUPPORTED_TYPES = duckdb_file.UNSUPPORTED_TYPES
 _ROW_NUMBER = "file_row_number"
 _ASYNC_THREADS = 0  # with more, DuckDB 2.0 sometimes hangs if a COPY is interrupted
+ERRORS = (*parquet.ERRORS, duckdb.Error)
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 
 
@@ -32,7 +34,7 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
     duckdb_file.refuse_names(columns, _ROW_NUMBER)
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Parquet file with DuckDB, without dictionaries; tables of equal length get a row group each."""
     remaining = iter(tables)
     first = next(remaining, table_schema.empty_table())
@@ -42,7 +44,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         "DICTIONARY_SIZE_LIMIT": 0,
         "ROW_GROUP_SIZE": max(len(first), 1),
         # Later images may be larger than the first ones.
-        "ROW_GROUP_SIZE_BYTES": max(first.nbytes, get_format(Source.name).max_bytes),
+        "ROW_GROUP_SIZE_BYTES": max(first.nbytes, get_format("parquet_duck").writer.max_bytes),
     }
     listed = ", ".join(f"{name} {value}" for name, value in options.items())
     statement = f"COPY (SELECT * FROM incoming) TO {duckdb_file.literal(str(path))} ({listed})"
@@ -51,9 +53,11 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         duckdb_file.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
 
 
-class _ByDuckDB(duckdb_file.Source):
-    name = "parquet_duck"
+class _ReadByDuckDB(duckdb_file.DuckDBTable):
+    """Parquet file that DuckDB reads."""
+
     engine = "duckdb"
+    _format_name = "parquet_duck"
     _row_number = _ROW_NUMBER
     _frugal = False
 
@@ -70,18 +74,19 @@ class _ByDuckDB(duckdb_file.Source):
         # The path is a file name, not a pattern; folders such as ``well=A01`` in it are not columns.
         return f"read_parquet({duckdb_file.literal(duckdb_file.unglobbed(str(self.path)))}, hive_partitioning = false)"
 
-    def _layout(self) -> Stored:
-        with closing(Source(self.path, image_column=self._column.name, with_columns=False)) as pages:
-            stored: Stored = pages.storage_info()
+    def layout(self) -> Stored:
+        with closing(open_collection(self.path, image_column=self.header.column.name, with_columns=False)) as pages:
+            stored = pages.storage_info()
         return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 
-class Source(parquet.Source):
-    """Images of a Parquet file written by DuckDB or another tool; ``engine="duckdb"`` reads the images with DuckDB."""
+class _ReadByPages(parquet.ParquetTable):
+    """Parquet file written by DuckDB or another tool."""
 
-    name = "parquet_duck"
-    errors = (*parquet.Source.errors, duckdb.Error)
+    errors = ERRORS
 
-    def __new__(cls, path: Path, engine: str | None = None, **options: Any) -> Any:
-        """Create a source that DuckDB reads if ``engine`` requests it."""
-        return _ByDuckDB(path, **options) if engine == "duckdb" else super().__new__(cls)
+
+def open_collection(path: Path, **options: Any) -> TableImages:
+    """Open a Parquet file; ``engine="duckdb"`` reads the images with DuckDB."""
+    file_type = _ReadByDuckDB if options.get("engine") == "duckdb" else _ReadByPages
+    return TableImages("parquet_duck", file_type, path, **options)

@@ -25,17 +25,17 @@ from omearrow_ds.storage.formats import _ome_xml
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
 from omearrow_ds.storage.formats._error_translation import MALFORMED
-from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, write_members
+from omearrow_ds.storage.formats._folder import FileReader, ListedPage, Member, open_folder, write_members
 from omearrow_ds.storage.formats._stored import Stored, spread
 from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, locate_chunks, refuse_mixed_pages, with_axes
 
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels in the checksum of the UUID
-_ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
+ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
-def write(
+def write_collection(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
     """Write images as OME-TIFF files, whole or tiled, and the columns as a sidecar into the new folder ``path``."""
@@ -77,39 +77,38 @@ def _identifier(name: str, pixels: Array) -> str:
     return str(uuid5(NAMESPACE_OID, f"{name} {pixels.shape} {pixels.dtype} {checksum}"))
 
 
-class Source(FolderSource):
-    """Images of a folder of TIFF files, in sidecar order or, without a sidecar, in natural order of file names.
+class TiffReader(FileReader):
+    """Reader of TIFF files, in sidecar order or, without a sidecar, in natural order of file names.
 
     In a file without OME axes, samples are channels, an unnamed stack is Z, and a stack of stacks is T and Z. Pixels
     stored as in memory are read directly; tifffile reads the others. Raises `FormatError` if a file is not a readable
     TIFF, holds several images, or has pixels of an unsupported dtype.
     """
 
-    name = "tiff"
-    errors = _ERRORS
+    errors = ERRORS
     suffixes = TIFF_SUFFIXES
 
     @cached_property
     def _decoders(self) -> dict[int, Decode]:
         return {}
 
-    def storage_info(self) -> Stored:
+    def describe_storage(self) -> Stored:
         codecs, layouts = [], []
-        for index in spread(len(self)):
-            member = self._members[index]
+        for index in spread(len(self.folder.members)):
+            member = self.folder.members[index]
             with self._open(member.file) as tif:
-                page = self._image(tif, self._at(member.file), member.listed).series.keyframe
+                page = self._image(tif, self.folder.path_of(member.file), member.listed).series.keyframe
                 name = tifffile.COMPRESSION(page.compression).name
             codecs.append(_CODECS.get(name, name.lower()))
             rows = min(page.rowsperstrip, page.imagelength)
             strips = "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
             layouts.append(f"tiles of {page.tilelength} x {page.tilewidth}" if page.is_tiled else strips)
-        return self._describe_storage(codecs, layouts)
+        return self.describe_files(codecs, layouts)
 
-    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
-        path = self._at(file)
-        with self.guard.reading(path):
-            opened = self._files.open(path)
+    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+        path = self.folder.path_of(file)
+        with self.folder.guard.reading(path):
+            opened = self.folder.files.open(path)
         with self._open(file) as tif:
             image = _page_of(self._image(tif, path, listed), listed, path)
             series = image.series
@@ -118,16 +117,20 @@ class Source(FolderSource):
             moved = [position for position in image.order if image.lengths[position] > 1]
             is_plain = moved == sorted(moved) and (dtype.itemsize == 1 or tif.byteorder == "<")
             offset = series.dataoffset if is_plain and series.transform is None else None
-        image_id = self._image_id(file)
+        image_id = self.image_id(file)
         return Member(file, image_id, image.shape, dtype, opened.size_bytes, offset, opened.modified_ns, listed)
 
-    def _image_id(self, file: str) -> str:
-        return super()._image_id(file).removesuffix(".ome")
+    def image_id(self, file: str) -> str:
+        return super().image_id(file).removesuffix(".ome")
 
     @contextmanager
     def _open(self, file: str) -> Iterator[tifffile.TiffFile]:
-        path = self._at(file)
-        with self._files.open_for_library(path) as opened, self.guard.reading(path), tifffile.TiffFile(opened) as tif:
+        path = self.folder.path_of(file)
+        with (
+            self.folder.files.open_for_library(path) as opened,
+            self.folder.guard.reading(path),
+            tifffile.TiffFile(opened) as tif,
+        ):
             yield tif
 
     def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> TiffImage:
@@ -136,7 +139,7 @@ class Source(FolderSource):
         if listed is not None and number is not None:
             _refuse_beyond(listed, "image series", number, len(tif.series), path)
         image = find_image(tif, path, number)
-        if self._listed and not tif.is_ome:
+        if self.folder.is_listed and not tif.is_ome:
             raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         return image
 
@@ -146,7 +149,7 @@ class Source(FolderSource):
         root = _ome_xml.find_root(tif.pages.first.description)
         is_part = tif.is_ndtiff
         if root is not None and _ome_xml.names_other_files(root, path.name):
-            own = _ome_xml.own_description(root, path.name, len(tif.pages), self._split_along)
+            own = _ome_xml.own_description(root, path.name, len(tif.pages), self.folder.split_along)
             is_part = own is None
             tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
             tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
@@ -157,13 +160,13 @@ class Source(FolderSource):
             )
             raise FormatError(f"{path}: {problem}; {remedy}")
 
-    def _locate_chunks(self, row: int) -> ImageChunks | None:
+    def locate(self, row: int) -> ImageChunks | None:
         """Return the chunks of an image; pages of a series are located together, which takes 0.1 s for 1,000 pages."""
-        member = self._members[row]
+        member = self.folder.members[row]
         listed, locate = member.listed, partial(self._locate_series, row)
         if listed is None or listed.page is None:
-            return self._chunks.cached(row, locate)
-        chunks = self._chunks.cached((member.file, listed.series, member.shape, member.dtype), locate)
+            return self.chunks.cached(row, locate)
+        chunks = self.chunks.cached((member.file, listed.series, member.shape, member.dtype), locate)
         if chunks is None or listed.page >= len(chunks.offsets):
             return None
         page = slice(listed.page, listed.page + 1)
@@ -171,14 +174,14 @@ class Source(FolderSource):
         return chunks._replace(offsets=chunks.offsets[page], lengths=lengths)
 
     def _locate_series(self, row: int) -> ImageChunks | None:
-        member = self._members[row]
-        path, listed = self._at(member.file), member.listed
-        file = self._files.open(path)
+        member = self.folder.members[row]
+        path, listed = self.folder.path_of(member.file), member.listed
+        file = self.folder.files.open(path)
         with self._open(member.file) as tif:
             series = self._image(tif, path, listed)
             image = _page_of(series, listed, path)
             shape = image.shape
-            self._refuse_other(row, shape, image.series.dtype.newbyteorder("="))
+            self.folder.refuse_other(row, shape, image.series.dtype.newbyteorder("="))
             if not image.axes.endswith("YX") or "S" in image.axes or (image is not series and image.axes != "YX"):
                 return None
             if image is not series:
@@ -188,28 +191,31 @@ class Source(FolderSource):
             planes = np.arange(math.prod(lead)).reshape(*lead, 1, 1).transpose(image.order).reshape(*shape[:3])
             return locate_chunks(image.series, planes, shape[3:], file, self._decoders)
 
-    def _decode(self, row: int, file: Any) -> Array:
-        member = self._members[row]
-        path, listed = self._at(member.file), member.listed
+    def decode(self, row: int, file: Any) -> Array:
+        member = self.folder.members[row]
+        path, listed = self.folder.path_of(member.file), member.listed
         with tifffile.TiffFile(file) as tif:
             image = _page_of(self._image(tif, path, listed), listed, path)
-            self._refuse_other(row, image.shape, image.series.dtype.newbyteorder("="))
+            self.folder.refuse_other(row, image.shape, image.series.dtype.newbyteorder("="))
             pixels = image.series.asarray().reshape(image.lengths)
         pixels = pixels.transpose(image.order).reshape(image.shape)
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
 
-    def metadata(self, index: int) -> dict[str, Any]:
-        member = self._members[index]
-        path, listed = self._at(member.file), member.listed
+    def metadata(self, row: int) -> dict[str, Any]:
+        member = self.folder.members[row]
+        path, listed = self.folder.path_of(member.file), member.listed
         with self._open(member.file) as tif:
             self._take_own_image(tif, path)
             xml = tif.ome_metadata
-        if not xml and self._listed:
+        if not xml and self.folder.is_listed:
             raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         if not xml:
             return schema.normalize_metadata(None, 0, "")
-        with self.guard.reading(path):
+        with self.folder.guard.reading(path):
             return _ome_xml.parse(xml, str(path), 0 if listed is None else listed.series or 0)
+
+
+open_collection = partial(open_folder, "tiff", TiffReader)
 
 
 def _num_pages(series: tifffile.TiffPageSeries) -> int:

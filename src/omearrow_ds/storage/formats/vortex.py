@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,12 +27,20 @@ from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform, split_groups
-from omearrow_ds.storage.formats._columns import is_narrow
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
-from omearrow_ds.storage.formats._table import CopiedFile, TableSource, as_arrays, as_reader, unnest
+from omearrow_ds.storage.formats._table import (
+    CopiedFile,
+    StoredTable,
+    TableImages,
+    TableOptions,
+    as_arrays,
+    as_reader,
+    unnest,
+)
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
@@ -41,9 +49,10 @@ _DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
 _VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
 _OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
 _INLINE_BYTES = 12
+ERRORS = (OSError, ValueError, RuntimeError)
 
 
-def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+def write_collection(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Vortex file with the encodings that Vortex chooses, including zstd if ``compression`` is zstd.
 
     Vortex is called in a separate thread, because otherwise the main thread would handle Ctrl-C only at the end.
@@ -135,60 +144,48 @@ def without_views(lists: pa.Array) -> pa.Array:
     )
 
 
-class Source(TableSource):
-    """Images of a Vortex file, or of an object on a server.
+class VortexTable(StoredTable):
+    """Vortex file, or an object on a server.
 
     An object is copied to the cache as a whole, because Vortex 0.91 would fetch it once per process.
     """
 
-    name = "vortex"
-    errors = (OSError, ValueError, RuntimeError)
+    errors = ERRORS
 
-    def _read_header(self) -> None:
-        self.fetches = False
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        super().__init__(guard, options)
         self._file = ProcessLocal(self._open)
-        table_schema = self._file.get().file.to_arrow().schema
-        others = self._choose(table_schema)
-        columns = pa.schema(map(table_schema.field, others))
-        self._look = self._look and is_narrow(others)
-        if self._look:
-            info, values = self._read_told(others)
-            self._set_header(info, columns, values)
-            self.close()
-            return
-        self._set_header(self._read_info(self._column), columns)
+        self.schema = self._file.get().file.to_arrow().schema
+
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+        if not look:
+            return super().read_header(column, names, look=look)
+        image = expr.column(column.name)
+        fields: dict[str, Any] = {"id": image["id"]} if "id" in column.fields else {}
+        fields["pixels_meta"] = expr.pack({name: image["pixels_meta"][name] for name in PIXELS_META})
+        packed = expr.pack({"fields": expr.pack(fields), "others": expr.select(list(names), expr.root())})
+        table = unnest(self._read(packed))  # By one scan.
+        return unnest(table["fields"]), unnest(table["others"])
+
+    def locate(self) -> None:
         self._leaf = self._find_leaf()
-        self._all_placed = self._leaf is not None
+        self.is_placed = self._leaf is not None
         self.close()
 
-    def _read_stored(self, names: list[str]) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         return unnest(self._read(expr.select(names, expr.root()))).select(names)
 
-    def _read_info(self, column: ImageColumn) -> pa.Table:
+    def read_info(self, column: ImageColumn) -> pa.Table:
         return unnest(self._read(expr.select(column.info_fields, expr.column(column.name))))
-
-    def _read_told(self, others: list[str]) -> tuple[pa.Table, pa.Table]:
-        """Return the fields that give id, shape and dtype, and the columns ``others``, by one scan."""
-        image = expr.column(self._column.name)
-        fields: dict[str, Any] = {"id": image["id"]} if "id" in self._column.fields else {}
-        fields["pixels_meta"] = expr.pack({name: image["pixels_meta"][name] for name in PIXELS_META})
-        packed = expr.pack({"fields": expr.pack(fields), "others": expr.select(others, expr.root())})
-        table = unnest(self._read(packed))
-        return unnest(table["fields"]), unnest(table["others"])
 
     def _open(self) -> OpenVortexFile:
         with self.guard:
-            mapping = MappedFile(self.path) if self._objects is None else CopiedFile(self.guard, self._objects)
+            mapping = MappedFile(self.path) if self.objects is None else CopiedFile(self.guard, self.objects)
             return OpenVortexFile(vortex.open(mapping.name, memory_map=True), mapping)
 
-    def storage_info(self) -> Stored:
-        stored = super().storage_info()
-        copied = "" if self._objects is None else "from a fetched copy of the object: "
-        return replace(stored, reading=f"{copied}{stored.reading}")
-
-    def _layout(self) -> Stored:
-        rows = self._pixel_rows(self._column.pixel_field)
-        decoded = [self._image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
+    def layout(self) -> Stored:
+        rows = self._pixel_rows(self.header.column.pixel_field)
+        decoded = [self.header.image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
         packed = (part.nbytes < size_bytes for part, size_bytes in zip(rows.parts, decoded, strict=True))
         compression = joined("compressed" if is_packed else "none" for is_packed in packed)
         plain = bool(self._mapped_images())
@@ -198,7 +195,9 @@ class Source(TableSource):
             reading = "by Vortex, which decodes a part of the file per image"
         else:
             reading = "by Vortex, each image separately"
-        return Stored(self._column.encoding, compression, groups(rows.starts, "part"), plain, reading)
+        copied = "" if self.objects is None else "from a fetched copy of the object: "
+        chunking = groups(rows.starts, "part")
+        return Stored(self.header.column.encoding, compression, chunking, plain, f"{copied}{reading}")
 
     def close(self) -> None:
         self._file.close()
@@ -212,14 +211,14 @@ class Source(TableSource):
 
     def _find_leaf(self) -> pa.Field | None:
         """Return the pixel leaf of the chunks if it suffices to read every image."""
-        leaf, others = self._leaf_fields()
+        leaf, others = self.header.leaf_fields()
         if leaf is None:
             return None
         try:
             stored = pa.concat_arrays(self._read(self._narrowed(others)).chunks)
         except FormatError:  # columns that Vortex cannot narrow are read whole
             return None
-        return leaf if placed_chunks(stored, self._expected(np.arange(len(self)))).all() else None
+        return leaf if placed_chunks(stored, self.header.expected(np.arange(len(stored)))).all() else None
 
     def _narrowed(self, fields: list[pa.Field]) -> Any:
         """Return the expression for chunks of only these fields.
@@ -229,7 +228,7 @@ class Source(TableSource):
         return expr.cast(self._expression("chunks"), vortex.DType.from_arrow(pa.list_(pa.struct(fields))))
 
     def _expression(self, field: str) -> Any:
-        return expr.column(self._column.name)[field]
+        return expr.column(self.header.column.name)[field]
 
     def _pixel_rows(self, field: str) -> Rows:
         """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
@@ -251,21 +250,21 @@ class Source(TableSource):
         mapped.mapping.refuse_changed()
         if mapped.images is None:
             images = list(self._find_mapped_images())
-            mapped.images = images if sum(map(len, images)) == len(self) else []
+            mapped.images = images if sum(map(len, images)) == len(self.header.image_ids) else []
         return mapped.images
 
     def _find_mapped_images(self) -> Iterator[Array | list[Array]]:
-        if self._leaf is None or not _holds(self._leaf.type, set(self._given_dtypes)):
+        if self._leaf is None or not _holds(self._leaf.type, set(self.header.stored_dtypes)):
             return
         pixels = self._pixel_rows("chunks")
         for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
             indices = np.arange(start, stop)
             with self.guard.reading():
-                lists = in_place(part, int(self._image_bytes[indices].sum()))
+                lists = in_place(part, int(self.header.image_bytes[indices].sum()))
             if lists is None:
                 return
             try:
-                images = self._block(lists, indices).images()
+                images = self.header.block(self, lists, indices).images()
             except DecodeError:  # the other images can still be read
                 return
             yield images
@@ -275,7 +274,7 @@ class Source(TableSource):
 
         A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
         """
-        if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._is_native:
+        if self._leaf is None or self._leaf.name != "pixel_bytes" or not self.header.is_native:
             return None
         rows = self._kept_rows("chunks", partial(self._expression, "chunks"))
         images = []
@@ -285,20 +284,20 @@ class Source(TableSource):
                 pieces = [chunk["pixel_bytes"] for chunk in chunks or ()]
                 if not pieces:  # The image is null.
                     return None
-                share = int(self._image_bytes[index]) / len(pieces)
+                share = int(self.header.image_bytes[index]) / len(pieces)
                 if not all(isinstance(piece, bytes) and len(piece) == share for piece in pieces):
                     return None
-                shape, dtype = self._kinds[index]
+                shape, dtype = self.header.kinds[index]
                 pixels = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 images.append(np.frombuffer(pixels, dtype).reshape(shape))
         return images
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+    def read_images(self, rows: Sequence[int]) -> list[Array]:
         mapped = self._mapped_images()
         if not mapped and len(rows) == 1:
             image = self._images_of_scalars(rows)  # Any encoding: only this image is decoded.
-            return super()._read_images(rows) if image is None else image
-        pixels = self._pixel_rows(self._column.pixel_field)
+            return super().read_images(rows) if image is None else image
+        pixels = self._pixel_rows(self.header.column.pixel_field)
         images: list[Array] = []
         for number, in_part in group_by_part(pixels.starts, rows):
             if mapped:
@@ -306,25 +305,29 @@ class Source(TableSource):
                 continue
             is_few = len(in_part) < _MANY and not pixels.decoded_whole[number]
             few = self._images_of_scalars(in_part) if is_few else None
-            images += super()._read_images(in_part) if few is None else few
+            images += super().read_images(in_part) if few is None else few
         return images
 
     def read_groups(self) -> Iterable[slice]:
-        rows = self._pixel_rows(self._column.pixel_field)
-        return split_groups(rows.starts, rows.decoded_whole, self._image_bytes, _BLOCK_BYTES)
+        rows = self._pixel_rows(self.header.column.pixel_field)
+        return split_groups(rows.starts, rows.decoded_whole, self.header.image_bytes, _BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
-        """Yield all images by `take` of many rows; scalars would need a second scan, which holds more memory."""
+        # By `take` of many rows, as scalars would need a second scan, which holds more memory.
         mapped = self._mapped_images()
         if mapped:
             yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False)
             return
         for group in self.read_groups():
-            yield group.start, super()._read_images(range(group.start, group.stop))
+            yield group.start, super().read_images(range(group.start, group.stop))
 
     def mapped_stacks(self) -> Stacks | None:
         arrays = [images for images in self._mapped_images() if isinstance(images, np.ndarray)]
-        if not is_uniform(self) or not arrays or len(arrays) < len(self._mapped_images()):
+        if (
+            not is_uniform(self.header.shapes, self.header.dtypes)
+            or not arrays
+            or len(arrays) < len(self._mapped_images())
+        ):
             return None
         return Stacks(arrays, self._file.get().mapping.refuse_changed, is_mapped=True)
 
@@ -332,10 +335,13 @@ class Source(TableSource):
     def mapping(self) -> MappedFile | None:
         return self._file.get().mapping if self._mapped_images() else None
 
-    def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
+    def fetch(self, field: str, indices: Array) -> list[pa.Array]:
         rows = self._pixel_rows(field)
         with self.guard.reading():
             return rows.take(indices.tolist())
+
+
+open_collection = partial(TableImages, "vortex", VortexTable)
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:

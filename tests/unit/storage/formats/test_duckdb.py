@@ -52,19 +52,19 @@ def database(path, **options):
         yield connection
 
 
-set_rows = duckdb_format.Source._set_rows
+set_rows = duckdb_format.DuckDBTable._set_rows
 WAYS = {
     "by key": [],
     "by key alone": [(duckdb_format, "_SCANNED_BYTES", 0)],
     "by key, one by one": [(duckdb_format, "_SCANNED_BYTES", 0), (duckdb_format, "_PIECE_BYTES", 1)],
-    "by row number": [(duckdb_format.Source, "_set_rows", lambda self, _: set_rows(self, None))],
-    "short of memory": [(duckdb_format.Source, "_working_bytes", lambda _: 1)],
+    "by row number": [(duckdb_format.DuckDBTable, "_set_rows", lambda self, _: set_rows(self, None))],
+    "short of memory": [(duckdb_format.DuckDBTable, "_working_bytes", lambda _: 1)],
     "in small batches": [(duckdb_format, "_STREAMED_BYTES", 1)],
 }
 
 
 @quick
-@given(data=st.data(), images=collections(5), compression=st.sampled_from(DUCKDB.compressions))
+@given(data=st.data(), images=collections(5), compression=st.sampled_from(DUCKDB.writer.compressions))
 def test_duckdb_rows(fresh, data, images, compression):
     """All ways to find rows in one file, as writing a file takes as long as reading it in all ways."""
     listable = all(image.dtype.name in ("uint8", "uint16") for image in images)
@@ -105,14 +105,15 @@ def test_rows_are_found_by_the_index(numbered, indices):
     source = open_images(numbered)
     taken = source.take(indices)
     assert [int(image.max()) for image in taken] == list(indices)
-    table = source.images._query("EXPLAIN ANALYZE SELECT *", source.images._condition(np.array(indices)))
+    table = source.images.table._query("EXPLAIN ANALYZE SELECT *", source.images.table._condition(np.array(indices)))
     plan = table["explain_value"][0].as_py()
     assert "Index Scan" in plan
 
 
-@pytest.mark.parametrize("compression", DUCKDB.compressions)
+@pytest.mark.parametrize("compression", DUCKDB.writer.compressions)
 def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
-    monkeypatch.setattr(writing, "format_of_target", lambda _: replace(DUCKDB, max_rows=97))
+    small = replace(DUCKDB, writer=replace(DUCKDB.writer, max_rows=97))
+    monkeypatch.setattr(writing, "format_of_target", lambda _: small)
     path = fresh(".duckdb")
     images = [np.full((2, 3), number, "uint16") for number in range(1500)]
     write_images(images, path, compression=compression)
@@ -128,7 +129,7 @@ def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
 def test_rows_that_were_lost_in_writing(fresh, monkeypatch):
     path = fresh(".duckdb")
     monkeypatch.setattr(duckdb_format._Counted, "__iter__", lambda tables: iter(tables._tables))
-    for compression in DUCKDB.compressions:
+    for compression in DUCKDB.writer.compressions:
         with raises(WriteError, path=path, mentions="4 of 0", remedy=False):
             write_images(images_of(MANY[:4]), path, compression=compression)
         assert not path.exists()
@@ -158,7 +159,7 @@ def test_rows_that_were_deleted(keyed):
     path, images = keyed
     with database(path) as connection:
         connection.execute(f"DELETE FROM {KEYED} WHERE n IN (0, 7, 8, 39)")
-    assert check_rows(path, images, [number for number in range(40) if number not in (0, 7, 8, 39)]).images._keyed
+    assert check_rows(path, images, [number for number in range(40) if number not in (0, 7, 8, 39)]).images.table._keyed
 
 
 def test_keys_in_another_order(keyed):
@@ -166,7 +167,7 @@ def test_keys_in_another_order(keyed):
     with database(path) as connection:
         connection.execute(f"UPDATE {KEYED} SET {KEY} = 7 * (100 - {KEY})")
         numbers = [number for (number,) in connection.sql(f"SELECT n FROM {KEYED} ORDER BY rowid").fetchall()]
-    assert check_rows(path, images, numbers).images._keyed
+    assert check_rows(path, images, numbers).images.table._keyed
 
 
 def test_rows_without_a_key(keyed):
@@ -174,7 +175,7 @@ def test_rows_without_a_key(keyed):
     with database(path) as connection:
         connection.execute(f"INSERT INTO {KEYED} BY NAME SELECT * FROM images WHERE n IN (5, 6)")
     source = check_rows(path, images, [*range(40), 5, 6])
-    assert not source.images._keyed
+    assert not source.images.table._keyed
 
 
 def test_the_key_without_its_index_is_a_column(keyed):
@@ -183,7 +184,7 @@ def test_the_key_without_its_index_is_a_column(keyed):
         connection.execute(f"DROP INDEX {KEY}")
     source = check_rows(path, images, list(range(40)), ["n", KEY])
     assert source.columns[KEY].to_pylist() == list(range(40))
-    assert not source.images._keyed
+    assert not source.images.table._keyed
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_foreign_column_of_the_keys_name(fresh, keyed, index, value):
         connection.execute("DETACH ours")
         connection.execute(index or "SELECT 1")
     source = check_rows(path, images, list(range(40)), ["n", KEY])
-    assert not source.images._keyed
+    assert not source.images.table._keyed
 
 
 def test_a_column_of_the_keys_name_is_refused_where_rows_have_keys(fresh):
@@ -298,10 +299,10 @@ def test_an_index_that_is_cut_off(keyed):
 
 def test_zstd_is_smaller_and_has_no_key(fresh):
     images = [np.zeros((100, 100), "uint16")] * 50
-    paths = {compression: fresh(".duckdb") for compression in DUCKDB.compressions}
+    paths = {compression: fresh(".duckdb") for compression in DUCKDB.writer.compressions}
     for compression, path in paths.items():
         write_images(np.add(images, np.arange(10000, dtype="uint16").reshape(100, 100)), path, compression=compression)
     assert paths["zstd"].stat().st_size < paths["none"].stat().st_size / 1.5
-    assert not open_images(paths["zstd"]).images._keyed
+    assert not open_images(paths["zstd"]).images.table._keyed
     with database(paths["zstd"]) as connection:
         assert connection.sql("SHOW TABLES").fetchall() == [("images",)]

@@ -25,7 +25,7 @@ def test_lance_fragments(stored, tmp_path, encoding):
     images, table = table_of(stored, encoding=encoding)
     path = put(table, tmp_path, "lance", max_rows_per_file=7)
     source = open_images(path)
-    assert len(source.images._files) == 6
+    assert len(source.images.table._files) == 6
     for indices in ([0], [6], [7], [39], [6, 7], [0, 13, 14, 39], [39, 0, 20, 20], [*range(40)]):
         check(source, images, indices)
 
@@ -34,7 +34,7 @@ def test_lance_of_more_files_than_are_kept_open(stored, tmp_path, monkeypatch):
     images, table = table_of(stored)
     monkeypatch.setattr(lance_format, "_FILES_LIMIT", 5)
     source = open_images(put(table, tmp_path, "lance", max_rows_per_file=7))
-    assert not source.images._files
+    assert not source.images.table._files
     check(source, images, [0, 13, 14, 39])
 
 
@@ -47,7 +47,7 @@ def test_lance_rows_deleted(stored, tmp_path, encoding):
     lance.dataset(str(path)).delete("number IN (0, 9, 10, 39)")
     left = [image for number, image in enumerate(images) if number not in (0, 9, 10, 39)]
     source = open_images(path)
-    assert not source.images._files
+    assert not source.images.table._files
     check(source, left, [0, 7, 8, 35, 8])
 
 
@@ -56,12 +56,12 @@ def test_lance_pages(stored, kinds):
     images = images_of(kinds)
     path = stored("lance", images)
     source = open_images(path)
-    assert source.images.engine == "pages"
+    assert source.images.table.engine == "pages"
     check(source, images, [0, 39, 20, 21, 20])
     assert np.shares_memory(source.images.read_arrays([7])[0], source.images.read_arrays([7])[0])
     assert not source.images.read_arrays([7])[0].flags.writeable
     by_lance = open_images(path, engine="lance")
-    assert by_lance.images.engine == "lance"
+    assert by_lance.images.table.engine == "lance"
     check(by_lance, images, [0, 39, 20, 21, 20])
 
 
@@ -70,9 +70,9 @@ def test_lance_engines(stored):
     path = stored("lance", images)
     for engine in ("pages", "lance"):
         source = open_images(path, engine=engine)
-        assert source.images.engine == pickle.loads(pickle.dumps(source)).images.engine == engine
+        assert source.images.table.engine == pickle.loads(pickle.dumps(source)).images.table.engine == engine
     path = stored("lance", plain(images), stem="other", encoding="list")
-    assert open_images(path).images.engine == "lance"
+    assert open_images(path).images.table.engine == "lance"
     with raises(ArgumentError, option="engine", path=path, mentions=("'pages'", "engine=None")):
         open_images(path, engine="pages")
     assert open_images(stored("lance", [], stem="empty"), engine="pages").take([]) == []
@@ -93,7 +93,7 @@ def test_lance_frames_are_decompressed_one_by_one(stored):
     path = stored("lance", images, compression="zstd")
     for engine in ("pages", "lance"):
         source = open_images(path, engine=engine)
-        assert source.images.engine == engine
+        assert source.images.table.engine == engine
         check(source, images, [0, 2, len(images) - 1, 7, 7])
         assert not source.images.storage_info().in_place
     assert open_images(path).images.storage_info().compression == "zstd"
@@ -102,7 +102,7 @@ def test_lance_frames_are_decompressed_one_by_one(stored):
 def set_in_frames(path, offset, value):
     """Overwrite eight bytes in the header of the third zstd frame of a Lance dataset."""
     source = open_images(path)
-    (file,) = source.images._files
+    (file,) = source.images.table._files
     with (path / "data" / file.name).open("r+b") as stored:
         stored.seek(int(file.places.starts[2]) + offset)
         stored.write(value.to_bytes(8, "little"))
@@ -130,7 +130,7 @@ def test_lance_pages_of_short_lengths(stored, tmp_path):
     kind = retyped(table.schema.field("ome_image").type, {"pixel_bytes": lambda _: pa.binary()})
     assert chunk.field("pixel_bytes").type == pa.large_binary()
     source = open_images(put(table.cast(pa.schema([("ome_image", kind)])), tmp_path, "lance"))
-    assert source.images._files[0].places.header_bytes == 5
+    assert source.images.table._files[0].places.header_bytes == 5
     check(source, images, [7, 0, 39])
 
 
@@ -139,8 +139,8 @@ def test_lance_chunks_along_z_are_left_to_lance(stored, tmp_path):
     chunks = [byte_chunk(image, 0, 0, (slice(z, z + 2), slice(0, 30), slice(0, 40))) for z in (0, 2, 4)]
     rows = pa.array([record_of(image, chunks, [])] * 3, image_struct("bytes"))
     source = open_images(put(pa.table({"ome_image": rows}), tmp_path, "lance"))
-    assert source.images._files
-    assert source.images.engine == "lance"
+    assert source.images.table._files
+    assert source.images.table.engine == "lance"
     check(source, [image] * 3, [2, 0])
 
 
@@ -150,7 +150,7 @@ def test_lance_pages_that_lance_reads_otherwise_are_left_to_it(stored, monkeypat
     cut = lance_format.PixelPages.image
     monkeypatch.setattr(lance_format.PixelPages, "image", lambda self, row: cut(self, row) ^ 1)
     source = open_images(path)
-    assert source.images.engine == "lance"
+    assert source.images.table.engine == "lance"
     check(source, images, [7, 0, 39])
 
 
@@ -172,13 +172,13 @@ def test_a_lance_value_with_another_header_is_not_cut(stored, offset):
     images = images_of(MANY)
     path = stored("lance", images)
     source = open_images(path)
-    start = int(source.images._files[0].places.starts[7])
+    start = int(source.images.table._files[0].places.starts[7])
     (file,) = (path / "data").iterdir()
     data = bytearray(file.read_bytes())
     data[start + offset] ^= 1
     file.write_bytes(data)
-    assert source.images._pages(0).image(7) is None
-    assert source.images._pages(0).stack(5, 5) is None
+    assert source.images.table._pages(0).image(7) is None
+    assert source.images.table._pages(0).stack(5, 5) is None
     assert same(source.read(8), images[8])
 
 
@@ -203,7 +203,7 @@ def test_lance_columns_changed_since(stored, tmp_path, change):
             lance.dataset(str(path)).add_columns(pa.schema([pa.field("number", pa.int64())]))
             expected = {"number": [None] * 40}
     source = open_images(path)
-    assert not source.images._files
+    assert not source.images.table._files
     assert source.columns.to_pydict() == expected
     check(source, images, [7, 0, 39])
 

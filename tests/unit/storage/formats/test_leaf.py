@@ -39,12 +39,12 @@ PATHS = {
         "not mapped": {(vortex_format, "in_place"): lambda *_: None},
         "no scalars": {
             (vortex_format, "in_place"): lambda *_: None,
-            (vortex_format.Source, "_images_of_scalars"): lambda *_: None,
+            (vortex_format.VortexTable, "_images_of_scalars"): lambda *_: None,
         },
         "views kept": {
             (vortex_format, "in_place"): lambda *_: None,
             (vortex_format, "without_views"): lambda lists: lists,
-            (vortex_format.Source, "_images_of_scalars"): lambda *_: None,
+            (vortex_format.VortexTable, "_images_of_scalars"): lambda *_: None,
         },
         "not cut": {
             (vortex_format, "in_place"): lambda *_: None,
@@ -53,12 +53,12 @@ PATHS = {
         },
         "scalars alone": {(vortex_format, "in_place"): lambda *_: None, (vortex_format, "_MANY"): 1000},
         "small blocks": {(vortex_format, "in_place"): lambda *_: None, (vortex_format, "_BLOCK_BYTES"): 500},
-        "whole chunks": {(_table.TableSource, "_leaf_fields"): lambda *_: (None, [])},
+        "whole chunks": {(_table.TableHeader, "leaf_fields"): lambda *_: (None, [])},
     },
     "lance": {
         "fastest": {},
         "pages one by one": {(lance_format.PixelPages, "stack"): lambda *_: None},
-        "pages not as they seemed": {(lance_format.Source, "_pages"): lambda *_: None},
+        "pages not as they seemed": {(lance_format.LanceTable, "_pages"): lambda *_: None},
         "by its files": {(lance_format, "find_places"): lambda *_: None},
         "not cut": {
             (lance_format, "find_places"): lambda *_: None,
@@ -140,7 +140,7 @@ def collections_and_indices(draw):
 def test_every_path_gives_what_was_written(name, path, drawn, data):
     needs(name)
     images, indices, encoding = drawn
-    compression = data.draw(st.sampled_from(get_format(name).compressions))
+    compression = data.draw(st.sampled_from(get_format(name).writer.compressions))
     with tempfile.TemporaryDirectory() as folder:
         target = written(images, folder, name, encoding=encoding, compression=compression)
         assert all_same(list(map(decoded, raw_rows(target, name))), images)
@@ -166,7 +166,7 @@ def test_rows_beside_each_other_and_apart(stored, name, path, encoding, look):
 @encodings
 def test_own_files_are_read_by_the_leaf_alone(stored, name, encoding):
     with open_images(stored(name, images_of(MANY), encoding=encoding)) as source:
-        lists, *_ = source.images._fetch("chunks", np.arange(3))
+        lists, *_ = source.images.table.fetch("chunks", np.arange(3))
         assert [field.name for field in lists.type.value_type] == ["pixels" if encoding == "list" else "pixel_bytes"]
 
 
@@ -203,7 +203,7 @@ def test_one_odd_image_and_whole_chunks_are_read(stored, tmp_path, name, encodin
     images, table = table_of(stored, encoding=encoding)
     odd = changed(table, lambda rows: rows[7]["chunks"].reverse())
     source = open_images(put(odd, tmp_path, name))
-    assert not source.images._all_placed
+    assert not source.images.table.is_placed
     check(source, images, [7, 6, 39])
 
 
@@ -218,7 +218,7 @@ def test_a_leaf_of_the_wrong_size_is_an_error(stored, tmp_path, name, encoding):
         chunk[leaf] = chunk[leaf][:-2]
 
     source = open_images(put(changed(table, shorten), tmp_path, name))
-    assert source.images._all_placed
+    assert source.images.table.is_placed
     for read in (lambda: source.read(7), lambda: source.take([0, 7]), lambda: scanned(source)):
         with raises(DecodeError, mentions="image 7", remedy=False):
             read()

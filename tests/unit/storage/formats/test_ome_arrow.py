@@ -74,8 +74,8 @@ def test_their_dictionaries_are_cut_without_pyarrow(tmp_path, monkeypatch, compr
             write_batch_size=2,
         )
         with monkeypatch.context() as patch:
-            patch.setattr(ours.Source, "_of_group", None)
-            patch.setattr(ours.Source, "_read_group", None)
+            patch.setattr(ours.ChunkTable, "_of_group", None)
+            patch.setattr(ours.ChunkTable, "_read_group", None)
             check(open_images(path), images, [9, 0, 5, 5, 7])
 
 
@@ -175,12 +175,12 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
     for compression in ("none", "zstd"):
         write_images(images, tmp_path / compression, "ome_arrow", compression=compression)
         source = open_images(tmp_path / compression)
-        assert [len(rows) for rows in np.split(np.arange(600), source.images._starts[1:-1])] == [256, 256, 88]
+        assert [len(rows) for rows in np.split(np.arange(600), source.images._chunks.starts[1:-1])] == [256, 256, 88]
         stored = source.images.storage_info()
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
         assert stored.chunking == "600 chunks, one per image, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
-        assert source.images._cut
+        assert source.images._chunks._cut
 
 
 def test_large_images_are_cut_along_t_and_c_then_z(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def only(fast):
 @quick
 @given(
     images=collections(4),
-    compression=st.sampled_from(ZARR.compressions),
+    compression=st.sampled_from(ZARR.writer.compressions),
     chunk=st.sampled_from([None, (1, 1), (3, 2), (5, 1024)]),
 )
 def test_zarr_arrays(fresh, fast, images, compression, chunk):
@@ -354,7 +354,7 @@ def test_a_member_of_another_dtype_or_shape_after_opening(fresh, other):
                 read()
 
 
-@pytest.mark.parametrize("compression", ZARR.compressions)
+@pytest.mark.parametrize("compression", ZARR.writer.compressions)
 @pytest.mark.parametrize("damage", ["cut", "longer", "empty", "one byte", "removed", "another's", "a folder", "header"])
 @pytest.mark.share(3, "compression", "damage")
 def test_a_damaged_chunk(fresh, compression, damage):

@@ -47,8 +47,10 @@ def test_parquet_with_one_odd_image_reads_whole_chunks(stored, tmp_path):
 
 def test_pixels_are_located_at_the_first_read(stored, monkeypatch):
     path, located = stored("parquet", images_of(MANY)), []
-    find = parquet.Source._find_pixel_leaf
-    monkeypatch.setattr(parquet.Source, "_find_pixel_leaf", lambda self, paths: located.append(1) or find(self, paths))
+    find = parquet.ParquetTable._find_pixel_leaf
+    monkeypatch.setattr(
+        parquet.ParquetTable, "_find_pixel_leaf", lambda self, paths: located.append(1) or find(self, paths)
+    )
     source = open_images(path)
     assert located == []
     assert all_read(source, images_of(MANY))
@@ -59,22 +61,22 @@ def test_pixels_are_located_at_the_first_read(stored, monkeypatch):
 
 def test_datasets_locate_pixels_before_workers_are_forked(stored):
     dataset = OMEArrowDataset(stored("parquet", images_of(MANY)), axes="TCZYX", preload=False)
-    assert vars(dataset.source.images)["_located_leaf"].chunks
+    assert vars(dataset.source.images.table)["_located_leaf"].chunks
 
 
 def test_locating_pixels_of_one_file_does_not_block_others(stored, tmp_path, monkeypatch):
     """A process that is forked meanwhile must not inherit a lock that no thread of it releases."""
     path, images = stored("parquet", images_of(MANY)), images_of(MANY)
     slow, other = open_images(path), open_images(path)
-    begun, released, find = threading.Event(), threading.Event(), parquet.Source._find_pixel_leaf
+    begun, released, find = threading.Event(), threading.Event(), parquet.ParquetTable._find_pixel_leaf
 
     def find_slowly(source, paths):
-        if source is slow.images:
+        if source is slow.images.table:
             begun.set()
             assert released.wait(60)
         return find(source, paths)
 
-    monkeypatch.setattr(parquet.Source, "_find_pixel_leaf", find_slowly)
+    monkeypatch.setattr(parquet.ParquetTable, "_find_pixel_leaf", find_slowly)
     thread = threading.Thread(target=slow.read, args=(0,))
     thread.start()
     assert begun.wait(60)

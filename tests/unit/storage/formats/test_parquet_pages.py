@@ -68,7 +68,7 @@ def read_in_all_ways(path, engine=None):
 
 def groups_of(source):
     """Return whether each row group was cut out of its pages, after reading all of them."""
-    return [pages is not None for _, pages in sorted(source.images._reader.get()._pages.items())]
+    return [pages is not None for _, pages in sorted(source.images.table._reader.get()._pages.items())]
 
 
 page_options = st.fixed_dictionaries(
@@ -112,7 +112,7 @@ def test_pages_of_any_writer(encoding, images, options, data):
 def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, compression, kinds, encoding):
     images = images_of([(shape, dtype if encoding == "bytes" else "uint16") for shape, dtype in kinds])
     source = open_images(stored(name, images, encoding=encoding, compression=compression, rows_per_group=5), name)
-    assert source.images.engine == "pages"
+    assert source.images.table.engine == "pages"
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
     assert all_same(source.take(range(len(images))), images)
     assert all_same([image for _, part in source.images.stream() for image in part], images)
@@ -124,7 +124,7 @@ def test_a_compressed_image_is_a_page(stored, encoding):
     images = [image_of((1, 2, 1, 50, 60), "uint16", number) for number in range(10)]
     source = open_images(stored("parquet", images, encoding=encoding, compression="zstd"))
     assert all_same(source.take(range(10)), images)
-    assert source.images._reader.get().pages(0)._index.first_rows == [*range(11)]
+    assert source.images.table._reader.get().pages(0)._index.first_rows == [*range(11)]
 
 
 @encodings
@@ -149,14 +149,14 @@ def test_engines(stored, tmp_path):
     path = stored("parquet_duck", images)
     for engine in ("pages", "pyarrow", "duckdb"):
         source = open_images(path, engine=engine)
-        assert source.images.engine == engine
+        assert source.images.table.engine == engine
         again = pickle.loads(pickle.dumps(source))
-        assert again.images.engine == engine
+        assert again.images.table.engine == engine
         assert all_same(again.take([39, 0, 0]), [images[39], images[0], images[0]])
         assert again.metadata(3) == open_images(path).metadata(3)
-    assert pickle.loads(pickle.dumps(open_images(path))).images.engine == "pages"
+    assert pickle.loads(pickle.dumps(open_images(path))).images.table.engine == "pages"
     pq.write_table(pq.read_table(path), tmp_path / "other.parquet", compression="gzip")
-    assert open_images(tmp_path / "other.parquet").images.engine == "pyarrow"
+    assert open_images(tmp_path / "other.parquet").images.table.engine == "pyarrow"
     with raises(ArgumentError, option="engine", path=tmp_path / "other.parquet", mentions="engine=None"):
         open_images(tmp_path / "other.parquet", engine="pages")
     for name in ("parquet", "parquet_duck"):
@@ -384,4 +384,4 @@ def test_a_codec_that_is_not_built_leaves_pages_to_pyarrow(stored, monkeypatch):
 def test_pages_that_lie_in_another_file(stored, monkeypatch):
     needs("parquet")
     monkeypatch.setattr(parquet, "_DEPTHS", {})
-    assert open_images(stored("parquet", images_of(UNIFORM))).images.engine == "pyarrow"
+    assert open_images(stored("parquet", images_of(UNIFORM))).images.table.engine == "pyarrow"

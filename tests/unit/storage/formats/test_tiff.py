@@ -117,7 +117,7 @@ def test_other_foreign_tiffs_are_not_read_in_place(tmp_path, options):
     pixels = images_of([((1, 1, 7, 5, 3), "uint16")])[0][0, 0]
     tifffile.imwrite(tmp_path / "a.tif", pixels, **{"photometric": "minisblack", "metadata": None, **options})
     source = open_images(tmp_path)
-    assert source.images._members[0].pixel_offset is None
+    assert source.images._folder.members[0].pixel_offset is None
     read = source.read(0)
     page = read.reshape(3, 7, 5).transpose(1, 2, 0) if "photometric" in options else read.reshape(pixels.shape)
     assert np.array_equal(page, tifffile.imread(tmp_path / "a.tif"))

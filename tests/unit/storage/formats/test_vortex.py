@@ -44,7 +44,7 @@ def test_vortex_ragged_pixels_without_an_encoding_are_no_stack(stored):
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 2**16, (1, 1, 1, 20, 20 + number)).astype(np.uint16) for number in range(9)]
     source = open_images(stored("vortex", noise, encoding="list"))
-    assert source.images._mapped_images()
+    assert source.images.table._mapped_images()
     assert source.images.mapped_stacks() is None
     check(source, noise, [8, 0, 4])
 
