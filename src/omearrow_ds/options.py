@@ -80,7 +80,7 @@ def flag_of(declared: Field[Any]) -> str | None:
 
 
 def check_integer(
-    name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = float("inf"), remedy: str = ""
+    name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = float("inf")
 ) -> int:
     """Return a whole number as Python's int, or raise `ArgumentError`; ``allowed`` describes the allowed values."""
     try:
@@ -88,9 +88,7 @@ def check_integer(
     except TypeError:
         number = minimum - 1
     if not minimum <= number <= maximum:
-        raise ArgumentError(
-            option=name, value=value, allowed=allowed or f"a whole number from {minimum}", remedy=remedy
-        )
+        raise ArgumentError(option=name, value=value, allowed=allowed or f"a whole number from {minimum}")
     return number
 
 

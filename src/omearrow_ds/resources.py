@@ -124,9 +124,9 @@ def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
         folder.cleanup()  # Again, because an interrupt can end the first removal.
 
 
-def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> list[int]:
+def _left_by_groups(total_bytes: int) -> list[int]:
     left = []
-    for folder, version in _control_groups(_read(own), "memory", root).items():
+    for folder, version in _control_groups(_read(OWN), "memory", ROOT).items():
         limit_files, usage_file, cached = _FILES[version]
         limit = min((limit for file in limit_files for limit in numbers(folder / file)), default=total_bytes)
         usage = numbers(folder / usage_file) if limit < total_bytes else ()
@@ -154,10 +154,10 @@ def available_cores() -> int:
     return max(1, int(cores) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
 
 
-def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
+def _quotas() -> list[float]:
     """Return the number of cores allowed by each control group of this process that has a limit."""
     quotas = []
-    for folder, version in _control_groups(_read(own), "cpu", root).items():
+    for folder, version in _control_groups(_read(OWN), "cpu", ROOT).items():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         microseconds = [number for file in files for number in numbers(folder / file)]
         if len(microseconds) == 2 and all(microseconds):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omearrow_ds import FORMATS
+from omearrow_ds import FORMATS, resources
 from omearrow_ds.resources import _left_by_groups, _quotas, available_cores, split_by_bytes
 from tests.support.strategies import FEW_FORMATS, FOLDERS
 
@@ -113,54 +112,65 @@ def test_a_folder_of_many_images_takes_few_descriptors(output_words, names):
 TOTAL = 2**30
 
 
-def test_memory_is_that_of_the_tightest_group_its_cached_files_not_counted(tmp_path):
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Return the folder of control groups, and the file that lists those of this process."""
     root, own = tmp_path / "fs", tmp_path / "cgroup"
+    monkeypatch.setattr(resources, "ROOT", root)
+    monkeypatch.setattr(resources, "OWN", own)
+    return root, own
+
+
+def test_memory_is_that_of_the_tightest_group_its_cached_files_not_counted(groups):
+    root, own = groups
     inner = root / "pod" / "container"
     inner.mkdir(parents=True)
     own.write_text("0::/pod/container\n")
-    assert _left_by_groups(TOTAL, root, own) == []
+    assert _left_by_groups(TOTAL) == []
     (inner / "memory.max").write_text("max\n")
     (inner / "memory.current").write_text("300\n")
-    assert _left_by_groups(TOTAL, root, own) == []
+    assert _left_by_groups(TOTAL) == []
     (root / "pod" / "memory.max").write_text("1000\n")
     (root / "pod" / "memory.current").write_text("700\n")
     (root / "pod" / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    assert _left_by_groups(TOTAL, root, own) == [450]
+    assert _left_by_groups(TOTAL) == [450]
     (inner / "memory.high").write_text("400\n")
-    assert sorted(_left_by_groups(TOTAL, root, own)) == [100, 450]
-    assert _left_by_groups(1000, root, own) == [100]  # A limit above the machine's memory is ignored.
-    assert _left_by_groups(TOTAL, tmp_path / "none", tmp_path / "none") == []
+    assert sorted(_left_by_groups(TOTAL)) == [100, 450]
+    assert _left_by_groups(1000) == [100]  # A limit above the machine's memory is ignored.
+    own.unlink()
+    assert _left_by_groups(TOTAL) == []
 
 
-def test_memory_of_version_1_groups(tmp_path):
-    root, own = tmp_path / "fs", tmp_path / "cgroup"
+def test_memory_of_version_1_groups(groups):
+    root, own = groups
     job = root / "memory" / "slurm" / "job"
     job.mkdir(parents=True)
     own.write_text("5:memory:/slurm/job\n4:cpu,cpuacct:/\n")
     (job / "memory.limit_in_bytes").write_text("1000\n")
     (job / "memory.usage_in_bytes").write_text("900\n")
     (job / "memory.stat").write_text("cache 600\ntotal_inactive_file 50\n")
-    assert _left_by_groups(TOTAL, root, own) == [150]
+    assert _left_by_groups(TOTAL) == [150]
 
 
-def test_cores_are_those_of_the_control_group(tmp_path, monkeypatch):
-    own = tmp_path / "cgroup"
+def test_cores_are_those_of_the_control_group(groups, monkeypatch):
+    root, own = groups
     own.write_text("0::/outer/inner\n")
-    inner = tmp_path / "fs" / "outer" / "inner"
+    inner = root / "outer" / "inner"
     inner.mkdir(parents=True)
     (inner / "cpu.max").write_text("max 100000\n")
-    assert _quotas(tmp_path / "fs", own) == []
+    assert _quotas() == []
     (inner.parent / "cpu.max").write_text("150000 100000\n")
-    assert _quotas(tmp_path / "fs", own) == [1.5]
+    assert _quotas() == [1.5]
     own.write_text("4:cpu,cpuacct:/job\n3:memory:/other\n")
-    job = tmp_path / "fs" / "cpu" / "job"
+    job = root / "cpu" / "job"
     job.mkdir(parents=True)
     (job / "cpu.cfs_quota_us").write_text("-1\n")
     (job / "cpu.cfs_period_us").write_text("100000\n")
-    assert _quotas(tmp_path / "fs", own) == []
+    assert _quotas() == []
     (job / "cpu.cfs_quota_us").write_text("300000\n")
-    assert _quotas(tmp_path / "fs", own) == [3.0]
-    assert _quotas(tmp_path / "nothing", Path("/nothing")) == []
+    assert _quotas() == [3.0]
+    own.unlink()
+    assert _quotas() == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr("omearrow_ds.resources._quotas", lambda: [5.9])
     assert available_cores() == 5

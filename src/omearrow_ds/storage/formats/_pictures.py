@@ -8,6 +8,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
@@ -99,7 +100,8 @@ class Pictures(NamedTuple):
     channels: Callable[[int], Names]  # Returns the channel names of an image.
 
 
-class Thumbnail(NamedTuple):
+@dataclass(frozen=True)
+class Thumbnail:
     """Downsampled first time point and middle Z plane of an image."""
 
     index: int
