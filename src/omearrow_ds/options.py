@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from numbers import Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from omearrow_ds.errors import ArgumentError
@@ -23,21 +22,19 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 StrPath = str | os.PathLike[str]
-_METAVARS = MappingProxyType(
-    {
-        "names": "NAME,...",
-        "types": "NAME=TYPE,...",
-        "selection": "AXIS=I,...",
-        "formats": "NAME,...",
-        "bytes": "BYTES",
-        "size": "SIZE",
-        "task": "K/N",
-        "workers": "N|auto",
-        "folder": "DIRECTORY",
-        "rate": "RATE",
-        "time": "TIME",
-    }
-)
+_METAVARS = {
+    "names": "NAME,...",
+    "types": "NAME=TYPE,...",
+    "selection": "AXIS=I,...",
+    "formats": "NAME,...",
+    "bytes": "BYTES",
+    "size": "SIZE",
+    "task": "K/N",
+    "workers": "N|auto",
+    "folder": "DIRECTORY",
+    "rate": "RATE",
+    "time": "TIME",
+}
 CROPS = ("center", "random", "grid")
 PADS = ("constant", "edge", "reflect", "shift", "drop")
 

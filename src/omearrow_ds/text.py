@@ -65,14 +65,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
     In a row of only two cells, the second one spans all other columns.
     """
-    columns = max(map(len, rows))
-    widths = [max((len(row[index]) for row in rows if len(row) == columns), default=0) for index in range(columns)]
-    widths[0] = max(len(row[0]) for row in rows)
-    lines = []
-    for name, *numbers, last in rows:
-        right = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=False)]
-        lines.append("  ".join([name.ljust(widths[0]), *right, last]).rstrip())
-    return lines
+    num_columns, first = max(map(len, rows)), max(len(name) for name, *_ in rows)
+    columns = zip(*(row for row in rows if len(row) == num_columns), strict=True)
+    _, *widths = [max(map(len, cells)) for cells in columns]
+    return [
+        "  ".join([name.ljust(first), *map(str.rjust, numbers, widths), last]).rstrip() for name, *numbers, last in rows
+    ]
 
 
 class PythonName(str):

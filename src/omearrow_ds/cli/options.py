@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -100,35 +99,31 @@ _indices_of_axis = _reader(
     lambda axis, indices: (axis, list(map(int, indices.split(","))) if "," in indices else int(indices)),
 )
 _REPEATED = ("names", "names or auto", "repeated", "types", "selection")  # Kinds of flags that may be repeated.
-_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "names": names,
-        "names or auto": lambda values: True if names(values) == ["auto"] else names(values),
-        "repeated": lambda values: values[0] if len(values) == 1 else values or None,
-        "types": lambda values: dict(map(_type_of_column, names(values) or ())) or None,
-        "selection": lambda values: dict(map(_indices_of_axis, values)) or None,
-        "bytes": size_in_bytes,
-        "size": _reader(
-            r"([1-9]\d*)(?:x([1-9]\d*))?",
-            "a size; write 256 or 256x512 (height x width)",
-            lambda height, width: (int(height), int(width or height)),
-        ),
-        "task": _reader(
-            r"([1-9]\d*)/([1-9]\d*)",
-            "a task; write 3/384 for the third of 384 tasks",
-            lambda number, tasks: (int(number), int(tasks)) if int(number) <= int(tasks) else None,
-        ),
-        "workers": _reader(
-            r"(auto|\d+)", "a number from 0 or 'auto'", lambda value: value if value == "auto" else int(value)
-        ),
-        "preload": lambda value: {"yes": True, "no": False}.get(value, value),
-        "formats": lambda value: tuple(map(_format_name, dict.fromkeys(value.split(",")))),
-        "rate": _reader("(.*)", f"a rate; {text.RATES}", lambda value: value if text.as_rate(value) else None),
-        "time": _reader(
-            "(.*)", f"a time; {text.TIMES}", lambda value: None if text.as_seconds(value) is None else value
-        ),
-    }
-)
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "names": names,
+    "names or auto": lambda values: True if names(values) == ["auto"] else names(values),
+    "repeated": lambda values: values[0] if len(values) == 1 else values or None,
+    "types": lambda values: dict(map(_type_of_column, names(values) or ())) or None,
+    "selection": lambda values: dict(map(_indices_of_axis, values)) or None,
+    "bytes": size_in_bytes,
+    "size": _reader(
+        r"([1-9]\d*)(?:x([1-9]\d*))?",
+        "a size; write 256 or 256x512 (height x width)",
+        lambda height, width: (int(height), int(width or height)),
+    ),
+    "task": _reader(
+        r"([1-9]\d*)/([1-9]\d*)",
+        "a task; write 3/384 for the third of 384 tasks",
+        lambda number, tasks: (int(number), int(tasks)) if int(number) <= int(tasks) else None,
+    ),
+    "workers": _reader(
+        r"(auto|\d+)", "a number from 0 or 'auto'", lambda value: value if value == "auto" else int(value)
+    ),
+    "preload": lambda value: {"yes": True, "no": False}.get(value, value),
+    "formats": lambda value: tuple(map(_format_name, dict.fromkeys(value.split(",")))),
+    "rate": _reader("(.*)", f"a rate; {text.RATES}", lambda value: value if text.as_rate(value) else None),
+    "time": _reader("(.*)", f"a time; {text.TIMES}", lambda value: None if text.as_seconds(value) is None else value),
+}
 
 
 def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:

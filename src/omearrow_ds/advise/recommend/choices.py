@@ -370,9 +370,10 @@ class RemoteEstimate(NamedTuple):
 
     def as_lines(self) -> list[str]:
         header = ("stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit")
-        costs = []
-        for row, *times_s, _, slower in self.rows:
-            costs.append((row.plan, [size(row.size_bytes), *map(duration, times_s), slower], ""))
+        costs = (
+            (row.plan, [size(row.size_bytes), *map(duration, times_s), slower], "")
+            for row, *times_s, _, slower in self.rows
+        )
         chosen, in_all = self.chosen, self.in_all
         limit, other, other_s = "The link", "decoding", chosen.decode_s
         if chosen.limit == "decoding":

@@ -41,7 +41,6 @@ from omearrow_ds.text import count
 
 Access = Literal["random", "sequential"]
 Result = TypeVar("Result")
-_NO_LIMIT_BYTES = 2**62  # Samples are small, as only the sample is preloaded.
 _REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 _MOST_ROUNDS, _MOST_LOADER_ROUNDS = 9, 7
 _MIN_BATCHES, _MAX_BATCHES = 4, 200  # In an epoch of the scan of loader settings.
@@ -80,7 +79,7 @@ class Subject(NamedTuple):
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
         if dataset.shape is None:
             settings["collate_fn"] = list  # Images of different shapes cannot be stacked.
-        return OMEArrowDataLoader(dataset, sampler=order, **{"num_workers": 0, **settings})
+        return OMEArrowDataLoader(dataset, sampler=order, **settings)
 
     def scan_s(self, take: Callable[[int, Array], Any]) -> float:
         """Pass the first images to ``take``, and return the estimated seconds for all images of the collection."""
@@ -140,8 +139,7 @@ class LayoutTrial:
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
         path = self.subject.source.requested_path or self.subject.source.path if self.layout.as_it_is else self.path
-        options = {"max_bytes": _NO_LIMIT_BYTES if preload else None, "progress": False, **self.options}
-        dataset = OMEArrowDataset(path, self.layout.format.name, preload=preload, **options)
+        dataset = OMEArrowDataset(path, self.layout.format.name, preload=preload, progress=False, **self.options)
         self.is_ragged = dataset.shape is None
         return dataset
 
@@ -182,7 +180,7 @@ class LayoutTrial:
         subject, clock, num_read, batch_size = self.subject, self.subject.clock, 0, self.subject.batch_size
         # With random access, few images would repeat in a batch, as they rarely do in a large collection.
         size = min(batch_size, len(np.unique(self.fields))) if subject.access == "random" else batch_size
-        loader = subject.loader(dataset, self.order(number), batch_size=size)
+        loader = subject.loader(dataset, self.order(number), batch_size=size, num_workers=0)
         first_s, _ = subject.timed(lambda: next(iter(loader)))
         start_s = clock()
         for batch in loader:
@@ -397,10 +395,10 @@ def scan(
     turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_LOADER_ROUNDS)
     loaders.clear()  # Ends their workers.
     least_s = {setting: min(times_s.values()) for setting, times_s in turns.figures.items()}
-    timings = []
-    for setting, sample_s in least_s.items():
-        ratio = sample_s / least_s[settings[0]]
-        timings.append(LoaderTiming(setting, sample_s, starts_s[setting], turns.rounds, ratio))
+    timings = [
+        LoaderTiming(setting, sample_s, starts_s[setting], turns.rounds, sample_s / least_s[settings[0]])
+        for setting, sample_s in least_s.items()
+    ]
     fastest = best(timings).settings
     for method in start_methods if fastest.num_workers else ():
         other = replace(fastest, start_method=method)
