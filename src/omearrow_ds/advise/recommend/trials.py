@@ -105,12 +105,8 @@ class LayoutTrial:
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
         self.subject, self.layout, self.size_bytes, self.is_ragged = subject, layout, 0, False
         self._slow: tuple[float, OMEArrowDataset] | None = None
-        sample, origin, images, num_decoded = (
-            subject.sample,
-            subject.sample.origin,
-            np.asarray(subject.sample.indices),
-            1,
-        )
+        sample, origin, num_decoded = subject.sample, subject.sample.origin, 1
+        images = np.asarray(sample.indices)
         if layout.as_it_is:
             self.path, self.once, crops = subject.source.path, 1.0, {**origin.options, **subject.opening}
             if subject.access == "sequential":  # Neighbors, as in a whole epoch.
