@@ -12,6 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
+from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -76,9 +77,7 @@ def flag_of(declared: Field[Any]) -> str | None:
     return f"--{declared.name.replace('_', '-')}" if flag == "" else flag
 
 
-def check_integer(
-    name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = float("inf")
-) -> int:
+def check_integer(name: str, value: Any, minimum: int, allowed: str | None = None, maximum: float = inf) -> int:
     """Return a whole number as Python's int, or raise `ArgumentError`; ``allowed`` describes the allowed values."""
     try:
         number = minimum - 1 if isinstance(value, bool) else operator.index(value)
@@ -154,7 +153,7 @@ def _checked(declared: Field[Any], value: Any) -> Any:
     if rule.choices:
         check_choice(name, value, rule.choices, or_none)
     elif rule.kind == "number":
-        if not isinstance(value, Real) or not 0 < value < float("inf"):  # type: ignore[operator]
+        if not isinstance(value, Real) or not 0 < value < inf:  # type: ignore[operator]
             raise ArgumentError(option=name, value=value, allowed=f"a finite number above 0{or_none}")
     elif rule.minimum is not None:
         if rule.kind != "bytes":

@@ -17,7 +17,7 @@ from benchmarks.support import data as data_module
 from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
 from benchmarks.support.workload import NAMED, PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
-from omearrow_ds.advise.recommend.sample import resemblance
+from omearrow_ds.advise.recommend.sample import Resemblance
 from omearrow_ds.testing import synthetic_image
 from tests.support.errors import raises
 from tests.support.programs import Programs
@@ -345,10 +345,10 @@ class TestResemblance:
     @pytest.mark.parametrize("name", NAMED)
     def test_images_of_a_workload_resemble_it(self, name: str) -> None:
         workload = replace(NAMED[name], count=1 if name in ("fields", "stack", "masks") else 20)
-        nearest = resemblance(list(workload.images()))
+        nearest = Resemblance.of(list(workload.images()))
         assert nearest is not None
         assert nearest.workload == name
 
     def test_pixels_of_no_workload_resemble_none(self) -> None:
-        assert resemblance([np.zeros((1, 1, 1, 9, 9), np.float32)]) is None
-        assert resemblance([np.zeros((1, 1, 1, 9, 9), dtype) for dtype in (np.uint8, np.uint16)]) is None
+        assert Resemblance.of([np.zeros((1, 1, 1, 9, 9), np.float32)]) is None
+        assert Resemblance.of([np.zeros((1, 1, 1, 9, 9), dtype) for dtype in (np.uint8, np.uint16)]) is None

@@ -59,10 +59,6 @@ class InterleavedRounds(Generic[Key, Figure]):
             pass
 
 
-def median_ratio(one: Rounds, over: Rounds) -> float:
-    return median(one.values()) / median(over.values())
-
-
 def gains(one: Rounds, over: Rounds) -> list[float]:
     return [one[number] / over[number] for number in sorted(one.keys() & over.keys())]
 
@@ -84,7 +80,7 @@ def mostly_agree(rounds: Iterable[bool]) -> bool:
     return votes.count(False) <= len(votes) // _DISSENT
 
 
-def uncertainty_note(rounds: int, noise: float) -> str:
+def doubt_note(rounds: int, noise: float) -> str:
     """Return why a result is uncertain (few rounds, or noise above 50 %), or an empty string if it is certain."""
     if rounds < _FEW_ROUNDS:
         return f"not sure: the time allowed only {'one round' if rounds == 1 else f'{rounds} rounds'}; raise --seconds"

@@ -17,17 +17,7 @@ import click
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.options import (
-    LAYOUT,
-    PARTS,
-    OpenSettings,
-    OptionRecord,
-    Rule,
-    WriteSettings,
-    flag_of,
-    options_of,
-    rule_of,
-)
+from omearrow_ds.options import LAYOUT, PARTS, OpenSettings, OptionRecord, WriteSettings, flag_of, options_of, rule_of
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.protocol import OpenOptions
@@ -145,7 +135,14 @@ def flags(record: type[OptionRecord], *chosen: str) -> Decorator:
 
 def _flag(declared: Field[Any]) -> Decorator:
     rule, flag = rule_of(declared), str(flag_of(declared))
-    settings: dict[str, Any] = {"help": rule.help, "metavar": rule.metavar, "type": _type_of(rule)}
+    types: dict[str, click.ParamType[Any]] = {
+        "preload": click.Choice(["yes", "no", "auto"]),
+        "number": click.FloatRange(rule.typed_minimum or rule.minimum, min_open=rule.typed_minimum is None),
+        "folder": click.Path(exists=True, file_okay=False, path_type=Path),
+        "integer": click.IntRange(rule.minimum),
+    }
+    choice = click.Choice(rule.choices) if rule.choices else None
+    settings: dict[str, Any] = {"help": rule.help, "metavar": rule.metavar, "type": types.get(rule.kind, choice)}
     settings["is_flag"] = rule.kind == "flag" or None
     if rule.shows_default:
         default = rule.shows_default if isinstance(rule.shows_default, str) else declared.default
@@ -154,18 +151,6 @@ def _flag(declared: Field[Any]) -> Decorator:
         settings |= {"callback": read_by(_READERS[rule.kind]), "multiple": rule.kind in _REPEATED}
     names = f"{flag}/--no-{flag.removeprefix('--')}" if rule.kind == "switch" else flag
     return click.option(names, declared.name, **settings)
-
-
-def _type_of(rule: Rule) -> click.ParamType[Any] | None:
-    if rule.kind == "preload":
-        return click.Choice(["yes", "no", "auto"])
-    if rule.kind == "number":
-        return click.FloatRange(rule.typed_minimum or rule.minimum, min_open=rule.typed_minimum is None)
-    if rule.kind == "folder":
-        return click.Path(exists=True, file_okay=False, path_type=Path)
-    if rule.kind == "integer":
-        return click.IntRange(rule.minimum)
-    return click.Choice(rule.choices) if rule.choices else None
 
 
 def storage_options(prefix: str = "", owner: str | None = None) -> Decorator:

@@ -19,7 +19,7 @@ from omearrow_ds.advise.profile.recorder import (
     Recorder,
     Run,
     break_down,
-    measure_clock_cost,
+    time_clock,
     without_clocks,
 )
 from omearrow_ds.advise.profile.result import Trial, break_even_epochs, judge
@@ -136,7 +136,7 @@ def test_clock_cost_is_subtracted_and_returned(rows):
 
 
 def test_clock_cost_is_measured():
-    own_s, outer_s = measure_clock_cost()
+    own_s, outer_s = time_clock()
     assert 0 < own_s < 1e-3
     assert 0 <= outer_s < 1e-3
 

@@ -38,7 +38,6 @@ from omearrow_ds.advise.recommend.choices import (
     LoadingPlan,
     NetworkLink,
     PlanCost,
-    PlanTiming,
     ReadBudget,
     RemoteCost,
     RemoteEstimate,
@@ -46,11 +45,10 @@ from omearrow_ds.advise.recommend.choices import (
     choose,
     confidence,
     layouts,
-    plan_costs,
     ranked,
 )
 from omearrow_ds.advise.recommend.sample import Limits, SampleCoverage, SampleFields, take_sample
-from omearrow_ds.advise.recommend.trials import LoaderTiming, Settings
+from omearrow_ds.advise.recommend.trials import LoaderTiming, PlanTiming, Settings, plan_costs
 from omearrow_ds.cli import main
 from omearrow_ds.options import SampleSettings
 from tests.support.errors import raises

@@ -19,15 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 
-from omearrow_ds.advise.profile.recorder import (
-    COMPUTE,
-    Breakdown,
-    Recorder,
-    Run,
-    WorkerClocks,
-    break_down,
-    measure_clock_cost,
-)
+from omearrow_ds.advise.profile.recorder import COMPUTE, Breakdown, Recorder, Run, WorkerClocks, break_down, time_clock
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
@@ -152,9 +144,7 @@ class Loop(AbstractContextManager["Loop"]):
         self.run(most_s=0.0, least_batches=2 * self.loader.num_workers or 1)
         self._order.next_index = 0
 
-    def run(
-        self, least_s: float = 0.0, most_s: float = inf, epochs: int | None = None, *, least_batches: int = 1
-    ) -> Run:
+    def run(self, least_s: float = 0.0, most_s: float = inf, epochs: int | None = None, least_batches: int = 1) -> Run:
         """Run whole epochs, or the loop for ``least_s`` to ``most_s`` seconds."""
         samples = batches = 0
         start = perf_counter()
@@ -180,7 +170,7 @@ class Loop(AbstractContextManager["Loop"]):
             if torch_batches is not None:  # Time the wait for workers separately from receiving their batches.
                 queue = torch_batches._data_queue  # noqa: SLF001  # torch has no name for it
                 recorder.wrap(queue, "_poll" if hasattr(queue, "_poll") else "get", "wait")  # get: pinned by a thread.
-            before, cost = self._clocks.counts(), measure_clock_cost()
+            before, cost = self._clocks.counts(), time_clock()
             recorder.start()
             run = self.run(least_s, most_s, epochs)
             recorder.stop()

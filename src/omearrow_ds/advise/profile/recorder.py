@@ -219,7 +219,7 @@ class WorkerClocks:
         recorder.start()
 
 
-def measure_clock_cost() -> tuple[float, float]:
+def time_clock() -> tuple[float, float]:
     """Return the seconds that one timed call adds to the stage of the function, and to the stage of its caller."""
     costs = []
     for _ in range(5):

@@ -10,17 +10,7 @@ from statistics import median
 from typing import Any
 
 from omearrow_ds.advise.profile.recorder import CLOCKS, COMPUTE, Breakdown, StageTime
-from omearrow_ds.advise.turns import (
-    LEAST_TIE,
-    WORTH_IT,
-    Rounds,
-    gains,
-    median_ratio,
-    mostly_agree,
-    noise,
-    too_noisy,
-    uncertainty_note,
-)
+from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, doubt_note, gains, mostly_agree, noise, too_noisy
 from omearrow_ds.text import count, duration, size, table
 
 ON_DEMAND = "on demand"
@@ -72,11 +62,12 @@ class Trial:
             return self
         rate, ratios, epochs, clear = median(own.values()), gains(own, rates[now]), None, True
         if demand is not None and self.setup_s is not None:
-            others, epoch_s = gains(own, demand), images / median(demand.values())
-            epochs = break_even_epochs(self.setup_s, epoch_s, median_ratio(own, demand), min(others))
+            others, demand_rate = gains(own, demand), median(demand.values())
+            epochs = break_even_epochs(self.setup_s, images / demand_rate, rate / demand_rate, min(others))
             # The rounds agree on a speedup, or on its absence.
             clear = mostly_agree(ratio > 1.0 for ratio in others) or mostly_agree(ratio < LEAST_TIE for ratio in others)
-        trial = replace(self, gain=median_ratio(own, rates[now]), least_gain=min(ratios), most_gain=max(ratios))
+        gain = rate / median(rates[now].values())
+        trial = replace(self, gain=gain, least_gain=min(ratios), most_gain=max(ratios))
         return replace(trial, samples_per_s=rate, epoch_s=images / rate, break_even_epochs=epochs, clear=clear)
 
 
@@ -196,12 +187,8 @@ class Profile:
             *_wrapped(f"Try first: {self.verdict.advice}"),
         ]
         if self.trials:
-            now, needed, free = (
-                ("(as now)", speed, "1.00x", *[""] * 3),
-                size(self.decoded_bytes),
-                size(self.available_bytes),
-            )
-            lines += ["", *table([_TRIAL_COLUMNS, now, *map(_trial_row, self.trials)]), ""]
+            now, needed, free = ("(as now)", speed, "1.00x"), size(self.decoded_bytes), size(self.available_bytes)
+            lines += ["", *table([_TRIAL_COLUMNS, (*now, "", "", ""), *map(_trial_row, self.trials)]), ""]
             lines += [f"Preloading needs {needed} of memory; {free} are free.", ""]
             lines += table([_WAY_COLUMNS, *map(_way_row, self.preloading)])
         return "\n".join(lines)
@@ -268,7 +255,7 @@ def judge(
     ``rates`` are those of the loop, and ``cached`` those of steps that repeat one batch, None without a model.
     ``tried`` is whether trials were requested.
     """
-    headroom = None if cached is None else median_ratio(cached, rates)
+    headroom = None if cached is None else median(cached.values()) / median(rates.values())
     ratios = [] if cached is None else gains(cached, rates)
     kind = _kind(headroom)
     data_stages = [row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS)]
@@ -301,7 +288,7 @@ def _doubt(kind: str, ratios: Sequence[float], noise: float) -> str:
     """Return why the rounds leave the kind uncertain, or an empty string."""
     others = [other for other in map(_kind, ratios) if other != kind]
     if mostly_agree(_kind(ratio) == kind for ratio in ratios):
-        return uncertainty_note(len(ratios), noise)
+        return doubt_note(len(ratios), noise)
     return too_noisy(f"{len(others)} rounds indicate {' or '.join(sorted(set(others)))}")
 
 

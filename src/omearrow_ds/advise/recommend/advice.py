@@ -28,15 +28,7 @@ from omearrow_ds.advise.recommend.choices import (
     ranked,
     unused_path_near,
 )
-from omearrow_ds.advise.recommend.sample import (
-    Clock,
-    Limits,
-    Resemblance,
-    SampleCoverage,
-    SampleFields,
-    resemblance,
-    take_sample,
-)
+from omearrow_ds.advise.recommend.sample import Clock, Limits, Resemblance, SampleCoverage, SampleFields, take_sample
 from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, LoaderTiming, Settings, Subject, best, scan
 from omearrow_ds.axes import checked_size
 from omearrow_ds.errors import ArgumentError
@@ -341,7 +333,7 @@ def _report(
             {**loader, "collate_fn": PythonName("list") if is_ragged else None},
         ),
         notes=tuple(notes),
-        resembles=resemblance(sample.images),
+        resembles=Resemblance.of(sample.images),
         over_link=over_link,
         pixel_range=pixel_range,
     )

@@ -10,9 +10,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from omearrow_ds.advise.turns import WORTH_IT, gains, mostly_agree, noise, tie_ratio, too_noisy, uncertainty_note
+from omearrow_ds.advise.turns import WORTH_IT, doubt_note, gains, mostly_agree, tie_ratio, too_noisy
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.resources import over_limit_message
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
@@ -147,21 +146,6 @@ class ReadBudget:
     disk_why: str = "the disk budget"
 
 
-class PlanTiming(NamedTuple):
-    """Times of one plan in one round, in seconds; all except ``batch_s`` are for the whole collection."""
-
-    convert_s: float
-    open_s: float
-    epoch_s: float
-    batch_s: float
-
-    def total_s(self, epochs: int) -> float:
-        return self.convert_s + self.open_s + epochs * self.epoch_s
-
-
-Timings = tuple[PlanTiming, PlanTiming]  # On demand, and preloaded.
-
-
 @dataclass(frozen=True)
 class PlanCost:
     """Cost of one plan in seconds for the whole collection, or the reason why the plan is excluded.
@@ -190,24 +174,6 @@ class PlanCost:
     def as_dict(self) -> dict[str, Any]:
         values = {name: value for name, value in vars(self).items() if name not in ("plan", "totals_s")}
         return {**self.plan.as_dict(), **(values if self.is_measured else {"why_not": self.why_not})}
-
-
-def plan_costs(
-    layout: StorageLayout, timings: Mapping[int, Timings], size_bytes: int, images: int, task: ReadBudget
-) -> list[PlanCost]:
-    """Return two costs of a layout, computed from timings by round: with images read on demand, and preloaded."""
-    costs = []
-    on_disk = "" if layout.as_it_is else over_limit_message(size_bytes, "disk", task.disk_bytes, task.disk_why)
-    in_memory = over_limit_message(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
-    for preload, why_not in ((False, on_disk), (True, on_disk or in_memory)):
-        by_round = {number: pair[preload] for number, pair in timings.items()}
-        least = PlanTiming(*map(min, zip(*by_round.values(), strict=True)))
-        totals_s = {number: timing.total_s(task.epochs) for number, timing in by_round.items()}
-        unmeasured = "an epoch from memory could not be measured: no other format could be tried"
-        reason = unmeasured if least.epoch_s == inf else why_not or None
-        plan, rounds = LoadingPlan(layout, preload), (noise(totals_s.values()), len(timings), images, totals_s)
-        costs.append(PlanCost(plan, size_bytes, *least, least.total_s(task.epochs), *rounds, reason))
-    return costs
 
 
 def plan_table(
@@ -266,7 +232,7 @@ class Confidence(NamedTuple):
 def confidence(chosen: PlanCost, rows: Iterable[PlanCost]) -> Confidence:
     """Return the confidence in the chosen plan, which is lower if the next best plan was faster in some rounds."""
     others = [(row.total_s / chosen.total_s - 1, row) for row in possible(rows) if row is not chosen]
-    if why := uncertainty_note(chosen.rounds, chosen.noise):
+    if why := doubt_note(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)
     if not others:
         return Confidence("sure", "sure: no other plan is within the budgets")

@@ -179,6 +179,30 @@ class Resemblance(NamedTuple):
     workload: str
     why: str
 
+    @classmethod
+    def of(cls, images: Sequence[Array]) -> Resemblance | None:
+        """Return the workload that images (T, C, Z, Y, X) resemble most, or None for dtypes without a workload.
+
+        The number of distinct pixel values and the image size decide, as sizes and times of formats depend on them.
+        """
+        images = images[:: max(1, len(images) // _MOST_IMAGES)]
+        dtypes = {str(image.dtype) for image in images}
+        if dtypes not in ({"uint8"}, {"uint16"}):
+            return None
+        flat = np.mean([np.mean(image[..., 1:] == image[..., :-1]) for image in images if image.shape[-1] > 1] or 0)
+        if flat > _FLAT_PART:
+            return cls("masks", f"{flat:.0%} of neighboring pixels are equal")
+        if any(image.shape[2] > 1 for image in images):
+            return cls("stack", "images have several Z")
+        if np.median([image.shape[-2] * image.shape[-1] for image in images]) >= _LARGE_PIXELS:
+            return cls("fields", "images are whole fields")
+        if dtypes == {"uint8"}:
+            return cls("cells-uint8", "pixels are uint8")
+        levels = np.count_nonzero(sum(np.bincount(image.reshape(-1), minlength=2**16) for image in images))
+        bits = next(bits for bits in (8, 12, 16) if levels <= 2**bits)
+        why = f"pixels have {levels:,} of the 2^{bits} values of a camera of {bits} bits"
+        return cls(f"cells-{bits}bit", why)
+
 
 class SampleCoverage(NamedTuple):
     """Size of the measured sample in images and decoded bytes; ``cut`` is True if large images were cropped."""
@@ -302,27 +326,3 @@ def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
             new = min(old, max(fewest, most_bytes * old // image.nbytes))
             image = image.take(np.arange(new) + (old - new) // 2, axis=axis)
     return image
-
-
-def resemblance(images: Sequence[Array]) -> Resemblance | None:
-    """Return the workload that images (T, C, Z, Y, X) resemble most, or None for dtypes without a workload.
-
-    The number of distinct pixel values and the image size decide, as sizes and times of formats depend on them.
-    """
-    images = images[:: max(1, len(images) // _MOST_IMAGES)]
-    dtypes = {str(image.dtype) for image in images}
-    if dtypes not in ({"uint8"}, {"uint16"}):
-        return None
-    flat = np.mean([np.mean(image[..., 1:] == image[..., :-1]) for image in images if image.shape[-1] > 1] or 0)
-    if flat > _FLAT_PART:
-        return Resemblance("masks", f"{flat:.0%} of neighboring pixels are equal")
-    if any(image.shape[2] > 1 for image in images):
-        return Resemblance("stack", "images have several Z")
-    if np.median([image.shape[-2] * image.shape[-1] for image in images]) >= _LARGE_PIXELS:
-        return Resemblance("fields", "images are whole fields")
-    if dtypes == {"uint8"}:
-        return Resemblance("cells-uint8", "pixels are uint8")
-    levels = np.count_nonzero(sum(np.bincount(image.reshape(-1), minlength=2**16) for image in images))
-    bits = next(bits for bits in (8, 12, 16) if levels <= 2**bits)
-    why = f"pixels have {levels:,} of the 2^{bits} values of a camera of {bits} bits"
-    return Resemblance(f"cells-{bits}bit", why)

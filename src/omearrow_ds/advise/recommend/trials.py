@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -16,23 +16,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.choices import (
-    LoadingPlan,
-    PlanCost,
-    PlanTiming,
-    ReadBudget,
-    StorageLayout,
-    Timings,
-    plan_costs,
-    ranked,
-)
+from omearrow_ds.advise.recommend.choices import LoadingPlan, PlanCost, ReadBudget, StorageLayout, ranked
 from omearrow_ds.advise.recommend.sample import Clock, Sample
-from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, InterleavedRounds
+from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, InterleavedRounds, noise
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
-from omearrow_ds.resources import available_cores
+from omearrow_ds.resources import available_cores, over_limit_message
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
@@ -51,6 +42,39 @@ _LEAST_STAYING = 3
 _ROUNDS_TO_AFFORD = 3
 _FIRST_READS = 3
 _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
+
+
+class PlanTiming(NamedTuple):
+    """Times of one plan in one round, in seconds; all except ``batch_s`` are for the whole collection."""
+
+    convert_s: float
+    open_s: float
+    epoch_s: float
+    batch_s: float
+
+    def total_s(self, epochs: int) -> float:
+        return self.convert_s + self.open_s + epochs * self.epoch_s
+
+
+Timings = tuple[PlanTiming, PlanTiming]  # On demand, and preloaded.
+
+
+def plan_costs(
+    layout: StorageLayout, timings: Mapping[int, Timings], size_bytes: int, images: int, task: ReadBudget
+) -> list[PlanCost]:
+    """Return two costs of a layout, computed from timings by round: with images read on demand, and preloaded."""
+    costs = []
+    on_disk = "" if layout.as_it_is else over_limit_message(size_bytes, "disk", task.disk_bytes, task.disk_why)
+    in_memory = over_limit_message(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
+    for preload, why_not in ((False, on_disk), (True, on_disk or in_memory)):
+        by_round = {number: pair[preload] for number, pair in timings.items()}
+        least = PlanTiming(*map(min, zip(*by_round.values(), strict=True)))
+        totals_s = {number: timing.total_s(task.epochs) for number, timing in by_round.items()}
+        unmeasured = "an epoch from memory could not be measured: no other format could be tried"
+        reason = unmeasured if least.epoch_s == inf else why_not or None
+        plan, rounds = LoadingPlan(layout, preload), (noise(totals_s.values()), len(timings), images, totals_s)
+        costs.append(PlanCost(plan, size_bytes, *least, least.total_s(task.epochs), *rounds, reason))
+    return costs
 
 
 class Subject(NamedTuple):
